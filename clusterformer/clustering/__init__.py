@@ -1,0 +1,1 @@
+"""Clustering methods that attention and estimators share."""

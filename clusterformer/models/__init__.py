@@ -1,0 +1,1 @@
+"""Embeddings, encoder and pooling."""

@@ -1,0 +1,1 @@
+"""Experiments as YAML, found by bare name from any folder."""

@@ -1,0 +1,1 @@
+"""The speed: one operation a file, defined in plain PyTorch by reference.py."""

@@ -1,0 +1,1 @@
+"""The uses: data, head, loss and metrics, one file a task."""
