@@ -1,0 +1,126 @@
+"""The protocol between the trainer and a task: data, network head, loss and metrics.
+
+Letters: B batch, N tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lightning.pytorch import LightningDataModule
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+if TYPE_CHECKING:
+    from clusterformer.models.architecture import Architecture
+    from clusterformer.models.transformer import Encoded
+
+IGNORE = -100
+"""Target of an example or token that counts in no loss and no metric."""
+
+
+class Output(NamedTuple):
+    """What a task's network returns."""
+
+    logits: Tensor
+    encoded: Encoded
+
+
+class Batch(NamedTuple):
+    """The least a batch holds; a task with more declares its own NamedTuple with these names.
+
+    A process whose share of a global batch is empty gets one dummy row: `mask` all False,
+    `target` all IGNORE.
+    """
+
+    tokens: Tensor  # (B, N) int64
+    mask: Tensor  # (B, N) bool, True at real tokens
+    target: Tensor  # (B,) or (B, N) int64
+
+
+class Position(NamedTuple):
+    """Where training stands: the epoch, and the global batches of it already trained on."""
+
+    epoch: int
+    batch: int
+
+
+class Task(LightningDataModule, ABC):
+    """Data, head, loss and metrics of one use of the trainer.
+
+    `setup()` reads the data and learns whatever `load_state()` has not brought already
+    (vocabulary, labels); after either of them, `build()` can make the network. A checkpoint
+    carries `state()`, so prediction needs no data on disk.
+
+    Attributes:
+        monitor: The logged value that chooses the best checkpoint.
+        mode: Whether more or less of it is better, "max" or "min".
+    """
+
+    monitor: str = "val/accuracy"
+    mode: str = "max"
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among `world_size`."""
+        return self.trainer.global_rank if self.trainer else 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that share every global batch."""
+        return self.trainer.world_size if self.trainer else 1
+
+    @property
+    def position(self) -> Position:
+        """Where the training data has to start; `train_dataloader()` reads it when called.
+
+        The trainer restores its progress from a checkpoint before it asks for the data, so this
+        is exact after a kill and independent of what data workers had fetched ahead.
+        """
+        if not self.trainer:
+            return Position(0, 0)
+        loop = self.trainer.fit_loop
+        progress = loop.epoch_progress.current
+        unfinished = progress.ready > progress.processed
+        return Position(
+            progress.processed, loop.epoch_loop.batch_progress.current.ready if unfinished else 0
+        )
+
+    @abstractmethod
+    def build(self, architecture: Architecture) -> nn.Module:
+        """Make the network, called as `network(batch) -> Output`, around `architecture`."""
+
+    @abstractmethod
+    def loss(self, output: Output, batch: Any, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        """Sum of the losses of this process's examples (differentiable), and how many they are."""
+
+    @abstractmethod
+    def metrics(self) -> MetricCollection:
+        """Fresh metrics; their names are logged as `val/name` and `test/name`."""
+
+    @abstractmethod
+    def update(self, metrics: MetricCollection, output: Output, batch: Any) -> None:
+        """Count the examples of `batch` in `metrics`, leaving out IGNORE."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Plain str, int, list, dict and tensor values that prediction needs beside the weights."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take up what `state()` gave; `setup()` then leaves it as it is."""
+
+    @abstractmethod
+    def predictions(self, output: Output, batch: Any) -> list[dict[str, Any]]:
+        """One record for each row of `batch`, such as `{"label": "1", "probability": 0.93}`."""
+
+    @abstractmethod
+    def text_dataloader(self, lines: Iterable[str]) -> Iterable[Any]:
+        """Batches of user text, in its order, without targets; one row for each line."""
+
+    def describe(self, batch: Any, index: int) -> list[str]:
+        """The real tokens of row `index` as strings, for pictures."""
+        row = batch.tokens[index][batch.mask[index]]
+        return [str(token) for token in row.tolist()]
