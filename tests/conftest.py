@@ -1,0 +1,37 @@
+"""What every test shares: Triton's interpreter without a GPU, a fixed seed, the real data."""
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    # read when @triton.jit runs, so before any kernel file is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not HAS_GPU:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real data sets, $CLUSTERFORMER_DATA; without it the test is skipped."""
+    root = os.environ.get("CLUSTERFORMER_DATA")
+    if not root:
+        pytest.skip("set CLUSTERFORMER_DATA to the folder of data sets")
+    return Path(root)

@@ -1,0 +1,200 @@
+"""The layers hold: imports point down only, and third-party weight stays at the edge."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+FOLDERS = {name: ROOT / folder for name, folder in SETUPTOOLS["package-dir"].items()}
+
+LAYERS = {
+    "clusterformer.kernels": 1,
+    "clusterformer.clustering": 2,
+    "clusterformer.masks": 2,
+    "clusterformer.attention": 3,
+    "clusterformer.models": 4,
+    "clusterformer.losses": 4,
+    "clusterformer.module": 5,
+    "clusterformer.task": 5,
+    "clusterformer.callbacks": 5,
+    "clusterformer.pictures": 5,
+    "clusterformer.tasks": 6,
+    "clusterformer.configs": 6,
+    "clusterformer.cli": 7,
+}
+TRAINER = {name for name, level in LAYERS.items() if level == 5}  # one layer, one piece
+ANYWHERE = {"clusterformer", "clusterformer.errors"}  # importable from every layer, importing none
+LIGHTNING = {
+    "clusterformer.module",
+    "clusterformer.task",
+    "clusterformer.callbacks",
+    "clusterformer.cli",
+    "clusterformer.tasks",
+}
+ONLY_IN_TASKS = {"transformers", "datasets", "sacrebleu", "sacremoses", "tokenizers", "gensim"}
+SHARED_BY_TASKS = {"batches", "reading", "text", "vectors", "vocabulary", "tokenizers"}
+STANDARD = set(sys.stdlib_module_names) | {"__future__"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package, folder in FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            yield ".".join((package, *parts)).removesuffix(".__init__"), path
+
+
+MODULES = dict(modules())
+
+
+def imports(path: Path, *, late: bool = True) -> Iterator[str]:
+    """Dotted names that a file imports; without `late` only those that run when it is imported."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in MODULES else str(node.module)
+        elif not late and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting.extend(node.orelse)
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def place(module: str) -> str:
+    """The name under which LAYERS lists a module: `clusterformer.x`."""
+    return ".".join(module.split(".")[:2])
+
+
+def own_imports(module: str) -> Iterator[str]:
+    return (name for name in imports(MODULES[module]) if name.split(".")[0] == "clusterformer")
+
+
+def third_party(module: str, *, late: bool = True) -> set[str]:
+    tops = {name.split(".")[0] for name in imports(MODULES[module], late=late)}
+    return tops - STANDARD - {"clusterformer"}
+
+
+@pytest.mark.parametrize("module", sorted(set(map(place, MODULES)) - ANYWHERE))
+def test_every_module_has_a_layer(module: str) -> None:
+    assert module in LAYERS or module == "clusterformer.__main__"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_down(module: str) -> None:
+    level = LAYERS.get(place(module), 7 if module.endswith("__main__") else 0)
+    for name in own_imports(module):
+        if module == "clusterformer" or place(name) in ANYWHERE:
+            continue  # the package's own names are lazy
+        same = place(name) == place(module) or {place(name), place(module)} <= TRAINER
+        assert same or LAYERS[place(name)] < level, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_bare_names_of_our_folders_are_never_imported(module: str) -> None:
+    assert not third_party(module) & {"tasks", "kernels", "configs"}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_third_party_weight_stays_at_the_edge(module: str) -> None:
+    found = third_party(module)
+    if place(module) not in LIGHTNING:
+        assert not found & {"lightning", "pytorch_lightning", "jsonargparse", "torchmetrics"}
+    if place(module) != "clusterformer.tasks":
+        assert not found & ONLY_IN_TASKS
+    if place(module) in {
+        "clusterformer.attention",
+        "clusterformer.clustering",
+        "clusterformer.kernels",
+    }:
+        assert third_party(module, late=False) <= {"torch"} or module.endswith("_triton")
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_extras_are_imported_late(module: str) -> None:
+    core = {"torch", "lightning", "torchmetrics", "jsonargparse", "numpy", "yaml"}
+    extras = third_party(module, late=False) - core
+    assert not extras or (module.endswith("_triton") and extras == {"triton"})
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    provides = {"pyyaml": "yaml", "lightning": "lightning"}
+    stated = list(PROJECT["project"]["dependencies"])
+    for extra in PROJECT["project"]["optional-dependencies"].values():
+        stated += extra
+    names = {re.split(r"[\[<>=;~! ]", line)[0].lower() for line in stated}
+    declared = {provides.get(name, name) for name in names}
+    imported = set().union(*(third_party(module) for module in MODULES))
+    assert imported <= declared
+
+
+def test_one_task_never_imports_another() -> None:
+    prefix = "clusterformer.tasks."
+    tasks = {m for m in MODULES if m.startswith(prefix)} - {prefix + s for s in SHARED_BY_TASKS}
+    for module in tasks:
+        assert not (set(own_imports(module)) & tasks) - {module}, module
+
+
+def test_one_mechanism_never_imports_another() -> None:
+    prefix = "clusterformer.attention."
+    for module in MODULES:
+        if module.startswith(prefix):
+            assert not {
+                name
+                for name in own_imports(module)
+                if name.startswith(prefix) and name not in {module, prefix + "base"}
+            }, module
+
+
+def test_packages_are_those_on_disk() -> None:
+    on_disk = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    assert set(SETUPTOOLS["packages"]) == on_disk
+    for package, folder in FOLDERS.items():
+        for path in folder.rglob("*.py"):
+            inside = path.relative_to(folder).parent.parts
+            assert ".".join((package, *inside)) in on_disk, f"{path} lies in no package"
+
+
+def test_tests_are_no_package() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_top_level_holds_nothing_else() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    seen = {Path(line).parts[0] for line in listed.stdout.splitlines()}
+    assert {name for name in seen if not name.startswith(".")} <= {
+        *("README.md", "LICENSE", "pyproject.toml", "constraints.txt"),
+        *("clusterformer", "tasks", "kernels", "configs", "tests"),
+    }
+
+
+@pytest.mark.parametrize("module", ["clusterformer", "clusterformer.attention"])
+def test_the_method_needs_torch_alone(module: str, tmp_path: Path) -> None:
+    heavy = "lightning triton transformers torchmetrics jsonargparse tokenizers gensim matplotlib"
+    program = f"import sys, {module}; print(*set({heavy.split()}) & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
