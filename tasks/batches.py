@@ -1,0 +1,186 @@
+"""Which examples train together: global batches that no number of processes changes.
+
+An epoch is a list of global batches, each a list of example indices: a pure function of the data,
+the seed and the epoch. A process takes every `world_size`-th index of each, so a run may stop after
+any batch and go on with another number of processes, nothing skipped and nothing seen twice.
+
+Letters: B batch, N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from clusterformer.task import Task
+
+PAD = 0
+"""Token that fills a row; the mask, not this value, says what is padding."""
+
+_SLACK = 1.1  # lengths within this factor share a bucket: at most a tenth of its batches is padding
+
+
+class Plan(Protocol):
+    """The global batches of each epoch; every epoch has the same number of them."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int) -> list[list[int]]: ...
+
+
+class BucketPlan:
+    """Every example once an epoch, in batches of like length.
+
+    Examples are shuffled within buckets of nearly equal length, cut into batches, and the batches
+    shuffled. Where to cut follows from the lengths alone, so each epoch has as many batches.
+
+    Args:
+        lengths: Tokens of each example.
+        batch_size: Most examples a batch; None for no such limit.
+        tokens_per_batch: Most tokens a batch, padding counted: longest times examples. An example
+            longer than that is a batch of its own. None for no such limit.
+        shuffle: False keeps one fixed order, for evaluation.
+        seed: Of the shuffling.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        *,
+        batch_size: int | None = None,
+        tokens_per_batch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if batch_size is None and tokens_per_batch is None:
+            raise ValueError("give batch_size, tokens_per_batch or both, got None and None")
+        for name, limit in (("batch_size", batch_size), ("tokens_per_batch", tokens_per_batch)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} must be at least 1, got {limit}")
+        self._shuffle, self._seed = shuffle, seed
+        tokens = np.maximum(np.asarray(lengths, dtype=np.int64), 1)
+        self._bucket = (np.log(tokens) / np.log(_SLACK)).astype(np.int64)
+        longest = np.zeros(self._bucket.max(initial=0) + 1, dtype=np.int64)
+        np.maximum.at(longest, self._bucket, tokens)
+        self._cuts = _cuts(longest[np.sort(self._bucket)].tolist(), batch_size, tokens_per_batch)
+
+    def __len__(self) -> int:
+        return len(self._cuts) - 1
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """Global batches of `epoch`, lists of example indices."""
+        rng = np.random.default_rng([self._seed, epoch])
+        size = len(self._bucket)
+        order = rng.permutation(size) if self._shuffle else np.arange(size)
+        order = order[np.argsort(self._bucket[order], kind="stable")]
+        batches = [order[start:stop].tolist() for start, stop in pairwise(self._cuts)]
+        if self._shuffle:
+            rng.shuffle(batches)
+        return batches
+
+
+def _cuts(bounds: list[int], batch_size: int | None, tokens_per_batch: int | None) -> list[int]:
+    """Cut examples with ascending length bounds into the largest batches within the limits."""
+    cuts, start = [0], 0
+    for index, bound in enumerate(bounds):
+        rows = index - start + 1
+        full = batch_size is not None and rows > batch_size
+        long = tokens_per_batch is not None and rows * bound > tokens_per_batch
+        if index > start and (full or long):
+            cuts.append(index)
+            start = index
+    return cuts if not bounds else [*cuts, len(bounds)]
+
+
+class EndlessPlan:
+    """Examples made from their index, never the same twice: epoch e goes on where e - 1 ended.
+
+    Args:
+        num_batches: Batches an epoch.
+        batch_size: Examples a batch.
+    """
+
+    def __init__(self, num_batches: int, batch_size: int) -> None:
+        self._num_batches, self._batch_size = num_batches, batch_size
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """Global batches of `epoch`: consecutive indices, counted on from epoch to epoch."""
+        first = epoch * self._num_batches * self._batch_size
+        starts = range(first, first + self._num_batches * self._batch_size, self._batch_size)
+        return [list(range(start, start + self._batch_size)) for start in starts]
+
+
+class Shares(Sampler[list[int]]):
+    """One process's share of every global batch: an empty list where it has none.
+
+    Args:
+        plan: The global batches.
+        rank: Number of this process, 0..world_size - 1.
+        world_size: Number of processes.
+        epoch: Epoch to begin with.
+        start: Global batches of it already consumed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        epoch: int = 0,
+        start: int = 0,
+    ) -> None:
+        self._plan, self._rank, self._world_size = plan, rank, world_size
+        self._epoch, self._start = epoch, start
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch`; the one under way goes on from where it stands. Lightning calls this."""
+        if epoch != self._epoch:
+            self._epoch, self._start = epoch, 0
+
+    def __len__(self) -> int:
+        """Global batches of a whole epoch, those already consumed included."""
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self._plan.batches(self._epoch)[self._start :]:
+            yield batch[self._rank :: self._world_size]
+
+
+def loader(dataset: Dataset, plan: Plan, task: Task, *, training: bool = False) -> DataLoader:
+    """Load this process's shares of the batches that `plan` makes of `dataset`.
+
+    Args:
+        dataset: Answers `dataset[indices]` with a batch, for an empty list with a dummy row.
+        plan: The global batches.
+        task: Knows rank, number of processes and, in training, the position to start at.
+    """
+    epoch, start = task.position if training else (0, 0)
+    shares = Shares(plan, rank=task.rank, world_size=task.world_size, epoch=epoch, start=start)
+    # One sampled item is a whole batch; as the `sampler`, Lightning tells it of each new epoch.
+    return DataLoader(dataset, sampler=shares, batch_size=None)
+
+
+def pad(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Put sequences of different length in one rectangle.
+
+    Returns:
+        Tokens (B, N) int64, N the longest length, and the mask (B, N), True at real tokens.
+        No sequence at all gives one row of one padding token.
+    """
+    lengths = torch.tensor([len(sequence) for sequence in sequences] or [0])
+    mask = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
+    tokens = torch.full(mask.shape, PAD)
+    tokens[mask] = torch.tensor(
+        [token for sequence in sequences for token in sequence], dtype=torch.long
+    )
+    return tokens, mask
