@@ -1,1 +1,1 @@
-"""Embeddings, encoder and pooling."""
+"""Transformers over any attention mechanism."""

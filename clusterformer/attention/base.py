@@ -1,0 +1,225 @@
+"""The seam: what every attention mechanism is, and the projections around it.
+
+B batch   H heads   N queries   M keys   D head width   E model width   C clusters
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clusterformer.kernels.reference import Blocks
+
+Causal = bool | Literal["masked"]
+Cache = tuple[Tensor, ...]
+"""What a mechanism keeps while it decodes; every tensor has the batch first."""
+
+
+class Grouping(NamedTuple):
+    """What a mechanism grouped; losses, statistics and plots read it.
+
+    Attributes:
+        assignment: (B, N) or (B, H, N) integer, cluster of each token.
+        num_clusters: C.
+        blocks: Which slot each token took and which blocks see each other; None if there are none.
+        points: (B, N, P) what was clustered.
+        centroids: (B, C, P) updated centroids C' of eq. 3, in the same space.
+        similarity: phi of eq. 2: "cosine" or "dot".
+    """
+
+    assignment: Tensor
+    num_clusters: int
+    blocks: Blocks | None = None
+    points: Tensor | None = None
+    centroids: Tensor | None = None
+    similarity: str = "cosine"
+
+
+class Attended(NamedTuple):
+    """Attributes: values (B, N, E); grouping, or None if the mechanism groups nothing."""
+
+    values: Tensor
+    grouping: Grouping | None
+
+
+class AttentionCore(nn.Module, ABC):
+    """Mixes values; knows no projections. Subclass it in a new file of this folder, and it is a
+    mechanism by its class name, in Python, in configurations and on the command line.
+
+    The contract (tested over all subclasses): any length; padding changes nothing; `causal=True`
+    is truly causal; every real token gets a value; the same bits twice; finite gradients.
+
+    Args:
+        d_model: E, width of the hidden states.
+        num_heads: H; must divide d_model.
+        causal: False; True: strictly causal; "masked": the paper's causal form where it differs
+            (it leaks: see the mechanism's docstring).
+
+    Attributes:
+        cross: True if queries and keys may come from different sequences.
+        causal_forms: Values of `causal` that the mechanism can keep its word on.
+    """
+
+    cross: ClassVar[bool] = False
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False,)
+
+    def __init__(self, d_model: int, num_heads: int, *, causal: Causal = False) -> None:
+        super().__init__()
+        if num_heads < 1 or d_model % num_heads:
+            raise ValueError(
+                f"num_heads must divide d_model, got num_heads = {num_heads} with "
+                f"d_model = {d_model}"
+            )
+        if causal not in self.causal_forms:
+            raise ValueError(
+                f"{type(self).__name__} has no causal={causal!r}; it has {self.causal_forms}"
+            )
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.head_width = d_model // num_heads
+        self.causal = causal
+
+    @abstractmethod
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, Grouping | None]:
+        """Mix values.
+
+        Args:
+            q: Queries, (B, H, N, D).
+            k, v: Keys and values, (B, H, M, D).
+            hidden: What the queries were projected from, (B, N, E).
+            query_mask: (B, N), True at real tokens; None means all real.
+            key_mask: (B, M) likewise; in self-attention the same mask.
+            previous: Grouping of the layer below.
+
+        Returns:
+            Mixed values (B, H, N, D), and the grouping or None.
+        """
+
+    def inherit(self) -> None:
+        """Give up what the layer below will provide as `previous` (called for upper layers)."""
+
+    def cache(self, like: Tensor) -> Cache:
+        """An empty cache for decoding; `like` (B, ...) gives batch, dtype and device."""
+        raise ValueError(f"{type(self).__name__}(causal={self.causal!r}) cannot decode stepwise")
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """One token further: q, k, v (B, H, 1, D), hidden (B, 1, E) -> values and the new cache."""
+        raise ValueError(f"{type(self).__name__}(causal={self.causal!r}) cannot decode stepwise")
+
+
+class MultiHeadAttention(nn.Module):
+    """Projections around a mechanism: queries, keys and values in, mixed heads out.
+
+    Example:
+        >>> core = NeuralClusteringAttention(d_model=256, num_heads=4, num_clusters=64)
+        >>> out = MultiHeadAttention(core)(x, key_mask=mask)   # x (B, N, E), mask (B, N)
+        >>> out.values                                         # (B, N, E)
+        >>> out.grouping.assignment                            # (B, N)
+
+    Args:
+        core: The mechanism; gives the widths.
+        bias: Whether the projections have a bias.
+    """
+
+    def __init__(self, core: AttentionCore, bias: bool = True) -> None:
+        super().__init__()
+        self.core = core
+        width = core.d_model
+        self.q_proj = nn.Linear(width, width, bias)
+        self.k_proj = nn.Linear(width, width, bias)
+        self.v_proj = nn.Linear(width, width, bias)
+        self.out_proj = nn.Linear(width, width, bias)
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            if bias:
+                nn.init.zeros_(projection.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> Attended:
+        """Attend.
+
+        Args:
+            x: (B, N, E).
+            key_mask: (B, N) bool, True at real tokens; None means all real. What stands at
+                padding, NaN included, reaches nothing.
+            memory: (B, M, E) to attend to instead of x (cross-attention).
+            memory_mask: (B, M) bool, for `memory`.
+            previous: Grouping of the layer below.
+
+        Raises:
+            ValueError: on shapes that do not fit, a mask that is not boolean, or `memory` for a
+                mechanism without cross-attention.
+        """
+        self._check(x, key_mask, "x", "key_mask")
+        if memory is None:
+            if memory_mask is not None:
+                raise ValueError("memory_mask came without memory")
+            source, source_mask = x, key_mask
+        else:
+            if not self.core.cross:
+                raise ValueError(f"{type(self.core).__name__} has no cross-attention")
+            self._check(memory, memory_mask, "memory", "memory_mask")
+            source, source_mask = memory, memory_mask
+        if key_mask is not None:
+            x = x.masked_fill(~key_mask[..., None], 0.0)
+        if memory is None:
+            source = x
+        elif source_mask is not None:
+            source = source.masked_fill(~source_mask[..., None], 0.0)
+        mixed, grouping = self.core(
+            self._split(self.q_proj(x)),
+            self._split(self.k_proj(source)),
+            self._split(self.v_proj(source)),
+            hidden=x,
+            query_mask=key_mask,
+            key_mask=source_mask,
+            previous=previous,
+        )
+        return Attended(self.out_proj(mixed.transpose(1, 2).flatten(2)), grouping)
+
+    def cache(self, like: Tensor) -> Cache:
+        """An empty cache for `step`; `like` (B, ...) gives batch, dtype and device."""
+        return self.core.cache(like)
+
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """One token further: x (B, 1, E) -> its values (B, 1, E), as `forward` on the whole text
+        would give there, and the cache for the next step."""
+        q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        mixed, cache = self.core.step(q, k, v, hidden=x, cache=cache)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)), cache
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.core.num_heads, -1)).transpose(1, 2)
+
+    def _check(self, x: Tensor, mask: Tensor | None, name: str, mask_name: str) -> None:
+        if x.dim() != 3 or x.shape[-1] != self.core.d_model:
+            raise ValueError(
+                f"{name} must be (batch, length, {self.core.d_model}), got {tuple(x.shape)}"
+            )
+        if mask is None:
+            return
+        if mask.dtype is not torch.bool:
+            raise ValueError(f"{mask_name} must be bool, True at real tokens; got {mask.dtype}")
+        if mask.shape != x.shape[:2]:
+            raise ValueError(
+                f"{mask_name} must be {tuple(x.shape[:2])} like {name}, got {tuple(mask.shape)}"
+            )

@@ -1,0 +1,56 @@
+"""Softmax attention over all tokens: the yardstick.
+
+B batch   H heads   N queries   M keys   D head width   E model width
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.masks import attention_mask
+
+
+class FullAttention(AttentionCore):
+    """softmax(Q K^T / sqrt(D)) V over all real tokens (Vaswani et al., 2017, eq. 1).
+
+    Args:
+        d_model: E.
+        num_heads: H.
+        causal: True: a token attends to itself and the tokens before it.
+
+    Cost: O(N M D) time, O(N + M) memory through the fused kernels of PyTorch.
+    """
+
+    cross: ClassVar[bool] = True
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, None]:
+        if key_mask is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=bool(self.causal)), None
+        mask = attention_mask(key_mask, causal=bool(self.causal))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask), None
+
+    def cache(self, like: Tensor) -> Cache:
+        if not self.causal:
+            return super().cache(like)
+        empty = like.new_zeros(like.shape[0], self.num_heads, 0, self.head_width)
+        return empty, empty
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        keys, values = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        return F.scaled_dot_product_attention(q, keys, values), (keys, values)

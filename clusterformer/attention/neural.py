@@ -1,0 +1,263 @@
+"""Neural clustering attention (ClusterFormer, Wang et al., ACL 2022, sections 3.1-3.2, B).
+
+B batch   H heads   N tokens   D head width   E model width   P width of the clustering space
+C clusters   G blocks   S slots a block
+"""
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.kernels import reference as kernels
+
+
+class NeuralClusteringAttention(AttentionCore):
+    """Attend within blocks of tokens that learned to stand together.
+
+    Tokens are assigned to centroids, sorted by cluster, cut into `num_clusters` blocks of equal
+    width, and attend to the blocks around their own (eq. 2-10). Clustering is shared by all heads
+    and works on the hidden states. The updated centroids go up to the next layer.
+
+    The paper's own form is `coupling=False, similarity="dot", look_ahead=0`. Beyond it:
+
+    - coupling: the unit vector z = W x / |W x| in which tokens are clustered also speaks in the
+      logits, q_u . k_v / sqrt(D) + alpha z_u . z_v with a learned alpha > 0. So the task's loss
+      reaches W and draws tokens that need each other into one cluster;
+    - similarity="cosine": bounded losses (see `clusterformer.losses`);
+    - look_ahead=1: where nothing is causal, a block also sees the block after it.
+
+    Causal forms:
+
+    - `causal=True` is strict. A token is assigned by this layer's own centroids and by itself
+      alone; chunks of `chunk_size` are cut within each cluster by rank; a token sees its own and
+      the `look_back` chunks before it of its cluster. Nothing moves when the future changes.
+    - `causal="masked"` is appendix B to the letter: sort and blocks as without causality, later
+      tokens masked by -inf. It LEAKS: which tokens share a block depends on later tokens, so a
+      change of the suffix changes outputs before it. For comparison only.
+
+    With `coupling=False`, k = 1 and k = 2 equal full attention, as does k = 3 looking both ways.
+
+    Args:
+        d_model: E.
+        num_heads: H.
+        causal: False, True or "masked".
+        num_clusters: C, the paper's k; at least 1. Lengths below it are fine.
+        look_back: Blocks (or chunks) before its own that a token sees.
+        look_ahead: Blocks after it; None: 1 where nothing is causal, else 0.
+        coupling: Whether the clustering space takes part in the logits.
+        similarity: phi of eq. 2: "cosine" in a space of `cluster_width`, or "dot", the paper's
+            inner product in d_model with W^C folded into the centroids.
+        cluster_width: P for "cosine".
+        temperature: Divides the cosine in eq. 2.
+        chunk_size: Tokens a chunk under `causal=True`.
+        local_heads: Heads that attend to the last `local_window` to 2 * `local_window` - 1 tokens
+            instead (`causal=True` only), as half of Routing Transformer's do.
+        local_window: Tokens a chunk of the local heads.
+
+    Cost: O(N (P + C P) + N S D) time, O(N (C + D)) memory.
+    """
+
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False, True, "masked")
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        causal: Causal = False,
+        num_clusters: int = 16,
+        look_back: int = 1,
+        look_ahead: int | None = None,
+        coupling: bool = True,
+        similarity: Literal["cosine", "dot"] = "cosine",
+        cluster_width: int = 16,
+        temperature: float = 0.1,
+        chunk_size: int = 64,
+        local_heads: int = 0,
+        local_window: int = 64,
+    ) -> None:
+        super().__init__(d_model, num_heads, causal=causal)
+        if look_ahead is None:
+            look_ahead = 0 if causal else 1
+        for name, value, least in (
+            ("num_clusters", num_clusters, 1),
+            ("look_back", look_back, 0),
+            ("look_ahead", look_ahead, 0),
+            ("cluster_width", cluster_width, 1),
+            ("chunk_size", chunk_size, 1),
+            ("local_window", local_window, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if similarity not in ("cosine", "dot"):
+            raise ValueError(f'similarity must be "cosine" or "dot", got {similarity!r}')
+        if temperature <= 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}")
+        if coupling and similarity == "dot":
+            raise ValueError('coupling needs similarity="cosine"; with "dot" set coupling=False')
+        if causal and look_ahead:
+            raise ValueError(f"look_ahead must be 0 with causal={causal!r}, got {look_ahead}")
+        if not 0 <= local_heads <= (num_heads if causal is True else 0):
+            raise ValueError(
+                f"local_heads must be in 0..num_heads with causal=True and 0 otherwise, "
+                f"got {local_heads} with num_heads = {num_heads}, causal={causal!r}"
+            )
+        self.num_clusters = num_clusters
+        self.look_back = look_back
+        self.look_ahead = look_ahead
+        self.coupling = coupling
+        self.similarity = similarity
+        self.temperature = temperature
+        self.chunk_size = chunk_size
+        self.local_heads = local_heads
+        self.local_window = local_window
+        width = cluster_width if similarity == "cosine" else d_model
+        self.space = nn.Linear(d_model, width, bias=False)  # W^C
+        self.centroids: nn.Parameter | None = nn.Parameter(torch.randn(num_clusters, width))
+        # alpha = exp(log_alpha) starts at 2; a logit of the heads is O(1).
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(2.0))) if coupling else None
+
+    def inherit(self) -> None:
+        if self.causal is not True:
+            self.centroids = None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, Grouping]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            grouping = self._group(hidden.float(), key_mask, previous)
+        blocks = grouping.blocks
+        assert blocks is not None
+        local = self.local_heads
+        parts = []
+        if local < self.num_heads:
+            query, key = self._couple(q[:, local:], k[:, local:], grouping.points)
+            parts.append(self._attend(query, key, v[:, local:], blocks))
+        if local:
+            window = kernels.window_blocks(
+                q.shape[2], q.shape[0], self.local_window, key_mask, device=q.device
+            )
+            parts.insert(0, self._attend(q[:, :local], k[:, :local], v[:, :local], window))
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
+
+    def _group(
+        self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None
+    ) -> Grouping:
+        strict = self.causal is True
+        centroids = self.centroids
+        if not strict and previous is not None and previous.centroids is not None:
+            centroids = previous.centroids
+        if centroids is None:
+            raise ValueError("this layer's centroids come from the layer below: pass `previous`")
+        points, scores = self._similarity(hidden, centroids)
+        assigned = kernels.assign(scores, key_mask)
+        assignment = scores.detach().argmax(1) if strict else assigned.assignment
+        updated = assigned.memberships @ points
+        if self.similarity == "dot":
+            updated = self.space(updated)  # (U X) W of eq. 3, never X W
+        grouped = kernels.sort(assignment, self.num_clusters, key_mask)
+        if strict:
+            blocks = kernels.cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)
+        else:
+            blocks = kernels.equal_blocks(
+                grouped, self.num_clusters, key_mask, self.look_back, self.look_ahead
+            )
+        return Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
+
+    def _similarity(self, hidden: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+        """Points (B, N, P) and the logits S of eq. 2, (B, C, N)."""
+        if self.similarity == "cosine":
+            points = F.normalize(F.linear(hidden, self.space.weight.float()), dim=-1)
+            anchors = F.normalize(centroids.float(), dim=-1) / self.temperature
+        else:
+            points = hidden
+            anchors = centroids.float() @ self.space.weight.float() * self.d_model**-0.5
+        return points, anchors @ points.transpose(1, 2)
+
+    def _couple(self, q: Tensor, k: Tensor, points: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Append alpha z to the queries and z to the keys, so that a plain product adds them."""
+        if self.log_alpha is None or points is None:
+            return q, k
+        alpha = self.log_alpha.float().exp() * self.head_width**0.5
+        z = points[:, :, None].expand(-1, -1, q.shape[1], -1)  # (B, N, H, P)
+        query = torch.cat([q.transpose(1, 2), (alpha * z).to(q.dtype)], -1)
+        key = torch.cat([k.transpose(1, 2), z.to(k.dtype)], -1)
+        return query.transpose(1, 2), key.transpose(1, 2)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, blocks: kernels.Blocks) -> Tensor:
+        return kernels.chunk_attention(
+            q, k, v, blocks, causal=bool(self.causal), scale=self.head_width**-0.5
+        )
+
+    def cache(self, like: Tensor) -> Cache:
+        """Rings of the last (look_back + 1) * chunk_size keys and values of each cluster: O(1)
+        time and memory a step, however long the text."""
+        if self.causal is not True:
+            return super().cache(like)
+        rings: list[Tensor] = []
+        far, near = self.num_heads - self.local_heads, self.local_heads
+        for clusters, size, heads, extra in (
+            (self.num_clusters, (self.look_back + 1) * self.chunk_size, far, self.coupling),
+            (1, 2 * self.local_window, near, False),
+        ):
+            width = self.head_width + (self.space.out_features if extra else 0)
+            for ring_width in (width, self.head_width):
+                rings.append(like.new_zeros(like.shape[0], clusters, size, heads, ring_width))
+            rings.append(like.new_zeros(like.shape[0], clusters, dtype=torch.long))
+        return tuple(rings)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """One token further. Writes into `cache` and hands it back."""
+        local = self.local_heads
+        assert self.centroids is not None
+        points, scores = self._similarity(hidden.float(), self.centroids)
+        cluster = scores.argmax(1)  # (B, 1)
+        parts = []
+        if local < self.num_heads:
+            query, key = self._couple(q[:, local:], k[:, local:], points)
+            parts.append(
+                self._ring_step(query, key, v[:, local:], cluster, self.chunk_size, cache[:3])
+            )
+        if local:
+            near = q[:, :local], k[:, :local], v[:, :local]
+            only = torch.zeros_like(cluster)
+            parts.insert(0, self._ring_step(*near, only, self.local_window, cache[3:]))
+        return torch.cat(parts, 1), cache
+
+    def _ring_step(
+        self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, chunk: int, cache: Cache
+    ) -> Tensor:
+        """Write a token into its cluster's ring and attend to the chunks in sight."""
+        keys, values, counts = cache
+        size = keys.shape[2]
+        row = torch.arange(cluster.shape[0], device=cluster.device)
+        cluster = cluster[:, 0]
+        rank = counts[row, cluster]
+        keys[row, cluster, rank % size] = k[:, :, 0].to(keys.dtype)
+        values[row, cluster, rank % size] = v[:, :, 0].to(values.dtype)
+        counts[row, cluster] += 1
+        # Place s of the ring holds the latest token of its cluster whose rank is s modulo size.
+        age = (rank[:, None] - torch.arange(size, device=rank.device)) % size
+        mask = age <= torch.minimum(rank, rank % chunk + size - chunk)[:, None]
+        key, value = keys[row, cluster].transpose(1, 2), values[row, cluster].transpose(1, 2)
+        return F.scaled_dot_product_attention(
+            q,
+            key.to(q.dtype),
+            value.to(q.dtype),
+            attn_mask=mask[:, None, None],
+            scale=self.head_width**-0.5,
+        )

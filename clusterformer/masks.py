@@ -1,0 +1,25 @@
+"""Masks, in one convention: bool, True = may attend (a real token, a key in sight)."""
+
+import torch
+from torch import Tensor
+
+
+def attention_mask(key_mask: Tensor, causal: bool = False) -> Tensor:
+    """Which keys a query may see, with no query left without one.
+
+    Args:
+        key_mask: (B, M), True at real tokens.
+        causal: Only keys up to the query's own place (then N = M).
+
+    Returns:
+        (B, 1, 1, M), or (B, 1, M, M) if causal. A row that would be empty (a sequence of padding
+        only, a padded query before the first real token) sees what it would see unpadded: nothing
+        reads it, and no softmax meets an empty row.
+    """
+    mask = key_mask[:, None, None]
+    if causal:
+        length = key_mask.shape[-1]
+        triangle = torch.ones(length, length, dtype=torch.bool, device=key_mask.device).tril()
+        mask = mask & triangle
+        return mask | (triangle & ~mask.any(-1, keepdim=True))
+    return mask | ~mask.any(-1, keepdim=True)

@@ -1,0 +1,32 @@
+"""One vector from the hidden states of a text.
+
+B batch   N tokens   E model width
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+Pooling = Literal["mean", "max", "first"]
+
+
+def pool(hidden: Tensor, mask: Tensor, how: Pooling = "mean") -> Tensor:
+    """Mean or maximum over real tokens, or the first token.
+
+    Args:
+        hidden: (B, N, E).
+        mask: (B, N) bool, True at real tokens. A text without any gives zeros.
+        how: "mean", "max" or "first".
+
+    Returns:
+        (B, E).
+    """
+    if how == "first":
+        return hidden[:, 0] * mask[:, :1]
+    if how == "mean":
+        total = hidden.masked_fill(~mask[..., None], 0.0).sum(1)
+        return total / mask.sum(1, keepdim=True).clamp(min=1)
+    if how == "max":
+        lowest = hidden.masked_fill(~mask[..., None], float("-inf")).amax(1)
+        return lowest.masked_fill(~mask.any(1, keepdim=True), 0.0)
+    raise ValueError(f'pooling must be "mean", "max" or "first", got {how!r}')

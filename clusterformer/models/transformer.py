@@ -1,0 +1,89 @@
+"""Transformer encoder over any attention mechanism.
+
+B batch   N tokens   E model width   F inner width of the feed-forward part
+"""
+
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from clusterformer.attention import AttentionCore, Grouping, MultiHeadAttention
+
+Norm = Literal["pre", "post"]
+
+
+class Encoded(NamedTuple):
+    """Attributes: hidden (B, N, E); groupings, one a layer (None where nothing is grouped)."""
+
+    hidden: Tensor
+    groupings: list[Grouping | None]
+
+
+class FeedForward(nn.Sequential):
+    """Two linear maps around a ReLU, with dropout inside."""
+
+    def __init__(self, d_model: int, d_ff: int, dropout: float) -> None:
+        super().__init__(
+            nn.Linear(d_model, d_ff), nn.ReLU(), nn.Dropout(dropout), nn.Linear(d_ff, d_model)
+        )
+
+
+class EncoderLayer(nn.Module):
+    """Attention and feed-forward part, each with a residual connection.
+
+    Args:
+        core: Attention mechanism; gives E.
+        d_ff: F.
+        dropout: Share of entries dropped inside the feed-forward part and before each residual.
+        norm: "pre": x + f(norm(x)), trains without warm-up; "post": norm(x + f(x)), the paper's.
+    """
+
+    def __init__(self, core: AttentionCore, d_ff: int, dropout: float, norm: Norm) -> None:
+        super().__init__()
+        self.pre = norm == "pre"
+        self.attention = MultiHeadAttention(core)
+        self.feed_forward = FeedForward(core.d_model, d_ff, dropout)
+        self.attention_norm = nn.LayerNorm(core.d_model)
+        self.feed_forward_norm = nn.LayerNorm(core.d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, previous: Grouping | None = None
+    ) -> tuple[Tensor, Grouping | None]:
+        if self.pre:
+            values, grouping = self.attention(self.attention_norm(x), key_mask, previous=previous)
+            x = x + self.dropout(values)
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), grouping
+        values, grouping = self.attention(x, key_mask, previous=previous)
+        x = self.attention_norm(x + self.dropout(values))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), grouping
+
+
+class Encoder(nn.Module):
+    """A stack of layers; what a layer grouped goes up to the next.
+
+    Args:
+        cores: One attention mechanism a layer.
+        d_ff: F.
+        dropout: As in `EncoderLayer`.
+        norm: "pre" or "post".
+    """
+
+    def __init__(
+        self, cores: list[AttentionCore], *, d_ff: int, dropout: float = 0.1, norm: Norm = "pre"
+    ) -> None:
+        super().__init__()
+        if norm not in ("pre", "post"):
+            raise ValueError(f'norm must be "pre" or "post", got {norm!r}')
+        for core in cores[1:]:
+            core.inherit()
+        self.layers = nn.ModuleList(EncoderLayer(core, d_ff, dropout, norm) for core in cores)
+        self.norm = nn.LayerNorm(cores[0].d_model) if norm == "pre" else nn.Identity()
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Encoded:
+        """Embedded tokens (B, N, E), mask (B, N), True at real tokens."""
+        groupings: list[Grouping | None] = []
+        for layer in self.layers:
+            x, grouping = layer(x, key_mask, groupings[-1] if groupings else None)
+            groupings.append(grouping)
+        return Encoded(self.norm(x), groupings)
