@@ -268,7 +268,7 @@ def resort(blocked: Tensor, blocks: Blocks) -> Tensor:
     members = blocks.members
     if blocks.filled is not None:
         members = members.masked_fill(~blocks.filled, -1)
-    source = _flat(members, blocks.slot.shape[1])[..., None]
+    source = _flat(members.flatten(1), blocks.slot.shape[1])[..., None]
     blocked = blocked.reshape(-1, blocked.shape[-1])
     rows = _Gather.apply(blocked, index, source, blocks.padded, blocks.filled is not None)
     return rows.view(batch, blocks.slot.shape[1], -1)

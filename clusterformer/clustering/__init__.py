@@ -1,1 +1,1 @@
-"""Clustering methods that attention and estimators share."""
+"""Clustering: statistics of groupings, and methods that mechanisms share."""

@@ -1,0 +1,78 @@
+"""Whether clusters are alive and whether blocks keep them together.
+
+B batch   N tokens   C clusters   G blocks   S slots a block   R blocks a block sees
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clusterformer.kernels.reference import Blocks, window_mask
+
+
+class Statistics(NamedTuple):
+    """Means over the sequences of a batch.
+
+    Attributes:
+        entropy: Of the cluster sizes, as a share of log C: 1 if all are equal, 0 if one has all.
+        largest: Share of tokens in the largest cluster.
+        dead: Clusters without a token, as a share of min(C, tokens).
+        purity: Share of the query-key pairs in sight that are of one cluster; NaN without blocks.
+    """
+
+    entropy: Tensor
+    largest: Tensor
+    dead: Tensor
+    purity: Tensor
+
+
+def occupancy(assignment: Tensor, num_clusters: int, mask: Tensor) -> Tensor:
+    """Real tokens of each cluster, (B, C), from assignment (B, N) and mask (B, N)."""
+    counts = torch.zeros(assignment.shape[0], num_clusters + 1, device=assignment.device)
+    kept = assignment.masked_fill(~mask, num_clusters)
+    return counts.scatter_add(1, kept, torch.ones_like(kept, dtype=counts.dtype))[:, :-1]
+
+
+def statistics(
+    assignment: Tensor, num_clusters: int, mask: Tensor, blocks: Blocks | None = None
+) -> Statistics:
+    """Measure a grouping.
+
+    Args:
+        assignment: (B, N), or (B, H, N), whose heads count as sequences.
+        num_clusters: C.
+        mask: (B, N), True at real tokens. Sequences without any do not count.
+        blocks: For the purity.
+    """
+    if assignment.dim() == 3:
+        mask = mask[:, None].expand_as(assignment).flatten(0, 1)
+        assignment = assignment.flatten(0, 1)
+        blocks = None
+    real = mask.any(-1)
+    counts = occupancy(assignment, num_clusters, mask)[real]
+    sizes = counts.sum(-1, keepdim=True)
+    shares = counts / sizes
+    room = torch.minimum(sizes[:, 0], torch.tensor(float(num_clusters), device=sizes.device))
+    entropy = torch.special.entr(shares).sum(-1) / room.log().clamp(min=1e-9)
+    entropy = torch.where(room > 1, entropy, torch.ones_like(entropy))
+    dead = (room - (counts > 0).sum(-1)).clamp(min=0) / room
+    purity = torch.tensor(float("nan"), device=assignment.device)
+    if blocks is not None:
+        purity = _purity(assignment, blocks)
+    return Statistics(entropy.mean(), shares.amax(-1).mean(), dead.mean(), purity)
+
+
+def _purity(assignment: Tensor, blocks: Blocks) -> Tensor:
+    batch, groups, width = blocks.members.shape
+    cluster = assignment.gather(1, blocks.members.flatten(1)).view(batch, groups, width)
+    index = blocks.neighbours.flatten(1)[..., None].expand(-1, -1, width)
+    seen = cluster.gather(1, index).view(batch, groups, 1, -1)
+    pairs = torch.ones_like(cluster[..., None] == seen)
+    mask = window_mask(blocks)
+    if mask is not None:
+        pairs &= mask
+    if blocks.filled is not None:
+        pairs &= blocks.filled[..., None]
+    same = (cluster[..., None] == seen) & pairs
+    return same.sum() / pairs.sum().clamp(min=1)

@@ -1,0 +1,103 @@
+"""Losses that make clusters worth attending in (ClusterFormer, eq. 6, 11 and 15).
+
+B batch   N tokens   P point width   C clusters
+
+Each function returns a sum per sequence, so that a trainer can divide by the tokens or sequences
+of a whole batch however it is spread over processes.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.attention import Grouping
+
+ClusteringForm = Literal["contrastive", "bare"]
+
+
+class Auxiliary(NamedTuple):
+    """Attributes: clustering, L1 summed over tokens; sorting, L2 summed over sequences.
+
+    Both are means over the layers that group; both are None where no layer does.
+    """
+
+    clustering: Tensor | None
+    sorting: Tensor | None
+
+
+def auxiliary(
+    groupings: Iterable[Grouping | None], mask: Tensor, form: ClusteringForm = "contrastive"
+) -> Auxiliary:
+    """Sum both losses over a batch and average them over layers.
+
+    Args:
+        groupings: What each layer grouped.
+        mask: (B, N), True at real tokens.
+        form: Of L1; see `clustering_loss`.
+    """
+    found = [g for g in groupings if g is not None and g.centroids is not None]
+    if not found:
+        return Auxiliary(None, None)
+    real = mask.any(-1)
+    clustering = torch.stack([clustering_loss(g, mask, form).sum() for g in found])
+    sorting = torch.stack([sorting_loss(g)[real].sum() for g in found])
+    return Auxiliary(clustering.mean(), sorting.mean())
+
+
+def clustering_loss(
+    grouping: Grouping,
+    mask: Tensor,
+    form: ClusteringForm = "contrastive",
+    temperature: float = 0.1,
+) -> Tensor:
+    """L1: how far tokens are from the updated centroid of their cluster.
+
+    bare (eq. 6):  sum_j -phi(X_j, C'_{I_j}). Pulls together only. With phi the inner product it
+        has no lower bound; with the cosine it is bounded by -1 a token.
+    contrastive:   sum_j -log softmax_i(phi(X_j, C'_i) / temperature)_{I_j}. Pulls together and
+        keeps clusters apart.
+
+    Args:
+        grouping: With points and centroids.
+        mask: (B, N), True at real tokens.
+        form: "contrastive" or "bare".
+        temperature: Of the contrastive form; needs the cosine to mean anything.
+
+    Returns:
+        (B,), sums over the real tokens of each sequence.
+    """
+    points, centroids = _space(grouping)
+    labels = grouping.assignment.masked_fill(~mask, 0)
+    phi = points @ centroids.transpose(1, 2)  # (B, N, C)
+    if form == "contrastive":
+        scaled = (phi / temperature).transpose(1, 2)
+        losses = F.cross_entropy(scaled, labels, reduction="none")
+    elif form == "bare":
+        losses = -phi.gather(2, labels[..., None])[..., 0]
+    else:
+        raise ValueError(f'form must be "contrastive" or "bare", got {form!r}')
+    return losses.masked_fill(~mask, 0.0).sum(-1)
+
+
+def sorting_loss(grouping: Grouping) -> Tensor:
+    """L2: how far neighbouring centroids are from each other, around the circle (eq. 11).
+
+    -mean_i phi(C'_i, C'_{i-1}), with C'_0 = C'_k.
+
+    Returns:
+        (B,), one value a sequence.
+    """
+    _, centroids = _space(grouping)
+    return -(centroids * centroids.roll(1, 1)).sum(-1).mean(-1)
+
+
+def _space(grouping: Grouping) -> tuple[Tensor, Tensor]:
+    """Points and updated centroids, such that their product is phi."""
+    points, centroids = grouping.points, grouping.centroids
+    assert points is not None and centroids is not None
+    if grouping.similarity == "cosine":
+        return F.normalize(points.float(), dim=-1), F.normalize(centroids.float(), dim=-1)
+    return points.float(), centroids.float()
