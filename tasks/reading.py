@@ -23,11 +23,11 @@ _Line = tuple[int, list[str]]  # line number from 1, fields
 
 
 class Row(NamedTuple):
-    """One example and the line of the file it stands on, counted from 1."""
+    """One example and where it stands: file:line, lines counted from 1."""
 
     text: str
     label: str
-    line: int
+    where: str
 
 
 def read_rows(
@@ -172,8 +172,9 @@ def _json_rows(path: Path, content: str, columns: tuple[int | str, int | str]) -
 
 
 def _row(path: Path, line: int, text: str, label: str) -> Row:
+    where = f"{path}:{line}"
     if not text.strip():
-        raise InputError(f"{path}:{line}: empty text, allowed is at least one word")
+        raise InputError(f"{where}: empty text, allowed is at least one word")
     if not label.strip():
-        raise InputError(f"{path}:{line}: empty label, allowed is any other string")
-    return Row(text, label.strip(), line)
+        raise InputError(f"{where}: empty label, allowed is any other string")
+    return Row(text, label.strip(), where)

@@ -24,24 +24,27 @@ def test_tsv_has_no_quoting_and_no_escapes(write):
     path = write("a.tsv", 'pos\t "good\\t, he said\nneg\tbad"\x0cnews\n')
     rows = read_rows(path, **NUMBERED)
     assert [tuple(row) for row in rows] == [
-        (' "good\\t, he said', "pos", 1),
-        ('bad"\x0cnews', "neg", 2),
+        (' "good\\t, he said', "pos", f"{path}:1"),
+        ('bad"\x0cnews', "neg", f"{path}:2"),
     ]
 
 
 def test_named_columns_come_from_the_header_line(write):
     path = write("a.tsv", "id\ttext\tlabel\r\n1\tgood one\tpos\r\n")
-    assert read_rows(path) == [("good one", "pos", 2)]
+    assert read_rows(path) == [("good one", "pos", f"{path}:2")]
 
 
 def test_numbered_columns_can_skip_a_header_line(write):
     path = write("a.tsv", "label\ttext\npos\tgood\n")
-    assert read_rows(path, header=True, **NUMBERED) == [("good", "pos", 2)]
+    assert read_rows(path, header=True, **NUMBERED) == [("good", "pos", f"{path}:2")]
 
 
 def test_csv_fields_may_hold_commas_and_line_breaks(write):
     path = write("a.csv", 'text,label\n"good, and\nlong",pos\nbad\u2028news,neg\n')
-    assert read_rows(path) == [("good, and\nlong", "pos", 2), ("bad\u2028news", "neg", 4)]
+    assert read_rows(path) == [
+        ("good, and\nlong", "pos", f"{path}:2"),
+        ("bad\u2028news", "neg", f"{path}:4"),
+    ]
 
 
 def test_csv_documents_may_be_long(write):
@@ -51,13 +54,15 @@ def test_csv_documents_may_be_long(write):
 
 def test_json_lines_take_keys_and_integer_labels(write):
     path = write("a.jsonl", '{"body": "good\\none", "y": 1}\n')
-    assert read_rows(path, text_column="body", label_column="y") == [("good\none", "1", 1)]
+    assert read_rows(path, text_column="body", label_column="y") == [
+        ("good\none", "1", f"{path}:1")
+    ]
 
 
 @pytest.mark.parametrize("name", ["a.tsv.gz", "a.b.tsv.gz"])
 def test_gzip_and_byte_order_mark_are_read_through(write, name):
     path = write(name, gzip.compress("\ufefftext\tlabel\ngood\tpos\n".encode()))
-    assert read_rows(path) == [("good", "pos", 2)]
+    assert read_rows(path) == [("good", "pos", f"{path}:2")]
 
 
 def test_encoding_can_be_chosen(write):
