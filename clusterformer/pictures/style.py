@@ -1,0 +1,53 @@
+"""Colours, fonts and sizes that all pictures share; figures are made without pyplot's globals."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours: distinct for every kind of colour vision.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
+INK, QUIET, FAINT, ALARM = "#1A1A1A", "#5F5F5F", "#DCDCDC", "#B00020"
+FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei")
+
+
+def figure(width: float, height: float) -> Figure:
+    """Make an empty figure of that size in inches."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
+    return Figure(figsize=(width, height), dpi=150, layout=layout, facecolor="white")
+
+
+def plain_axes(axes: Axes, title: str, xlabel: str) -> None:
+    """Leave of `axes` what carries information: title, ticks, a faint horizontal grid."""
+    axes.set_title(title, fontsize=10, fontweight="bold", color=INK, loc="left")
+    axes.set_xlabel(xlabel, fontsize=9, color=QUIET)
+    axes.tick_params(labelsize=8, colors=QUIET, length=0)
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+
+
+def installed_fonts() -> list[str]:
+    """FONTS that this machine has; a glyph missing in one is taken from the next."""
+    from matplotlib.font_manager import fontManager
+
+    known = {font.name for font in fontManager.ttflist}
+    return [name for name in FONTS if name in known]
+
+
+@contextmanager
+def missing_glyphs_as_boxes() -> Iterator[None]:
+    """Say nothing of characters that no font has: the box drawn in their place says it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
