@@ -124,3 +124,7 @@ class Task(LightningDataModule, ABC):
         """The real tokens of row `index` as strings, for pictures."""
         row = batch.tokens[index][batch.mask[index]]
         return [str(token) for token in row.tolist()]
+
+    def links(self, batch: Any, index: int) -> list[tuple[int, int]]:
+        """Pairs of positions in row `index` that belong together, for pictures; none if unknown."""
+        return []

@@ -1,0 +1,101 @@
+"""Checkpoint files: written whole or not at all, read without executing anything."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from clusterformer.errors import InputError
+from clusterformer.module import CHECKPOINT_KEY
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Load a checkpoint that `fit` wrote, onto the CPU.
+
+    Raises:
+        InputError: if the file is missing, cut short, or anything else than such a checkpoint.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such checkpoint file")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever the bytes happen to lead to
+        raise InputError(
+            f"{path}: refused, not a whole checkpoint of plain tensors and values "
+            f"({type(error).__name__})"
+        ) from error
+    if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
+        raise InputError(f"{path}: refused, clusterformer did not write this file")
+    return checkpoint
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Writes beside the target, then renames: a kill at any moment leaves a whole file.
+
+    Lightning's own writes to the system's temporary folder and moves, which copies in place where
+    that folder is another file system.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any = None
+    ) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+
+    def load_checkpoint(self, path: str | os.PathLike, *_: Any, **__: Any) -> dict[str, Any]:
+        return read(Path(path))
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps `last.ckpt`, the state to resume from: every so many steps and after each epoch.
+
+    Nothing is written after the last batch of an epoch, before its validation: a run resumed from
+    there would go without it.
+
+    Args:
+        folder: Where to write; only the first process needs it.
+        every: Optimiser steps between two checkpoints within an epoch.
+    """
+
+    def __init__(self, folder: str | Path | None, every: int) -> None:
+        if every < 1:
+            raise InputError(f"checkpoint_every must be at least 1 step, got {every}")
+        self._folder = folder
+        self._every = every
+        self._saved = 0
+        self.last_model_path = ""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._folder = trainer.strategy.broadcast(self._folder)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._saved = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step - self._saved >= self._every and not trainer.is_last_batch:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.fast_dev_run:
+            return
+        self.last_model_path = str(Path(str(self._folder)) / "last.ckpt")
+        trainer.save_checkpoint(self.last_model_path)
+        self._saved = trainer.global_step

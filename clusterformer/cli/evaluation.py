@@ -1,0 +1,63 @@
+"""What `validate`, `test` and `predict` share: a trained model from its checkpoint alone."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from clusterformer.checkpoints import read
+from clusterformer.cli.configs import resolve
+from clusterformer.cli.options import Options, take
+from clusterformer.cli.runs import Run
+from clusterformer.errors import InputError
+from clusterformer.module import CHECKPOINT_KEY
+
+
+class Trained(NamedTuple):
+    """A checkpoint, its path, and the model and task (in `options`) that it describes."""
+
+    path: Path
+    checkpoint: dict[str, Any]
+    options: Options
+
+
+def load(arguments: list[str]) -> Trained:
+    """Build model and task as the checkpoint after `--checkpoint` says, other arguments on top.
+
+    Raises:
+        InputError: without `--checkpoint`, or with a file that is not such a checkpoint.
+    """
+    given, arguments = take(arguments, "--checkpoint")
+    if given is None:
+        raise InputError("give --checkpoint, a run folder or a .ckpt file")
+    path = Path(given)
+    if path.is_dir():
+        run = Run.open(path)
+        path = run.best if run.best.exists() else run.last
+    checkpoint = read(path)
+    ours = checkpoint[CHECKPOINT_KEY]
+    if ours["config"] is None:
+        raise InputError(f"{path}: written from Python, so it does not say how to build the model")
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(ours["config"])
+        file.flush()
+        arguments, _ = resolve(["--config", file.name, *arguments])
+        options = Options(arguments, fitting=False)
+    options.datamodule.load_state(ours["task"])
+    return Trained(path, checkpoint, options)
+
+
+def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
+    """Measure a trained model and print each result on a line of its own."""
+    path, _, options = load(arguments)
+    trainer = options.make_trainer([], [])
+    measure = trainer.validate if stage == "validate" else trainer.test
+    results = measure(
+        options.model, options.datamodule, ckpt_path=path, verbose=False, weights_only=True
+    )
+    if rank_zero_only.rank == 0:
+        for name, value in sorted(results[0].items()):
+            print(f"{name}\t{value:.4f}")

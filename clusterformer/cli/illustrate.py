@@ -1,0 +1,50 @@
+"""Pictures of a finished training: its learning curves, and a text coloured by cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from clusterformer.cli.runs import Run
+from clusterformer.module import ClusterFormer
+from clusterformer.pictures import learning_curves, token_clusters
+from clusterformer.task import Task
+
+
+def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
+    """Draw into the run's folder.
+
+    Args:
+        run: Whose metrics to draw and where.
+        model: With the weights to look at.
+        task: Its first validation text is the one drawn.
+
+    Returns:
+        The PNGs; one a layer that groups tokens, after the curves.
+    """
+    run.pictures.mkdir(exist_ok=True)
+    paths = [run.pictures / "curves.png"]
+    learning_curves(run.metrics, paths[0])
+    batch = next(iter(task.val_dataloader()))
+    model.eval()
+    with torch.inference_mode():
+        groupings = model(batch).encoded.groupings
+    row = int(batch.mask.sum(-1).argmax())
+    mask = batch.mask[row]
+    for layer, grouping in enumerate(groupings, start=1):
+        if grouping is None or grouping.assignment.dim() != 2:
+            continue
+        block = None
+        if grouping.blocks is not None:
+            block = (grouping.blocks.slot[row] // grouping.blocks.members.shape[-1])[mask]
+        paths.append(run.pictures / f"clusters-layer{layer}.png")
+        token_clusters(
+            task.describe(batch, row),
+            grouping.assignment[row][mask],
+            paths[-1],
+            block=block,
+            links=task.links(batch, row),
+            title=f"Clusters of layer {layer}",
+        )
+    return paths

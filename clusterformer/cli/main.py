@@ -1,0 +1,90 @@
+"""`clusterformer COMMAND ...`: runs the command's file, and says what went wrong in one line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from clusterformer.errors import InputError
+
+COMMANDS = {
+    "fit": "train a model; writes a run folder",
+    "validate": "measure a trained model on the validation data",
+    "test": "measure a trained model on the test data",
+    "predict": "label your own text with a trained model",
+}
+"""Each is a file of this folder with HELP and `run(arguments)`; it imports torch only inside."""
+
+DEBUG = "CLUSTERFORMER_DEBUG"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: What follows the program's name; None takes it from the process.
+
+    Returns:
+        Exit code: 0 success, 2 bad input (one line on standard error says what), 130 interrupted.
+    """
+    # set before torch loads: its notes to developers about DDP and NNPACK are no help to users
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+    except BrokenPipeError:
+        # the reader of our output left; keep Python from complaining about it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    except (InputError, OSError) as error:
+        if os.environ.get(DEBUG):
+            raise
+        print(f"clusterformer: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _dispatch(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return
+    if arguments[0] == "--version":
+        from clusterformer import __version__
+
+        print(__version__)
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(COMMANDS)}"
+        raise InputError(f"no command {name!r}; {hint}")
+    command = import_module(f"clusterformer.cli.{name}")
+    if "-h" in rest or "--help" in rest:
+        print(command.HELP.strip())
+    else:
+        command.run(rest)
+
+
+def usage() -> str:
+    """The help of the whole program."""
+    commands = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+    return f"""\
+usage: clusterformer COMMAND [options]
+
+Transformers whose attention learns to cluster.
+
+commands:
+{commands}
+
+Start with:  clusterformer fit --config quickstart.yaml
+Then:        clusterformer COMMAND --help
+{DEBUG}=1 shows the traceback of an error."""
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())

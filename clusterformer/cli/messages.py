@@ -1,0 +1,83 @@
+"""What a parser complains about, said in one line with what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterable
+from pydoc import locate
+
+from clusterformer.attention import AttentionCore
+from clusterformer.task import Task
+
+_KEY = re.compile(r'Parser key "([^"]+)"')
+_OPTION = re.compile(r"Option '([^']+)' is not accepted")
+_CLASS_OPTION = re.compile(r"class_path[ =]'([^']+)'.*?Option '([^']+)' is not accepted", re.S)
+_OPTION_CLASS = re.compile(r"Option '([^']+)' is not accepted.*?class_path='([^']+)'", re.S)
+_GROUP = re.compile(r"Group '([^']+)' does not accept option '([^']+)'")
+_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
+_ARGUMENT = re.compile(r"unrecognized arguments: (\S+)")
+_EXPECTED = re.compile(r"Expected an? (?:<class '([^']+)'>|typing\.(\S+?\])|([^.\n]+))\.? *", re.M)
+_GOT = re.compile(r"(?:Got value|Given value): (.+)")
+
+
+def explain(message: str, options: Iterable[str]) -> str:
+    """Turn jsonargparse's `message` into one line.
+
+    Args:
+        message: Often of many lines, naming Python types.
+        options: Of the command, such as "--model.lr", to suggest from.
+    """
+    names = [option.lstrip("-") for option in options]
+    keys = _KEY.findall(message)
+    where = f"{'.'.join(keys)}: " if keys else ""
+    if found := _CLASS_OPTION.search(message):
+        return where + _no_option(*found.groups())
+    if found := _OPTION_CLASS.search(message):
+        return where + _no_option(found[2], found[1])
+    if found := _GROUP.search(message):
+        group, key = found.groups()
+        known = {name.split(".")[1] for name in names if name.startswith(f"{group}.")}
+        return f"{group}: no option {key!r}; {_suggest(key, known)}"
+    if found := _CLASS.search(message):
+        base = AttentionCore if keys[:1] == ["model.attention"] else Task
+        return f"{where}no class {found[1]!r}; {_suggest(found[1], _subclasses(base))}"
+    if found := _ARGUMENT.search(message):
+        name = found[1].lstrip("-").partition("=")[0]
+        if not found[1].startswith("-"):
+            return f"unexpected argument {found[1]!r}; an option begins with --"
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean --{close[0]}?" if close else "--help-all lists every option"
+        return f"no option --{name}; {hint}"
+    expected = [next(filter(None, groups)) for groups in _EXPECTED.findall(message)]
+    if expected and (got := _GOT.findall(message)):
+        wanted = " or ".join(dict.fromkeys(name.replace("NoneType", "null") for name in expected))
+        return f"{where}expected {wanted}, got {_value(got[0])}"
+    return where + " ".join(_KEY.sub("", message).strip(" :\n").split())
+
+
+def _no_option(class_path: str, key: str) -> str:
+    found = locate(class_path)
+    known = list(inspect.signature(found).parameters) if callable(found) else []
+    return f"{class_path.rpartition('.')[2]} has no option {key!r}; {_suggest(key, known)}"
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, 1)
+    return (f"did you mean {close[0]}? " if close else "") + f"there is {', '.join(known)}"
+
+
+def _subclasses(base: type) -> set[str]:
+    found = set()
+    for subclass in base.__subclasses__():
+        found |= _subclasses(subclass)
+        if not inspect.isabstract(subclass):
+            found.add(subclass.__name__)
+    return found
+
+
+def _value(text: str) -> str:
+    nested = re.search(r"val='([^']*)'", text)
+    return repr(nested[1] if nested else text.strip())

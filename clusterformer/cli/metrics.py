@@ -1,0 +1,71 @@
+"""metrics.csv of a run folder: whole after a kill at any moment, continued by a resumed run."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+
+class MetricsFile(Logger):
+    """Writes each row when it is logged, in the form of Lightning's CSVLogger.
+
+    Args:
+        path: Of the file.
+        step: Where training goes on; rows of a killed run from there on are dropped, for they come
+            again.
+    """
+
+    def __init__(self, path: Path, step: int = 0) -> None:
+        super().__init__()
+        self._path = path
+        self._columns = ["step"]
+        rows: list[dict[str, Any]] = []
+        if path.exists():
+            with path.open(encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file)
+                rows = [row for row in reader if int(row["step"]) < step]
+                self._columns = list(reader.fieldnames or self._columns)
+            self._rewrite(rows)
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self._path.parent)
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Nothing: config.yaml holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        row = {"step": step or 0, **{name: float(value) for name, value in metrics.items()}}
+        new = sorted(set(row) - set(self._columns))
+        if new or not self._path.exists():
+            rows: list[dict[str, Any]] = []
+            if self._path.exists():
+                with self._path.open(encoding="utf-8", newline="") as file:
+                    rows = list(csv.DictReader(file))
+            self._columns += new
+            self._rewrite([*rows, row])
+        else:
+            with self._path.open("a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+
+    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+        partial = self._path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        partial.replace(self._path)

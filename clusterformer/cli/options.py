@@ -1,0 +1,159 @@
+"""Options of `fit`, `validate` and `test`: LightningCLI with errors that fit in one line."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, NoReturn
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+import clusterformer.tasks
+from clusterformer.checkpoints import CheckpointFiles
+from clusterformer.cli.messages import explain
+from clusterformer.errors import InputError
+from clusterformer.module import ClusterFormer
+from clusterformer.task import Task
+
+TRAINER_DEFAULTS = {
+    "gradient_clip_val": 1.0,
+    "log_every_n_steps": 10,
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,
+    "enable_model_summary": False,
+}
+
+
+class Parser(LightningArgumentParser):
+    """Says in one line what is wrong, and what would be right."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:
+            super().error(message, ex)
+        raise InputError(explain(message, self._option_string_actions)) from ex
+
+
+class Options(LightningCLI):
+    """The parsed options, and the model, task and trainer made from them.
+
+    Args:
+        arguments: Command line, without the command.
+        fitting: Whether the options of a training belong to it.
+    """
+
+    def __init__(self, arguments: list[str], *, fitting: bool) -> None:
+        self._fitting = fitting
+        arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
+        for module in iter_modules(clusterformer.tasks.__path__):
+            import_module(f"clusterformer.tasks.{module.name}")
+        quieten()
+        super().__init__(
+            ClusterFormer,
+            Task,
+            save_config_callback=None,
+            trainer_defaults=TRAINER_DEFAULTS,
+            seed_everything_default=0,
+            parser_class=Parser,
+            parser_kwargs={"allow_abbrev": False},
+            subclass_mode_data=True,
+            args=arguments,
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        if self._fitting:
+            parser.add_argument("--runs", default="runs", help="Parent of the run folders.")
+            parser.add_argument("--wandb", action="store_true", help="Log to Weights & Biases too.")
+            parser.add_argument(
+                "--checkpoint_every",
+                type=int,
+                default=500,
+                help="Steps between two checkpoints within an epoch.",
+            )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parser.parse_args(args)
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except InputError:
+            raise
+        except (ValueError, MisconfigurationException) as error:
+            raise InputError(str(error)) from error
+
+    def instantiate_trainer(self, **_: Any) -> Trainer:
+        """None yet: it depends on the run folder; see `make_trainer`."""
+        return None  # type: ignore[return-value]
+
+    def make_trainer(self, callbacks: list[Callback], loggers: list[Logger]) -> Trainer:
+        """The trainer that the options describe, with our callbacks and loggers beside theirs."""
+        options = dict(self.config_init["trainer"])
+        for key, ours in (
+            ("callbacks", [*callbacks, TQDMProgressBar()]),
+            ("logger", loggers),
+            ("plugins", [CheckpointFiles()]),
+        ):
+            theirs = options[key]
+            if not isinstance(theirs, (list, tuple)):
+                theirs = [] if theirs is None or isinstance(theirs, bool) else [theirs]
+            options[key] = [*theirs, *ours]
+        try:
+            return Trainer(**options)
+        except (ValueError, MisconfigurationException) as error:
+            raise InputError(str(error)) from error
+
+    def yaml(self, *sections: str) -> str:
+        """The resolved configuration, or some of its sections."""
+        config = self.config.clone()
+        config.pop("config", None)
+        for key in list(config.keys()):
+            if sections and key not in sections:
+                config.pop(key)
+        return self.parser.dump(config, skip_none=False, skip_validation=True)
+
+
+def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
+    """Take `option VALUE` or `option=VALUE` out of the arguments.
+
+    Returns:
+        The value, None if the option is not there, and the other arguments.
+    """
+    value = None
+    rest: list[str] = []
+    waiting = False
+    for argument in arguments:
+        if waiting:
+            value, waiting = argument, False
+        elif argument == option:
+            waiting = True
+        elif argument.startswith(f"{option}="):
+            value = argument.partition("=")[2]
+        else:
+            rest.append(argument)
+    if waiting or value == "":
+        raise InputError(f"{option} needs a value")
+    return value, rest
+
+
+def quieten() -> None:
+    """Silence what Lightning says that a user can do nothing about."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers",
+        ".*smaller than the logging interval",
+        ".*exists and is not empty",
+        ".*your dataloader is not resumable",
+        ".*LeafSpec",
+        ".*treespec",
+    ):
+        warnings.filterwarnings("ignore", message)

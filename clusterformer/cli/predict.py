@@ -1,0 +1,93 @@
+"""`clusterformer predict`: label text with a trained model, line by line as it comes."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from clusterformer.errors import InputError
+
+HELP = """
+usage: clusterformer predict --checkpoint RUN [--input FILE]
+
+Label text with a trained model: one text a line in, one line out for each, as soon as it is known.
+The checkpoint is all it needs.
+
+  --checkpoint RUN  run folder (its best checkpoint), or a .ckpt file
+  --input FILE      texts, UTF-8, one a line (default: standard input)
+  --format tsv      label, tab, probability; or jsonl: one JSON object a line
+  --device cpu      cpu or cuda (default: cuda where there is one)
+
+examples:
+  echo "a fine film" | clusterformer predict --checkpoint runs/mr/1
+  clusterformer predict --checkpoint runs/mr/1 --input reviews.txt --format jsonl > labels.jsonl
+"""
+
+_MOST = 64  # lines a batch
+
+
+def run(arguments: list[str]) -> None:
+    """Read texts, write predictions, both line by line."""
+    import torch
+
+    from clusterformer.cli.evaluation import load
+    from clusterformer.cli.options import take
+
+    source, arguments = take(arguments, "--input")
+    layout, arguments = take(arguments, "--format")
+    device, arguments = take(arguments, "--device")
+    if layout not in (None, "tsv", "jsonl"):
+        raise InputError(f"--format is tsv or jsonl, got {layout!r}")
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(f"--device is cpu or cuda, got {device!r}")
+    if source is not None and not Path(source).is_file():
+        raise InputError(f"{source}: no such file")
+    _, checkpoint, options = load(arguments)
+    model, task = options.model, options.datamodule
+    model.network = task.build(model.architecture)
+    model.load_state_dict(checkpoint["state_dict"])
+    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    with ExitStack() as stack, torch.inference_mode():
+        number = stack.enter_context(Path(source).open("rb")).fileno() if source else 0
+        for lines in _chunks(number, source or "standard input"):
+            for batch in task.text_dataloader(lines):
+                moved = model.transfer_batch_to_device(batch, model.device, 0)
+                for record in task.predictions(model(moved), moved):
+                    print(_written(record, layout or "tsv"), flush=True)
+
+
+def _chunks(file: int, name: str) -> Iterator[list[str]]:
+    """Texts from a file descriptor, as many together as are there without waiting."""
+    rest = b""
+    count = 0
+    while data := os.read(file, 1 << 16):
+        *whole, rest = (rest + data).split(b"\n")
+        for start in range(0, len(whole), _MOST):
+            chunk = whole[start : start + _MOST]
+            yield [_text(line, name, count + i) for i, line in enumerate(chunk, start=1)]
+            count += len(chunk)
+    if rest:
+        yield [_text(rest, name, count + 1)]
+
+
+def _text(line: bytes, name: str, number: int) -> str:
+    try:
+        text = line.removeprefix(codecs.BOM_UTF8).decode().strip()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name}:{number}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file"
+        ) from error
+    if not text:
+        raise InputError(f"{name}:{number}: empty line; each line must hold a text")
+    return text
+
+
+def _written(record: dict[str, Any], layout: str) -> str:
+    if layout == "jsonl":
+        return json.dumps(record, ensure_ascii=False)
+    return "\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in record.values())

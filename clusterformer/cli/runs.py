@@ -1,0 +1,157 @@
+"""Run folders: runs/NAME/NUMBER holds all that one training leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import clusterformer
+from clusterformer.errors import InputError
+
+PACKAGES = ("torch", "lightning", "torchmetrics", "jsonargparse", "numpy", "tokenizers", "triton")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training's folder.
+
+    Attributes:
+        folder: Holds config.yaml, environment.json, metrics.csv, checkpoints/ and pictures/. A
+            training that was resumed adds config-2.yaml, environment-2.json and so on.
+    """
+
+    folder: Path
+
+    @classmethod
+    def create(cls, parent: str | Path, name: str) -> Run:
+        """Make a new folder `parent/name/NUMBER`; two processes never get the same."""
+        family = Path(parent) / name
+        family.mkdir(parents=True, exist_ok=True)
+        taken = [int(entry.name) for entry in family.iterdir() if entry.name.isdigit()]
+        number = max(taken, default=0) + 1
+        while not _made(family / str(number)):
+            number += 1
+        return cls(family / str(number))
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """The run in `folder`; a file in it, such as a checkpoint, stands for it as well.
+
+        Raises:
+            InputError: if `clusterformer fit` did not make that folder.
+        """
+        path = Path(folder)
+        for candidate in (path, *path.parents[:2]):
+            if (candidate / "config.yaml").is_file():
+                return cls(candidate)
+        what = "holds no config.yaml" if path.exists() else "does not exist"
+        raise InputError(f"{folder}: {what}; a run folder looks like runs/NAME/NUMBER")
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint to resume from."""
+        return self.checkpoints / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best validation result."""
+        return self.checkpoints / "best.ckpt"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.csv"
+
+    @property
+    def pictures(self) -> Path:
+        return self.folder / "pictures"
+
+    @property
+    def config(self) -> Path:
+        """The configuration of the latest start."""
+        return self._latest("config", ".yaml")
+
+    @property
+    def wandb_id(self) -> str:
+        """Name of the run at Weights & Biases, the same whenever it is resumed."""
+        environment = json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
+        return str(environment["wandb_id"])
+
+    def record(self, config: str, seed: int) -> None:
+        """Write down configuration, command, versions and hardware; overwrite nothing."""
+        name = f"{self.folder.parent.name}-{self.folder.name}-{os.urandom(4).hex()}"
+        environment = {**describe_environment(), "seed": seed, "wandb_id": name}
+        text = json.dumps(environment, indent=2, ensure_ascii=False) + "\n"
+        self._next("config", ".yaml").write_text(config, encoding="utf-8")
+        self._next("environment", ".json").write_text(text, encoding="utf-8")
+
+    def _numbered(self, stem: str, suffix: str) -> list[Path]:
+        paths = [self.folder / f"{stem}{suffix}"]
+        while paths[-1].exists():
+            paths.append(self.folder / f"{stem}-{len(paths) + 1}{suffix}")
+        return paths
+
+    def _latest(self, stem: str, suffix: str) -> Path:
+        return self._numbered(stem, suffix)[-2]
+
+    def _next(self, stem: str, suffix: str) -> Path:
+        return self._numbered(stem, suffix)[-1]
+
+
+def _made(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def describe_environment() -> dict[str, Any]:
+    """What a reader needs to repeat a run: command, commit, versions, hardware."""
+    return {
+        "command": shlex.join(sys.argv),
+        "folder": str(Path.cwd()),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "clusterformer": clusterformer.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Commit of the clone the package runs from, "+" for changes on top; None if not a clone."""
+    source = Path(clusterformer.__file__).parent
+    git = ["git", "-C", str(source)]
+    try:
+        tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
+        subprocess.run(tracked, check=True, capture_output=True)
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit.stdout.decode().strip() + ("+" if changed.returncode else "")

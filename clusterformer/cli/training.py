@@ -1,0 +1,136 @@
+"""One training from the command line: run folder, loggers, checkpoints, and its last words."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from clusterformer.checkpoints import LastCheckpoint, read
+from clusterformer.cli.configs import resolve
+from clusterformer.cli.illustrate import illustrate
+from clusterformer.cli.metrics import MetricsFile
+from clusterformer.cli.options import Options, take
+from clusterformer.cli.runs import Run
+from clusterformer.errors import InputError
+from clusterformer.module import CHECKPOINT_KEY
+from clusterformer.task import Task
+
+
+def train(arguments: list[str]) -> None:
+    """Train as `clusterformer fit` with these arguments does."""
+    resumed, arguments = take(arguments, "--resume")
+    run = Run.open(resumed) if resumed else None
+    if run:
+        arguments = ["--config", str(run.config), *arguments]
+    arguments, name = resolve(arguments)
+    options = Options(arguments, fitting=True)
+    model, task = options.model, options.datamodule
+    model.config = options.yaml("seed_everything", "model", "data")
+    checkpoint: dict[str, Any] = {}
+    if run and run.last.exists():
+        checkpoint = read(run.last)
+        task.load_state(checkpoint[CHECKPOINT_KEY]["task"])
+    # the first process alone writes; where checkpoints go, the others learn from it
+    if rank_zero_only.rank or options.config["trainer"]["fast_dev_run"]:
+        run = None
+    else:
+        run = run or Run.create(options.config["runs"], name or type(task).__name__.lower())
+        run.record(options.yaml(), options.config["seed_everything"])
+        print(f"run folder: {run.folder}", flush=True)
+    trainer = options.make_trainer(
+        callbacks=_checkpoints(task, run, options.config["checkpoint_every"]),
+        loggers=_loggers(options, run, checkpoint.get("global_step", 0)) if run else [],
+    )
+    begun = time.monotonic()
+    path = Run.open(resumed).last if resumed and checkpoint else None
+    try:
+        trainer.fit(model, datamodule=task, ckpt_path=path, weights_only=True)
+    except SystemExit:
+        if not trainer.interrupted or not run:
+            raise
+        raise InputError(f"stopped; go on with: clusterformer fit --resume {run.folder}") from None
+    results = dict(trainer.callback_metrics)
+    best = trainer.checkpoint_callback
+    if isinstance(best, ModelCheckpoint) and best.best_model_path:
+        results[task.monitor] = best.best_model_score
+        if is_overridden("test_dataloader", task):
+            results |= trainer.test(
+                model, task, ckpt_path=best.best_model_path, verbose=False, weights_only=True
+            )[0]
+    if run:
+        pictures = _pictures(run, options)
+        _log_pictures(trainer, pictures)
+        _say(run, trainer, results, pictures, time.monotonic() - begun)
+
+
+def _checkpoints(task: Task, run: Run | None, every: int) -> list[Callback]:
+    folder = run.checkpoints if run else None
+    best = ModelCheckpoint(
+        folder, "best", monitor=task.monitor, mode=task.mode, enable_version_counter=False
+    )
+    return [best, LastCheckpoint(folder, every)]
+
+
+def _loggers(options: Options, run: Run, step: int) -> list[Logger]:
+    loggers: list[Logger] = [MetricsFile(run.metrics, step)]
+    if options.config["wandb"]:
+        try:
+            import wandb
+        except ImportError:
+            raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
+        offline = wandb.api.api_key is None and "WANDB_MODE" not in os.environ
+        name = f"{run.folder.parent.name}/{run.folder.name}"
+        logger = WandbLogger(
+            name=name,
+            save_dir=run.folder,
+            project="clusterformer",
+            id=run.wandb_id,
+            resume="allow",
+            offline=offline,
+        )
+        logger.log_hyperparams(options.config.as_dict())
+        loggers.append(logger)
+    return loggers
+
+
+def _pictures(run: Run, options: Options) -> list[Path]:
+    try:
+        return illustrate(run, options.model, options.datamodule)
+    except ImportError as error:
+        print(f"no pictures: {error}; pip install 'clusterformer[plots]'")
+        return []
+
+
+def _log_pictures(trainer: Trainer, pictures: list[Path]) -> None:
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            for path in pictures:
+                logger.log_image(f"pictures/{path.stem}", [str(path)])
+
+
+def _say(
+    run: Run, trainer: Trainer, results: dict[str, Any], pictures: list[Path], seconds: float
+) -> None:
+    minutes, seconds = divmod(round(seconds), 60)
+    print(
+        f"\nfinished after {trainer.global_step} steps, {trainer.current_epoch} epochs, "
+        f"{minutes} min {seconds} s"
+    )
+    for name in sorted(results):
+        if name.startswith(("val/", "test/")) and "layer" not in name:
+            print(f"  {name:<15} {float(results[name]):.4f}")
+    best = run.best if run.best.exists() else run.last
+    print(f"  {'checkpoint':<15} {best}")
+    print(f"  {'metrics':<15} {run.metrics}")
+    if pictures:
+        print(f"  {'pictures':<15} {run.pictures}: {', '.join(path.name for path in pictures)}")
+    print(f"test it:     clusterformer test --checkpoint {run.folder}")
+    print(f"label text:  clusterformer predict --checkpoint {run.folder} --input FILE")

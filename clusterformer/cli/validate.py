@@ -1,0 +1,21 @@
+"""`clusterformer validate`: measure a trained model on the validation data."""
+
+from __future__ import annotations
+
+HELP = """
+usage: clusterformer validate --checkpoint RUN [options]
+
+Measure a trained model on the validation data of its training.
+
+  --checkpoint RUN           run folder (its best checkpoint), or a .ckpt file
+  --data.root DIR            where the data sets are, if not where they were
+  --trainer.accelerator cpu  or any other option of Lightning's Trainer
+  --help-all                 every option there is
+"""
+
+
+def run(arguments: list[str]) -> None:
+    """Print `name<TAB>value` for each measure."""
+    from clusterformer.cli.evaluation import evaluate
+
+    evaluate(arguments, "validate")

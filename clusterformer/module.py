@@ -1,0 +1,323 @@
+"""ClusterFormer, the LightningModule: steps, optimiser, schedule and logging for any task.
+
+Letters: B batch, N tokens, E model width.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import MeanMetric
+
+from clusterformer import __version__, losses
+from clusterformer.attention import AttentionCore, NeuralClusteringAttention
+from clusterformer.clustering.statistics import statistics
+from clusterformer.errors import InputError
+from clusterformer.models.architecture import Architecture
+from clusterformer.nonfinite import first_nonfinite
+from clusterformer.schedule import Schedule, factor
+from clusterformer.task import Output, Task
+
+CHECKPOINT_KEY = "clusterformer"
+"""Where a checkpoint holds what is ours: version, config, seed and the task's state."""
+
+
+class ClusterFormer(LightningModule):
+    """A Transformer whose attention may learn to cluster, trained on any `Task`.
+
+    Example:
+        >>> model = ClusterFormer(FullAttention, d_model=64, num_layers=2)
+        >>> Trainer(max_epochs=5, use_distributed_sampler=False).fit(model, Classification("mr"))
+
+    Args:
+        attention: Mechanism of every layer: a subclass of AttentionCore by its name, its options
+            following it, or a function `(d_model, num_heads) -> AttentionCore`.
+        d_model: E, width of the hidden states.
+        num_heads: Attention heads a layer; divides d_model.
+        num_layers: Layers of the encoder.
+        d_ff: Width inside the feed-forward part; None for 4 * d_model.
+        dropout: Probability of dropping a value, 0..1, where a Transformer does.
+        norm: Layer norm before each part ("pre") or after it ("post", as in the paper).
+        positions: How a token knows its place.
+        pooling: How a classifier sums up the tokens.
+        lr: Peak learning rate of AdamW.
+        weight_decay: Of the weights of linear layers alone.
+        warmup: Steps of linear warm-up.
+        schedule: What follows the warm-up.
+        label_smoothing: Probability spread over all labels, 0..1.
+        task_weight: lambda of eq. 17, weight of the task's loss.
+        clustering_weight: mu of eq. 17, weight of the clustering loss L1 (eq. 6).
+        sorting_weight: nu of eq. 17, weight of the sorting loss L2 (eq. 11).
+        clustering_form: Of L1: "contrastive", or "bare" as in eq. 6.
+
+    Attributes:
+        config: YAML of the run, if the command line made it; goes into the checkpoint.
+    """
+
+    def __init__(
+        self,
+        attention: Callable[[int, int], AttentionCore] = NeuralClusteringAttention,
+        *,
+        d_model: int = 128,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        d_ff: int | None = None,
+        dropout: float = 0.1,
+        norm: Literal["pre", "post"] = "pre",
+        positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal",
+        pooling: Literal["mean", "max", "first"] = "mean",
+        lr: float = 1e-3,
+        weight_decay: float = 0.01,
+        warmup: int = 200,
+        schedule: Schedule = "inverse-sqrt",
+        label_smoothing: float = 0.0,
+        task_weight: float = 1.0,
+        clustering_weight: float = 0.02,
+        sorting_weight: float = 0.0,
+        clustering_form: losses.ClusteringForm = "contrastive",
+    ) -> None:
+        super().__init__()
+        self.architecture = Architecture(
+            attention=attention,
+            d_model=d_model,
+            num_heads=num_heads,
+            num_layers=num_layers,
+            d_ff=d_ff or 4 * d_model,
+            dropout=dropout,
+            norm=norm,
+            positions=positions,
+            pooling=pooling,
+        )
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.warmup = warmup
+        self.schedule = schedule
+        self.label_smoothing = label_smoothing
+        self.task_weight = task_weight
+        self.clustering_weight = clustering_weight
+        self.sorting_weight = sorting_weight
+        self.clustering_form = clustering_form
+        self.config: str | None = None
+        self.network: nn.Module | None = None
+        self._seed = 0
+        self._batch: Any = None
+
+    @property
+    def task(self) -> Task:
+        """The task in training or evaluation."""
+        task = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(task, Task):
+            raise InputError(f"ClusterFormer trains a clusterformer.task.Task, got {task!r}")
+        return task
+
+    def setup(self, stage: str) -> None:
+        accelerator = self.trainer._accelerator_connector
+        if self.trainer.world_size > 1 and accelerator.use_distributed_sampler:
+            raise InputError(
+                "a task shares out its batches itself; give Trainer(use_distributed_sampler=False)"
+            )
+        if isinstance(self.trainer.strategy, DDPStrategy):
+            # W and the centroids are unused where neither loss nor coupling reads them
+            self.trainer.strategy._ddp_kwargs.setdefault("find_unused_parameters", True)
+
+    def configure_model(self) -> None:
+        if self.network is None:
+            try:
+                self.network = self.task.build(self.architecture)
+            except InputError:
+                raise
+            except ValueError as error:
+                raise InputError(str(error)) from error
+
+    def forward(self, batch: Any) -> Output:
+        """Run the network on a batch of the task."""
+        assert self.network is not None
+        return self.network(batch)
+
+    # Training
+
+    def on_fit_start(self) -> None:
+        if not self.trainer.ckpt_path:
+            self._seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Seed each step from its place alone, so that a resumed run draws the same numbers."""
+        place = [self._seed, self.current_epoch, batch_idx, self.global_rank]
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0]))
+        self._batch = batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        output = self(batch)
+        total, count = self.task.loss(output, batch, self.label_smoothing)
+        parts = {"loss": (total, count, self.task_weight)}
+        if self.clustering_weight or self.sorting_weight:
+            clustering, sorting = losses.auxiliary(
+                output.encoded.groupings, batch.mask, self.clustering_form
+            )
+            tokens, sequences = batch.mask.sum(), batch.mask.any(-1).sum()
+            if clustering is not None and sorting is not None:
+                parts["clustering_loss"] = clustering, tokens, self.clustering_weight
+                parts["sorting_loss"] = sorting, sequences, self.sorting_weight
+        # DDP averages gradients over processes; with sums over the counts of all processes that is
+        # the gradient of the whole global batch, however it is shared out.
+        sums = torch.stack([part.detach().float() for part, _, _ in parts.values()])
+        counts = torch.stack([part.float() for _, part, _ in parts.values()])
+        sums, counts = self.trainer.strategy.reduce(torch.stack([sums, counts]), reduce_op="sum")
+        counts = counts.clamp(min=1)
+        means = dict(zip(parts, sums / counts, strict=True))
+        self.log("train/loss", means.pop("loss"), prog_bar=True, batch_size=1)
+        self.log_dict({f"train/{name}": mean for name, mean in means.items()}, batch_size=1)
+        self.log("train/lr", self.optimizers().param_groups[0]["lr"], batch_size=1)  # type: ignore[union-attr]
+        shares = self.trainer.world_size / counts
+        return torch.stack(
+            [
+                weight * share * part
+                for (part, _, weight), share in zip(parts.values(), shares, strict=True)
+                if weight
+            ]
+        ).sum()
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Stop before a step that would spoil the weights, else clip as the trainer says."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        norm = self.trainer.strategy.reduce(
+            torch.nn.utils.get_total_norm(gradients), reduce_op="mean"
+        )
+        # with fp16, infinite gradients are the loss scaler's business
+        if self.trainer.precision != "16-mixed" and not math.isfinite(norm):
+            self._stop()
+        self.log("train/gradient_norm", norm, batch_size=1)
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def _stop(self) -> None:
+        assert self.network is not None
+        where: list[str | None] = [first_nonfinite(self.network, self._batch)]
+        if self.trainer.world_size > 1:
+            found, where = where[0], [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(where, found)
+        saved = [
+            path
+            for callback in self.trainer.checkpoint_callbacks
+            if (path := getattr(callback, "last_model_path", ""))
+        ]
+        raise InputError(
+            f"the loss is not finite at step {self.global_step} (epoch {self.current_epoch}): "
+            f"NaN or infinity first in {where[0]}; last good checkpoint: "
+            f"{saved[0] if saved else 'none'}; try a smaller model.lr or a longer model.warmup"
+        )
+
+    # Evaluation
+
+    def on_validation_epoch_start(self) -> None:
+        self._evaluation = _Evaluation(self.task, self.device)
+
+    def on_test_epoch_start(self) -> None:
+        self._evaluation = _Evaluation(self.task, self.device)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluation.add(self(batch), batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluation.add(self(batch), batch)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict({f"val/{k}": v for k, v in self._evaluation.compute().items()})
+
+    def on_test_epoch_end(self) -> None:
+        self.log_dict({f"test/{k}": v for k, v in self._evaluation.compute().items()})
+
+    def predict_step(self, batch: Any, batch_idx: int = 0) -> list[dict[str, Any]]:
+        return self.task.predictions(self(batch), batch)
+
+    # Optimisation
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        decayed = {id(module.weight) for module in self.modules() if isinstance(module, nn.Linear)}
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if id(p) in decayed]},
+            {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
+        try:
+            rate = factor(self.schedule, self.warmup, self._total_steps())
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def _total_steps(self) -> int | None:
+        # Not trainer.estimated_stepping_batches: it makes the loader before progress is restored.
+        limits = []
+        if self.trainer.max_steps > 0:
+            limits.append(self.trainer.max_steps)
+        if self.schedule == "cosine" and (self.trainer.max_epochs or -1) > 0:
+            batches: float = len(self.task.train_dataloader())
+            limit = self.trainer.limit_train_batches
+            batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+            epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
+            limits.append(epoch * (self.trainer.max_epochs or 0))
+        return min(limits) if limits else None
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what prediction needs; plain values, so that the file loads with weights_only."""
+        checkpoint[CHECKPOINT_KEY] = {
+            "version": __version__,
+            "config": self.config,
+            "seed": self._seed,
+            "task": self.task.state(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if CHECKPOINT_KEY not in checkpoint:
+            raise InputError("the checkpoint was not written by clusterformer")
+        self._seed = checkpoint[CHECKPOINT_KEY]["seed"]
+
+
+class _Evaluation:
+    """Sums of one pass over validation or test data, right over any number of processes."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._task = task
+        self._metrics = task.metrics().to(device)
+        self._means: dict[str, MeanMetric] = defaultdict(
+            lambda: MeanMetric(nan_strategy="ignore").to(device)
+        )
+
+    def add(self, output: Output, batch: Any) -> None:
+        self._task.update(self._metrics, output, batch)
+        total, count = self._task.loss(output, batch, 0.0)
+        self._means["loss"].update(total / count.clamp(min=1), count)
+        sequences = batch.mask.any(-1).sum()
+        for index, grouping in enumerate(output.encoded.groupings, start=1):
+            if grouping is not None:
+                found = statistics(
+                    grouping.assignment, grouping.num_clusters, batch.mask, grouping.blocks
+                )
+                for name, value in found._asdict().items():
+                    self._means[f"layer{index}/{name}"].update(value, sequences)
+
+    def compute(self) -> dict[str, Tensor]:
+        means = {name: mean.compute() for name, mean in self._means.items()}
+        return {**self._metrics.compute(), **means}

@@ -1,0 +1,43 @@
+"""Learning-rate schedules: a factor of the peak rate for each optimiser step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+Schedule = Literal["inverse-sqrt", "cosine", "constant"]
+
+
+def factor(schedule: Schedule, warmup: int, total: int | None) -> Callable[[int], float]:
+    """Make the function that gives the factor, 0..1, at a step counted from 0.
+
+    All rise linearly over `warmup` steps and stand at 1 when it ends. Then "inverse-sqrt" falls as
+    sqrt(warmup / step) (Vaswani et al., 2017, section 5.3), "cosine" falls to 0 at step `total`,
+    and "constant" stays.
+
+    Args:
+        schedule: Name of the schedule.
+        warmup: Steps to rise; 0 starts at the peak.
+        total: Steps of the whole training; only "cosine" needs it.
+
+    Raises:
+        ValueError: if "cosine" is not told when training ends.
+    """
+    if schedule == "cosine" and total is None:
+        raise ValueError(
+            "schedule: cosine must know when training ends; give trainer.max_epochs or max_steps"
+        )
+
+    def at(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if schedule == "inverse-sqrt":
+            start = max(1, warmup)
+            return math.sqrt(start / (start + step - warmup))
+        if schedule == "cosine" and total is not None:
+            progress = (step - warmup) / max(1, total - warmup)
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return 1.0
+
+    return at

@@ -1,0 +1,145 @@
+"""A task of twenty lines, for tests of the trainer: is there a 1 among the tokens?
+
+It notes which examples each training step saw, may spoil a gradient, may be slow.
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryAccuracy
+
+from clusterformer.models.architecture import Architecture
+from clusterformer.task import IGNORE, Output, Task
+from clusterformer.tasks.batches import BucketPlan, loader, pad
+
+VOCABULARY = 8
+
+
+class ToyBatch(NamedTuple):
+    tokens: Tensor
+    mask: Tensor
+    target: Tensor
+    index: Tensor
+
+
+class Examples:
+    def __init__(self, size: int, seed: int) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(3, 12, (size,), generator=rng).tolist()
+        self.texts = [torch.randint(1, VOCABULARY, (n,), generator=rng).tolist() for n in lengths]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, indices: list[int]) -> ToyBatch:
+        tokens, mask = pad([self.texts[i] for i in indices])
+        target = (tokens == 1).any(-1).long() if indices else torch.tensor([IGNORE])
+        return ToyBatch(tokens, mask, target, torch.tensor(indices or [-1]))
+
+
+class Net(nn.Module):
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, architecture.d_model)
+        self.encoder = architecture.encoder()
+        self.head = nn.Linear(architecture.d_model, 2)
+
+    def forward(self, batch: Any) -> Output:
+        encoded = self.encoder(self.embedding(batch.tokens), batch.mask)
+        weight = batch.mask[..., None].float()
+        pooled = (encoded.hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
+        return Output(self.head(pooled), encoded)
+
+
+class Toy(Task):
+    """A task for tests.
+
+    Args:
+        size: Training examples.
+        batch_size: Of a global batch.
+        notes: Folder for notes of which examples each step saw.
+        spoil_at: Step whose loss becomes NaN.
+        pause: Seconds to wait in each step.
+        workers: Processes that load data.
+    """
+
+    def __init__(
+        self,
+        size: int = 40,
+        batch_size: int = 8,
+        notes: str | None = None,
+        spoil_at: int | None = None,
+        pause: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.size, self.batch_size, self.notes = size, batch_size, notes
+        self.spoil_at, self.pause = spoil_at, pause
+        self.labels: list[str] | None = None
+
+    def setup(self, stage: str) -> None:
+        if self.labels is None:
+            self.labels = ["without", "with"]
+
+    def build(self, architecture: Architecture) -> nn.Module:
+        return Net(architecture)
+
+    def loss(
+        self, output: Output, batch: ToyBatch, label_smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        total = F.cross_entropy(
+            output.logits, batch.target, reduction="sum", label_smoothing=label_smoothing
+        )
+        if torch.is_grad_enabled():
+            step = self.trainer.global_step
+            if self.notes:
+                with (Path(self.notes) / f"{os.getpid()}").open("a") as file:
+                    file.writelines(f"{step} {i}\n" for i in batch.index.tolist() if i >= 0)
+            if step == self.spoil_at:
+                total = total * float("nan")
+            time.sleep(self.pause)
+        return total, (batch.target != IGNORE).sum()
+
+    def metrics(self) -> MetricCollection:
+        return MetricCollection({"accuracy": BinaryAccuracy(ignore_index=IGNORE)})
+
+    def update(self, metrics: MetricCollection, output: Output, batch: ToyBatch) -> None:
+        metrics.update(output.logits.argmax(-1), batch.target)
+
+    def state(self) -> dict[str, Any]:
+        return {"labels": self.labels}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.labels = state["labels"]
+
+    def predictions(self, output: Output, batch: Any) -> list[dict[str, Any]]:
+        assert self.labels is not None
+        best = output.logits.softmax(-1).max(-1)
+        return [
+            {"label": self.labels[i], "probability": p}
+            for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def text_dataloader(self, lines: Iterable[str]) -> Iterable[ToyBatch]:
+        for line in lines:
+            tokens, mask = pad([[int(word) % VOCABULARY for word in line.split()]])
+            yield ToyBatch(tokens, mask, torch.tensor([IGNORE]), torch.tensor([-1]))
+
+    def train_dataloader(self) -> Any:
+        data = Examples(self.size, 0)
+        plan = BucketPlan([len(t) for t in data.texts], batch_size=self.batch_size)
+        return loader(data, plan, self, training=True)
+
+    def val_dataloader(self) -> Any:
+        data = Examples(20, 1)
+        plan = BucketPlan([len(t) for t in data.texts], batch_size=8, shuffle=False)
+        return loader(data, plan, self)
+
+    def test_dataloader(self) -> Any:
+        return self.val_dataloader()
