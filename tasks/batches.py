@@ -9,6 +9,7 @@ Letters: B batch, N tokens.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
@@ -168,6 +169,11 @@ def loader(dataset: Dataset, plan: Plan, task: Task, *, training: bool = False) 
     shares = Shares(plan, rank=task.rank, world_size=task.world_size, epoch=epoch, start=start)
     # One sampled item is a whole batch; as the `sampler`, Lightning tells it of each new epoch.
     return DataLoader(dataset, sampler=shares, batch_size=None)
+
+
+def run_seed() -> int:
+    """Seed of the run, as Lightning's seed_everything() left it; 0 if nobody called that."""
+    return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
