@@ -97,7 +97,8 @@ def sorting_loss(grouping: Grouping) -> Tensor:
 def _space(grouping: Grouping) -> tuple[Tensor, Tensor]:
     """Points and updated centroids, such that their product is phi."""
     points, centroids = grouping.points, grouping.centroids
-    assert points is not None and centroids is not None
+    assert points is not None
+    assert centroids is not None
     if grouping.similarity == "cosine":
         return F.normalize(points.float(), dim=-1), F.normalize(centroids.float(), dim=-1)
     return points.float(), centroids.float()

@@ -33,20 +33,20 @@ class Blocks(NamedTuple):
 
     Attributes:
         members: (B, G, S) token in each slot; 0 where the slot is empty.
-        filled: (B, G, S) bool, True where a slot holds a token; None if all do.
+        filled: (B, G, S) bool, True where a slot holds a token.
         slot: (B, N) flat slot (block * S + place) of each token; -1 at padding.
         neighbours: (B, G, R) blocks whose keys a block sees.
-        visible: (B, G, R) bool, False where the entry of `neighbours` is void; None if none is.
+        visible: (B, G, R) bool, False where the entry of `neighbours` is void.
         seen_by: (B, G, R) the inverse of `neighbours`: entry r of block `seen_by[g, r]` is g;
             -1 where no block has g there.
         padded: True if some token is padding.
     """
 
     members: Tensor
-    filled: Tensor | None
+    filled: Tensor
     slot: Tensor
     neighbours: Tensor
-    visible: Tensor | None
+    visible: Tensor
     seen_by: Tensor
     padded: bool
 
@@ -146,19 +146,9 @@ def equal_blocks(
     block = block[:, None]
     inside = block < used  # (B, G, 1)
     neighbours = torch.where(inside, (block + offsets) % used, block)
-    once = torch.arange(offsets.numel(), device=order.device) < used
+    once = (torch.arange(offsets.numel(), device=order.device) < used).expand_as(neighbours)
     seen_by = torch.where(once & inside, (block - offsets) % used, -1)
-    unmasked = key_mask is None and length == num_blocks * width
-    single = key_mask is None and num_blocks >= offsets.numel() and unmasked
-    return Blocks(
-        members,
-        None if unmasked else filled,
-        slot,
-        neighbours,
-        None if single else once,
-        seen_by,
-        key_mask is not None,
-    )
+    return Blocks(members, filled, slot, neighbours, once, seen_by, key_mask is not None)
 
 
 def cluster_chunks(
@@ -255,9 +245,8 @@ def gather_windows(rows: Tensor, blocks: Blocks) -> Tensor:
     source = (viewer * reach + entry) * width + place[..., None]  # (B, N, R)
     source = source.masked_fill((viewer < 0) | (block < 0)[..., None], -1)
     source = _flat(source, groups * reach * width)
-    holes = blocks.padded or blocks.visible is not None
     rows = rows.reshape(-1, rows.shape[-1])
-    gathered = _Gather.apply(rows, index.flatten(), source, False, holes)
+    gathered = _Gather.apply(rows, index.flatten(), source, False, True)
     return gathered.view(batch, groups, reach * width, -1)
 
 
@@ -265,36 +254,27 @@ def resort(blocked: Tensor, blocks: Blocks) -> Tensor:
     """Rows in their slots, (B, G, S, F), back to their tokens, (B, N, F); 0 at padding (eq. 10)."""
     batch, groups, width = blocks.members.shape
     index = _flat(blocks.slot, groups * width).flatten()
-    members = blocks.members
-    if blocks.filled is not None:
-        members = members.masked_fill(~blocks.filled, -1)
+    members = blocks.members.masked_fill(~blocks.filled, -1)
     source = _flat(members.flatten(1), blocks.slot.shape[1])[..., None]
     blocked = blocked.reshape(-1, blocked.shape[-1])
-    rows = _Gather.apply(blocked, index, source, blocks.padded, blocks.filled is not None)
+    rows = _Gather.apply(blocked, index, source, blocks.padded, True)
     return rows.view(batch, blocks.slot.shape[1], -1)
 
 
-def window_mask(blocks: Blocks, causal: bool = False) -> Tensor | None:
-    """Which slots of its window a slot may attend to: (B, G, 1 or S, R * S); None: all.
+def window_mask(blocks: Blocks, causal: bool = False) -> Tensor:
+    """Which slots of its window a slot may attend to: (B, G, 1, R * S), causal (B, G, S, R * S).
 
     A slot without a token sees everything, so that no row is empty; nothing reads it.
     """
-    if blocks.filled is None and blocks.visible is None and not causal:
-        return None
     batch, groups, width = blocks.members.shape
-    filled = blocks.filled
-    if filled is None:
-        filled = torch.ones_like(blocks.members, dtype=torch.bool)
     index = blocks.neighbours.flatten(1)[..., None].expand(-1, -1, width)
-    keys = filled.gather(1, index).view(batch, groups, -1, width)
-    if blocks.visible is not None:
-        keys = keys & blocks.visible[..., None]
-    keys = keys.view(batch, groups, 1, -1)
+    keys = blocks.filled.gather(1, index).view(batch, groups, -1, width)
+    keys = (keys & blocks.visible[..., None]).view(batch, groups, 1, -1)
     if causal:
         positions = blocks.members.gather(1, index).view(batch, groups, 1, -1)
         keys = keys & (positions <= blocks.members[..., None])
-        return keys | ~filled[..., None]
-    return keys | ~filled.any(-1)[..., None, None]
+        return keys | ~blocks.filled[..., None]
+    return keys | ~blocks.filled.any(-1)[..., None, None]
 
 
 def chunk_attention(
@@ -324,9 +304,7 @@ def chunk_attention(
     query, key, value = (
         x.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2) for x in blocked
     )  # (B * G, H, S or R * S, D)
-    mask = window_mask(blocks, causal)
-    if mask is not None:
-        mask = mask.flatten(0, 1)[:, None]
+    mask = window_mask(blocks, causal).flatten(0, 1)[:, None]
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     out = out.transpose(1, 2).flatten(2).unflatten(0, blocks.members.shape[:2])
     out = resort(out, blocks).unflatten(-1, (heads, -1)).transpose(1, 2)

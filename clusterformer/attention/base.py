@@ -44,8 +44,10 @@ class Attended(NamedTuple):
 
 
 class AttentionCore(nn.Module, ABC):
-    """Mixes values; knows no projections. Subclass it in a new file of this folder, and it is a
-    mechanism by its class name, in Python, in configurations and on the command line.
+    """Mixes values; knows no projections.
+
+    Subclass it in a new file of this folder, and it is a mechanism by its class name, in Python,
+    in configurations and on the command line.
 
     The contract (tested over all subclasses): any length; padding changes nothing; `causal=True`
     is truly causal; every real token gets a value; the same bits twice; finite gradients.
@@ -201,8 +203,10 @@ class MultiHeadAttention(nn.Module):
         return self.core.cache(like)
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """One token further: x (B, 1, E) -> its values (B, 1, E), as `forward` on the whole text
-        would give there, and the cache for the next step."""
+        """One token further: x (B, 1, E) -> its values (B, 1, E) and the next step's cache.
+
+        The values are those that `forward` on the whole text gives at this token.
+        """
         q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
         mixed, cache = self.core.step(q, k, v, hidden=x, cache=cache)
         return self.out_proj(mixed.transpose(1, 2).flatten(2)), cache

@@ -202,21 +202,28 @@ class NeuralClusteringAttention(AttentionCore):
         )
 
     def cache(self, like: Tensor) -> Cache:
-        """Rings of the last (look_back + 1) * chunk_size keys and values of each cluster: O(1)
-        time and memory a step, however long the text."""
+        """Rings of the last (look_back + 1) * chunk_size keys and values of each cluster.
+
+        O(1) time and memory a step, however long the text.
+        """
         if self.causal is not True:
             return super().cache(like)
-        rings: list[Tensor] = []
-        far, near = self.num_heads - self.local_heads, self.local_heads
-        for clusters, size, heads, extra in (
-            (self.num_clusters, (self.look_back + 1) * self.chunk_size, far, self.coupling),
-            (1, 2 * self.local_window, near, False),
-        ):
-            width = self.head_width + (self.space.out_features if extra else 0)
-            for ring_width in (width, self.head_width):
-                rings.append(like.new_zeros(like.shape[0], clusters, size, heads, ring_width))
-            rings.append(like.new_zeros(like.shape[0], clusters, dtype=torch.long))
-        return tuple(rings)
+
+        def ring(clusters: int, size: int, heads: int, key_width: int) -> Cache:
+            shape = like.shape[0], clusters, size, heads
+            return (
+                like.new_zeros(*shape, key_width),
+                like.new_zeros(*shape, self.head_width),
+                like.new_zeros(*shape[:2], dtype=torch.long),
+            )
+
+        far, width = self.num_heads - self.local_heads, self.head_width
+        coupled = width + (self.space.out_features if self.coupling else 0)
+        size = (self.look_back + 1) * self.chunk_size
+        return (
+            *ring(self.num_clusters, size, far, coupled),
+            *ring(1, 2 * self.local_window, self.local_heads, width),
+        )
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache

@@ -68,11 +68,6 @@ def _purity(assignment: Tensor, blocks: Blocks) -> Tensor:
     cluster = assignment.gather(1, blocks.members.flatten(1)).view(batch, groups, width)
     index = blocks.neighbours.flatten(1)[..., None].expand(-1, -1, width)
     seen = cluster.gather(1, index).view(batch, groups, 1, -1)
-    pairs = torch.ones_like(cluster[..., None] == seen)
-    mask = window_mask(blocks)
-    if mask is not None:
-        pairs &= mask
-    if blocks.filled is not None:
-        pairs &= blocks.filled[..., None]
+    pairs = window_mask(blocks) & blocks.filled[..., None]
     same = (cluster[..., None] == seen) & pairs
     return same.sum() / pairs.sum().clamp(min=1)

@@ -1,0 +1,283 @@
+"""The contract of DESIGN section 3, over every mechanism and causal form that exists."""
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor
+
+from clusterformer import attention
+from clusterformer.attention import AttentionCore, MultiHeadAttention
+
+WIDTH, HEADS = 32, 4
+SMALL = {"num_clusters": 5, "chunk_size": 4}  # several blocks at the lengths used here
+
+
+def mechanisms() -> list[type[AttentionCore]]:
+    found = [getattr(attention, name) for name in attention.__all__]
+    return [
+        cls
+        for cls in found
+        if isinstance(cls, type) and issubclass(cls, AttentionCore) and not inspect.isabstract(cls)
+    ]
+
+
+FORMS = [(cls, causal) for cls in mechanisms() for causal in cls.causal_forms]
+STRICT = [cls for cls in mechanisms() if True in cls.causal_forms]
+
+
+def name(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else f"causal={value}"
+
+
+def build(cls: type[AttentionCore], causal: object = False) -> MultiHeadAttention:
+    options = {k: v for k, v in SMALL.items() if k in inspect.signature(cls).parameters}
+    return MultiHeadAttention(cls(WIDTH, HEADS, causal=causal, **options)).eval()
+
+
+def mask_of(lengths: list[int], longest: int) -> Tensor:
+    return torch.arange(longest) < torch.tensor(lengths)[:, None]
+
+
+every_form = pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
+every_strict = pytest.mark.parametrize("cls", STRICT, ids=name)
+
+
+def test_there_are_mechanisms() -> None:
+    assert {"FullAttention", "NeuralClusteringAttention"} <= {cls.__name__ for cls in mechanisms()}
+
+
+@every_form
+@pytest.mark.parametrize("length", [1, 2, 3, 13, 37])
+def test_any_length_gives_a_value_to_every_token(cls, causal, length: int) -> None:
+    layer = build(cls, causal)
+    out = layer(torch.randn(2, length, WIDTH))
+    assert out.values.shape == (2, length, WIDTH)
+    assert out.values.isfinite().all()
+    if out.grouping is not None:
+        assert out.grouping.assignment.shape[-1] == length
+        assert not out.grouping.assignment.is_floating_point()
+        assert (out.grouping.assignment < out.grouping.num_clusters).all()
+
+
+@every_form
+def test_no_token_is_an_orphan(cls, causal) -> None:
+    """If every value vector is the same, so is every mixture; an orphan would stand out."""
+    layer = build(cls, causal)
+    torch.nn.init.zeros_(layer.v_proj.weight)
+    torch.nn.init.normal_(layer.v_proj.bias)
+    torch.nn.init.eye_(layer.out_proj.weight)
+    mask = mask_of([29, 17, 1], 29)
+    values = layer(torch.randn(3, 29, WIDTH), mask).values[mask]
+    torch.testing.assert_close(values, layer.v_proj.bias.expand_as(values))
+
+
+@every_form
+@pytest.mark.parametrize("filler", [0.0, 1e4, float("nan")])
+def test_padding_changes_nothing(cls, causal, filler: float) -> None:
+    layer = build(cls, causal)
+    lengths = [23, 11, 4, 1]
+    texts = [torch.randn(length, WIDTH) for length in lengths]
+    for padded in (23, 31):
+        x = torch.full((4, padded, WIDTH), filler)
+        for row, text in zip(x, texts, strict=True):
+            row[: len(text)] = text
+        values = layer(x, mask_of(lengths, padded)).values
+        for row, text in zip(values, texts, strict=True):
+            torch.testing.assert_close(row[: len(text)], layer(text[None]).values[0])
+
+
+@every_form
+def test_padding_may_stand_anywhere(cls, causal) -> None:
+    layer = build(cls, causal)
+    mask = torch.rand(2, 31) < 0.6
+    x = torch.randn(2, 31, WIDTH)
+    values = layer(x, mask).values
+    for row in range(2):
+        alone = layer(x[row][mask[row]][None]).values[0]
+        torch.testing.assert_close(values[row][mask[row]], alone)
+
+
+@every_form
+def test_a_row_of_padding_only_is_harmless(cls, causal) -> None:
+    layer = build(cls, causal)
+    x = torch.randn(2, 9, WIDTH, requires_grad=True)
+    mask = mask_of([9, 0], 9)
+    values = layer(x, mask).values
+    torch.testing.assert_close(values[0], layer(x[:1]).values[0])
+    values[mask].sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@every_form
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_broken_sequence_does_not_reach_its_neighbours(cls, causal, bad: float) -> None:
+    layer = build(cls, causal)
+    x = torch.randn(3, 19, WIDTH)
+    expected = layer(x).values
+    x[1, 7] = bad
+    values = layer(x).values
+    torch.testing.assert_close(values[[0, 2]], expected[[0, 2]])
+
+
+@every_strict
+@pytest.mark.parametrize("padded", [False, True])
+def test_future_does_not_leak(cls, padded: bool) -> None:
+    layer = build(cls, True)
+    length = 41
+    x = torch.randn(4, length, WIDTH)
+    mask = mask_of([length, 39, 30, 25], length) if padded else None
+    values = layer(x, mask).values
+    for cut in (1, 12, 24):
+        changed = x.clone()
+        changed[:, cut:] = 3 * torch.randn(4, length - cut, WIDTH)
+        torch.testing.assert_close(layer(changed, mask).values[:, :cut], values[:, :cut])
+        torch.testing.assert_close(layer(x[:, :cut]).values, values[:, :cut])
+
+
+@every_strict
+def test_step_by_step_equals_the_full_forward(cls) -> None:
+    layer = build(cls, True)
+    x = torch.randn(3, 37, WIDTH)
+    with torch.no_grad():
+        cache, steps = layer.cache(x), []
+        for token in x.split(1, dim=1):
+            values, cache = layer.step(token, cache)
+            steps.append(values)
+        torch.testing.assert_close(torch.cat(steps, 1), layer(x).values)
+
+
+@pytest.mark.parametrize("cls", mechanisms(), ids=name)
+def test_a_form_that_is_not_causal_does_not_decode(cls) -> None:
+    with pytest.raises(ValueError, match="stepwise"):
+        build(cls, False).cache(torch.randn(1, 1, WIDTH))
+
+
+@pytest.mark.parametrize("cls", mechanisms(), ids=name)
+def test_a_causal_form_that_is_missing_is_refused(cls) -> None:
+    for causal in {True, "masked", "maybe"} - set(cls.causal_forms):
+        with pytest.raises(ValueError, match="has no causal"):
+            cls(WIDTH, HEADS, causal=causal)
+
+
+@every_form
+def test_evaluation_twice_gives_the_same_bits(cls, causal) -> None:
+    layer = build(cls, causal)
+    x = torch.randn(2, 37, WIDTH)
+    assert torch.equal(layer(x).values, layer(x).values)
+
+
+@every_form
+def test_same_state_gives_the_same_bits(cls, causal) -> None:
+    """All randomness lies in parameters and buffers that a checkpoint carries."""
+    first, second = build(cls, causal), build(cls, causal)
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(2, 37, WIDTH)
+    assert torch.equal(first(x).values, second(x).values)
+
+
+@every_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_gradients_are_finite(cls, causal, dtype: torch.dtype) -> None:
+    layer = build(cls, causal).train()
+    x = torch.randn(2, 23, WIDTH, requires_grad=True)
+    mask = mask_of([23, 9], 23)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        out = layer(x, mask)
+    loss = out.values[mask].float().square().sum()
+    if out.grouping is not None and out.grouping.centroids is not None:
+        assert out.grouping.centroids.dtype == torch.float32
+        loss = loss + out.grouping.centroids.sum()
+    loss.backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    for parameter_name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+@every_form
+def test_input_need_not_be_contiguous(cls, causal) -> None:
+    layer = build(cls, causal)
+    x = torch.randn(WIDTH, 2, 19).permute(1, 2, 0)
+    torch.testing.assert_close(layer(x).values, layer(x.contiguous()).values)
+
+
+@every_form
+def test_rows_do_not_depend_on_each_other(cls, causal) -> None:
+    layer = build(cls, causal)
+    x = torch.randn(3, 23, WIDTH)
+    torch.testing.assert_close(layer(x).values[1:], layer(x[1:]).values)
+
+
+@every_form
+def test_compiles_once_for_all_lengths(cls, causal) -> None:
+    torch._dynamo.reset()
+    layer = build(cls, causal)
+    compiled = torch.compile(layer, dynamic=True, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for length in (19, 31, 40, 53):
+            x = torch.randn(2, length, WIDTH)
+            with torch._dynamo.config.patch(error_on_recompile=length > 31):
+                torch.testing.assert_close(compiled(x).values, layer(x).values)
+
+
+@every_form
+def test_exports_for_any_length(cls, causal) -> None:
+    layer = build(cls, causal)
+
+    class Values(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.layer(x, mask).values
+
+    length = torch.export.Dim.AUTO
+    example = (torch.randn(2, 19, WIDTH), mask_of([19, 12], 19))
+    program = torch.export.export(
+        Values(), example, dynamic_shapes=({1: length}, {1: length}), strict=False
+    )
+    x, mask = torch.randn(2, 33, WIDTH), mask_of([33, 20], 33)
+    torch.testing.assert_close(program.module()(x, mask)[mask], layer(x, mask).values[mask])
+
+
+@pytest.mark.parametrize("cls", mechanisms(), ids=name)
+def test_cross_attention_or_a_clear_refusal(cls) -> None:
+    layer = build(cls)
+    x, memory = torch.randn(2, 7, WIDTH), torch.randn(2, 12, WIDTH)
+    mask = mask_of([12, 5], 12)
+    if not cls.cross:
+        with pytest.raises(ValueError, match="no cross-attention"):
+            layer(x, memory=memory, memory_mask=mask)
+        return
+    values = layer(x, memory=memory, memory_mask=mask).values
+    torch.testing.assert_close(values[1:], layer(x[1:], memory=memory[1:, :5]).values)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": torch.randn(2, 5, 7)}, r"x must be \(batch, length, 32\), got \(2, 5, 7\)"),
+        ({"key_mask": torch.ones(2, 5)}, "key_mask must be bool"),
+        ({"key_mask": torch.ones(2, 6, dtype=torch.bool)}, r"must be \(2, 5\) like x"),
+        ({"memory_mask": torch.ones(2, 5, dtype=torch.bool)}, "without memory"),
+    ],
+)
+@pytest.mark.parametrize("cls", mechanisms(), ids=name)
+def test_wrong_input_is_refused(cls, arguments: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(cls)(**{"x": torch.randn(2, 5, WIDTH)} | arguments)
+
+
+@pytest.mark.parametrize("cls", mechanisms(), ids=name)
+def test_heads_must_divide_the_width(cls) -> None:
+    with pytest.raises(ValueError, match="num_heads must divide d_model, got num_heads = 5"):
+        cls(WIDTH, 5)
+
+
+def test_an_unknown_mechanism_is_named_with_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"NoAttention.*FullAttention"):
+        _ = attention.NoAttention

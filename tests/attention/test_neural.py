@@ -1,0 +1,212 @@
+"""Neural clustering attention against the paper, written out with loops."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from clusterformer.attention import FullAttention, MultiHeadAttention, NeuralClusteringAttention
+
+PAPER = {"coupling": False, "similarity": "dot", "look_ahead": 0}
+
+
+def paper_attention(
+    layer: MultiHeadAttention, x: Tensor, clusters: int, masked: bool
+) -> tuple[Tensor, list[int], Tensor]:
+    """Equations 2-10 and 12-14 for one sequence (N, E), one step at a time."""
+    core = layer.core
+    length, width = x.shape
+    mapped = x @ core.space.weight.T  # X W^C
+    scores = torch.stack([core.centroids[i] @ mapped.T for i in range(clusters)]) / width**0.5
+    memberships = torch.stack([row.exp() / row.exp().sum() for row in scores])  # eq. 2
+    updated = torch.stack(
+        [sum(memberships[i, j] * mapped[j] for j in range(length)) for i in range(clusters)]
+    )  # eq. 3
+    assignment = [int(memberships[:, j].argmax()) for j in range(length)]  # eq. 4
+    order = sorted(range(length), key=lambda j: assignment[j])  # eq. 5; Python's sort is stable
+    w = math.ceil(length / clusters)
+    blocks = [order[i : i + w] for i in range(0, length, w)]
+    out = torch.zeros(length, width)
+    heads, d = core.num_heads, width // core.num_heads
+    q, k, v = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+    for i, queries in enumerate(blocks):
+        keys = list(dict.fromkeys(blocks[i - 1] + queries))  # eq. 8; one block is seen once
+        for u in queries:
+            seen = [j for j in keys if not masked or j <= u]
+            for h in range(heads):
+                part = slice(h * d, (h + 1) * d)
+                logits = torch.stack([q[u, part] @ k[j, part] / d**0.5 for j in seen])
+                weights = logits.softmax(0)
+                out[u, part] = sum(
+                    weight * v[j, part] for weight, j in zip(weights, seen, strict=True)
+                )
+    return layer.out_proj(out), assignment, updated
+
+
+@pytest.mark.parametrize("causal", [False, "masked"])
+@pytest.mark.parametrize(("length", "clusters"), [(3, 2), (7, 3), (7, 4), (6, 9)])
+def test_the_papers_form_is_the_papers_equations(causal, length: int, clusters: int) -> None:
+    core = NeuralClusteringAttention(8, 2, num_clusters=clusters, causal=causal, **PAPER)
+    layer = MultiHeadAttention(core)
+    x = torch.randn(2, length, 8)
+    values, grouping = layer(x)
+    for row in range(2):
+        expected, assignment, updated = paper_attention(layer, x[row], clusters, bool(causal))
+        assert grouping.assignment[row].tolist() == assignment
+        torch.testing.assert_close(grouping.centroids[row], updated)
+        torch.testing.assert_close(values[row], expected)
+
+
+@pytest.mark.parametrize("length", [7, 23])
+@pytest.mark.parametrize(("clusters", "look_ahead"), [(1, 0), (2, 0), (1, 1), (2, 1), (3, 1)])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("causal", [False, "masked"])
+def test_few_blocks_are_full_attention(length, clusters, look_ahead, similarity, causal) -> None:
+    if causal and look_ahead:
+        pytest.skip("looking ahead has no causal form")
+    core = NeuralClusteringAttention(
+        32, 4, causal=causal, num_clusters=clusters, coupling=False, similarity=similarity,
+        look_ahead=look_ahead,
+    )  # fmt: skip
+    layer = MultiHeadAttention(core)
+    full = MultiHeadAttention(FullAttention(32, 4, causal=bool(causal)))
+    full.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.startswith("core.")})
+    x = torch.randn(3, length, 32, requires_grad=True)
+    mask = torch.arange(length) < torch.tensor([length, length - 2, 1])[:, None]
+    ours, theirs = layer(x, mask).values[mask], full(x, mask).values[mask]
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(ours)
+    (gradient,) = torch.autograd.grad((ours * weight).sum(), x)
+    (expected,) = torch.autograd.grad((theirs * weight).sum(), x)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_one_cluster_of_one_chunk_is_causal_full_attention() -> None:
+    core = NeuralClusteringAttention(
+        32, 4, causal=True, num_clusters=1, chunk_size=64, coupling=False
+    )
+    layer, full = MultiHeadAttention(core), MultiHeadAttention(FullAttention(32, 4, causal=True))
+    full.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.startswith("core.")})
+    x = torch.randn(2, 50, 32)
+    torch.testing.assert_close(layer(x).values, full(x).values)
+
+
+def strict_attention(layer: MultiHeadAttention, x: Tensor) -> Tensor:
+    """The strict causal form for one sequence, by the definition of who sees whom."""
+    core, length = layer.core, x.shape[0]
+    z = torch.nn.functional.normalize(core.space(x), dim=-1)
+    cluster = (torch.nn.functional.normalize(core.centroids, dim=-1) @ z.T).argmax(0).tolist()
+    rank = [cluster[:t].count(cluster[t]) for t in range(length)]
+    chunk = [r // core.chunk_size for r in rank]
+    q, k, v = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+    d, out = core.head_width, torch.zeros_like(x)
+    for t in range(length):
+        for h in range(core.num_heads):
+            if h < core.local_heads:
+                first = max(0, t // core.local_window - 1) * core.local_window
+                seen = list(range(first, t + 1))
+            else:
+                seen = [
+                    s
+                    for s in range(t + 1)
+                    if cluster[s] == cluster[t] and chunk[t] - chunk[s] <= core.look_back
+                ]
+            part = slice(h * d, (h + 1) * d)
+            logits = k[seen][:, part] @ q[t, part] / d**0.5
+            if core.coupling and h >= core.local_heads:
+                logits = logits + core.log_alpha.exp() * (z[seen] @ z[t])
+            out[t, part] = logits.softmax(0) @ v[seen][:, part]
+    return layer.out_proj(out)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"look_back": 0},
+        {"look_back": 2, "chunk_size": 2},
+        {"local_heads": 2, "local_window": 3},
+        {"local_heads": 4, "local_window": 3},
+        {"coupling": False, "num_clusters": 1},
+    ],
+    ids=str,
+)
+def test_the_strict_form_is_its_definition(options) -> None:
+    core = NeuralClusteringAttention(
+        32, 4, causal=True, **{"num_clusters": 3, "chunk_size": 4} | options
+    )
+    layer = MultiHeadAttention(core)
+    x = torch.randn(2, 45, 32)
+    values = layer(x).values
+    for row in range(2):
+        torch.testing.assert_close(values[row], strict_attention(layer, x[row]))
+
+
+def test_the_masked_form_leaks_as_its_docstring_says() -> None:
+    """If this ever fails the docstring's warning is out of date."""
+    layer = MultiHeadAttention(
+        NeuralClusteringAttention(32, 4, causal="masked", num_clusters=8, **PAPER)
+    )
+    x = torch.randn(1, 64, 32)
+    changed = torch.cat([x[:, :21], torch.randn(1, 43, 32)], 1)
+    moved = (layer(changed).values - layer(x).values)[0, :21].abs().amax(-1) > 1e-4
+    assert moved.any()
+
+
+def test_the_task_loss_reaches_the_clustering_only_through_coupling() -> None:
+    x = torch.randn(2, 24, 32)
+    for coupling in (False, True):
+        layer = MultiHeadAttention(
+            NeuralClusteringAttention(32, 4, num_clusters=4, coupling=coupling)
+        )
+        layer(x).values.square().sum().backward()
+        assert (layer.core.space.weight.grad is not None) is coupling
+
+
+def test_centroids_go_up() -> None:
+    below = MultiHeadAttention(NeuralClusteringAttention(32, 4, num_clusters=4))
+    above = MultiHeadAttention(NeuralClusteringAttention(32, 4, num_clusters=4))
+    above.core.inherit()
+    x = torch.randn(2, 24, 32)
+    with pytest.raises(ValueError, match="layer below"):
+        above(x)
+    grouping = below(x).grouping
+    above(x, previous=grouping).values.sum().backward()
+    assert "core.centroids" not in dict(above.named_parameters())
+
+
+def test_a_strict_layer_keeps_its_own_centroids() -> None:
+    core = NeuralClusteringAttention(32, 4, causal=True)
+    core.inherit()
+    assert core.centroids is not None
+
+
+def test_decoding_takes_bounded_memory() -> None:
+    layer = MultiHeadAttention(
+        NeuralClusteringAttention(32, 4, causal=True, num_clusters=3, chunk_size=4)
+    )
+    cache = layer.cache(torch.zeros(2, 1, 32))
+    before = sum(tensor.numel() for tensor in cache)
+    with torch.no_grad():
+        for _ in range(50):
+            _, cache = layer.step(torch.randn(2, 1, 32), cache)
+    assert sum(tensor.numel() for tensor in cache) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
+        ({"look_back": -1}, "look_back must be at least 0"),
+        ({"similarity": "euclid"}, "similarity must be"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"similarity": "dot"}, "coupling needs"),
+        ({"causal": True, "look_ahead": 1}, "look_ahead must be 0 with causal=True"),
+        ({"local_heads": 2}, "local_heads must be in"),
+        ({"causal": True, "local_heads": 5}, "local_heads must be in"),
+    ],
+)
+def test_options_are_checked(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NeuralClusteringAttention(32, 4, **options)

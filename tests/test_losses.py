@@ -1,0 +1,88 @@
+"""The clustering losses against their equations, and their bounds."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from clusterformer.attention import Grouping
+from clusterformer.losses import auxiliary, clustering_loss, sorting_loss
+
+
+def grouping(similarity: str, scale: float = 1.0) -> tuple[Grouping, torch.Tensor]:
+    points = torch.randn(2, 9, 6) * scale
+    centroids = torch.randn(2, 4, 6) * scale
+    mask = torch.arange(9) < torch.tensor([9, 5])[:, None]
+    assignment = torch.randint(0, 4, (2, 9))
+    found = Grouping(assignment, 4, points=points, centroids=centroids, similarity=similarity)
+    return found, mask
+
+
+def phi(similarity: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.cosine_similarity(a, b, dim=-1) if similarity == "cosine" else (a * b).sum(-1)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_bare_loss_is_equation_6(similarity: str) -> None:
+    g, mask = grouping(similarity)
+    for row, length in enumerate([9, 5]):
+        expected = -sum(
+            phi(similarity, g.points[row, j], g.centroids[row, g.assignment[row, j]])
+            for j in range(length)
+        )
+        torch.testing.assert_close(clustering_loss(g, mask, "bare")[row], expected)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_sorting_loss_is_equation_11(similarity: str) -> None:
+    g, _ = grouping(similarity)
+    for row in range(2):
+        c = g.centroids[row]
+        expected = -(
+            sum(phi(similarity, c[i], c[i - 1]) for i in range(1, 4)) + phi(similarity, c[0], c[3])
+        )
+        torch.testing.assert_close(sorting_loss(g)[row], expected / 4)
+
+
+def test_the_cosine_bounds_both_losses() -> None:
+    g, mask = grouping("cosine", scale=1e4)
+    assert (clustering_loss(g, mask, "bare").abs() <= mask.sum(-1) + 1e-3).all()
+    assert (sorting_loss(g).abs() <= 1 + 1e-6).all()
+
+
+def test_the_contrastive_loss_keeps_clusters_apart() -> None:
+    """Centroids that all agree satisfy the bare loss and cost the contrastive one log C."""
+    direction = F.normalize(torch.randn(6), dim=0)
+    g = Grouping(
+        torch.randint(0, 4, (1, 9)), 4, points=direction.expand(1, 9, 6),
+        centroids=direction.expand(1, 4, 6),
+    )  # fmt: skip
+    mask = torch.ones(1, 9, dtype=torch.bool)
+    torch.testing.assert_close(clustering_loss(g, mask, "bare"), torch.tensor([-9.0]))
+    expected = 9 * torch.tensor([4.0]).log()
+    torch.testing.assert_close(clustering_loss(g, mask, "contrastive"), expected)
+
+
+def test_padding_and_empty_sequences_cost_nothing() -> None:
+    g, mask = grouping("cosine")
+    mask[1] = False
+    filled = g._replace(points=g.points.masked_fill(~mask[..., None], float("nan")))
+    total = auxiliary([filled, None], mask)
+    alone = Grouping(*(t[:1] if torch.is_tensor(t) else t for t in g))
+    expected = auxiliary([alone], mask[:1])
+    torch.testing.assert_close(total.clustering, expected.clustering)
+    torch.testing.assert_close(total.sorting, expected.sorting)
+
+
+def test_layers_are_averaged_and_none_gives_none() -> None:
+    g, mask = grouping("cosine")
+    h, _ = grouping("cosine")
+    both = auxiliary([g, None, h], mask)
+    apart = [auxiliary([x], mask) for x in (g, h)]
+    torch.testing.assert_close(both.clustering, (apart[0].clustering + apart[1].clustering) / 2)
+    assert auxiliary([None, None], mask).clustering is None
+
+
+def test_an_unknown_form_is_refused() -> None:
+    g, mask = grouping("cosine")
+    with pytest.raises(ValueError, match='"contrastive" or "bare", got \'soft\''):
+        clustering_loss(g, mask, "soft")
