@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MetricCollection
@@ -182,12 +182,13 @@ class Classification(Task):
                 texts, vocab_size=size, lowercase=self._lowercase
             )
             return
+        generated = self._name == "listops"
         words = WordTokenizer.train(
             texts,
             min_count=self._min_count,
             max_words=self._vocab_size,
-            lowercase=self._lowercase,
-            split="whitespace" if self._name == "listops" else "words",
+            lowercase=self._lowercase and not generated,
+            split="whitespace" if generated else "words",
         )
         self._tokenizer = words
         if self._vectors is not None:
@@ -204,7 +205,7 @@ class Classification(Task):
         tokens = self.tokenizer.encode_all([row.text for row in rows])
         lost = [len(text) - len(self._cut(text)) for text in tokens]
         if any(lost):
-            rank_zero_info(
+            rank_zero_only(_log.warning)(
                 f"{split}: {sum(map(bool, lost))} of {len(rows)} texts are longer than max_length "
                 f"{self._max_length} tokens; {sum(lost)} tokens beyond it are cut off"
             )
@@ -352,7 +353,7 @@ class _Lines(IterableDataset[Batch]):
         while chunk := list(islice(lines, 64)):
             for number, line in enumerate(chunk, done + 1):
                 if not line.strip():
-                    _log.warning("line %d is empty; its label is that of an unknown word", number)
+                    _log.warning(f"line {number} is empty; its label is that of an unknown word")
             done += len(chunk)
             texts = self._task.encode(chunk)
             yield Batch(*pad(texts), torch.full((len(chunk),), IGNORE))

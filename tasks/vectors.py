@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import logging
 import shutil
 import tempfile
 import zlib
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from clusterformer.errors import InputError
@@ -26,6 +27,8 @@ from clusterformer.tasks.text import SPECIAL, WordTokenizer
 
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors
+
+_log = logging.getLogger(__name__)
 
 
 def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -> Tensor:
@@ -51,7 +54,9 @@ def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -
         if word in vectors.key_to_index
     }
     words = max(1, len(tokenizer.words))
-    rank_zero_info(f"{path}: vectors for {len(known)} of {words} words ({len(known) / words:.1%})")
+    rank_zero_only(_log.info)(
+        f"{path}: vectors for {len(known)} of {words} words ({len(known) / words:.1%})"
+    )
     found = np.asarray(vectors.vectors[list(known.values())])
     scale = float(found.std()) if known else 1.0
     rng = np.random.default_rng(seed)
@@ -87,7 +92,7 @@ def load_vectors(path: str | Path) -> KeyedVectors:
         try:
             _save(vectors, cached)
         except OSError as error:
-            rank_zero_info(f"{cached}: vectors not cached, to be read again next time: {error}")
+            _log.warning(f"{cached}: vectors not cached, to be read again next time: {error}")
             return vectors
     return KeyedVectors.load(str(cached), mmap="r")
 

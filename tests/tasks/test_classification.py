@@ -1,0 +1,230 @@
+"""Classification of own files and named sets: what goes in, what comes out, what is refused."""
+
+import io
+import logging
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from clusterformer.attention import FullAttention
+from clusterformer.errors import InputError
+from clusterformer.models.architecture import Architecture
+from clusterformer.module import ClusterFormer
+from clusterformer.task import IGNORE
+from clusterformer.tasks.classification import Classification
+
+WORDS = {"pos": ["good", "great", "fine"], "neg": ["bad", "awful", "poor"]}
+ARCHITECTURE = Architecture(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=16)
+
+
+@pytest.fixture
+def train_file(tmp_path):
+    path = tmp_path / "train.tsv"
+    lines = [
+        f"{label}\ta {'very ' * (i % 7)}{words[i % 3]} film {i}"
+        for i in range(30)
+        for label, words in WORDS.items()
+    ]
+    path.write_text("\n".join(["label\ttext", *lines]) + "\n")
+    return str(path)
+
+
+def ready(*args, stage="fit", **options):
+    task = Classification(*args, **options)
+    task.setup(stage)
+    return task
+
+
+def test_own_files_are_split_batched_and_labelled(train_file):
+    task = ready(train=train_file, batch_size=8)
+    train, valid = list(task.train_dataloader()), list(task.val_dataloader())
+    assert sum(len(batch.target) for batch in train) == 54
+    assert sum(len(batch.target) for batch in valid) == 6
+    for batch in train:
+        assert len(batch.target) <= 8
+        for row in range(len(batch.target)):
+            label = ["neg", "pos"][batch.target[row]]
+            assert set(task.describe(batch, row)) & set(WORDS[label])
+
+
+def test_own_validation_and_test_files_are_used_whole(train_file):
+    task = Classification(train=train_file, valid=train_file, test=train_file)
+    task.setup("fit")
+    task.setup("test")
+    for data in (task.train_dataloader(), task.val_dataloader(), task.test_dataloader()):
+        assert sum(len(batch.target) for batch in data) == 60
+
+
+def test_token_limit_replaces_the_default_batch_size(train_file):
+    task = ready(train=train_file, tokens_per_batch=10_000)
+    assert [len(batch.target) for batch in task.train_dataloader()] == [54]
+
+
+def test_seed_of_the_run_orders_the_batches(train_file, monkeypatch):
+    def first(seed):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+        return next(iter(ready(train=train_file, batch_size=4).train_dataloader())).tokens.tolist()
+
+    assert first(1) == first(1) != first(2)
+
+
+@pytest.mark.parametrize("tokenizer", ["word", "bpe"])
+def test_trains_tests_and_predicts_better_than_chance(train_file, tokenizer):
+    torch.manual_seed(0)
+    task = Classification(train=train_file, test=train_file, tokenizer=tokenizer, batch_size=16)
+    model = ClusterFormer(
+        FullAttention, d_model=16, num_heads=2, num_layers=1, lr=0.01, warmup=2, dropout=0.0
+    )
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(
+        max_epochs=6,
+        accelerator="cpu",
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(model, task)
+    assert trainer.validate(model, task, verbose=False)[0]["val/accuracy"] == 1
+    assert trainer.test(model, task, verbose=False)[0]["test/f1"] > 0.9
+    batch = next(iter(task.text_dataloader(["what a great film", "what an awful film"])))
+    with torch.inference_mode():
+        rows = task.predictions(model.eval()(batch), batch)
+    assert [row["label"] for row in rows] == ["pos", "neg"]
+    assert all(0.5 < row["probability"] <= 1 for row in rows)
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_state_rebuilds_task_and_network_without_data(train_file, tmp_path, monkeypatch, vectors):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {"max_length": 5}
+    if vectors:
+        pytest.importorskip("gensim")
+        (tmp_path / "glove.txt").write_text("good 1 2 3\nbad 3 2 1\n")
+        options["vectors"] = str(tmp_path / "glove.txt")
+    task = ready(train=train_file, **options)
+    network = task.build(ARCHITECTURE).eval()
+    torch.save(task.state(), tmp_path / "state.pt")
+
+    again = Classification(train="gone.tsv")
+    again.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    again.setup("predict")
+    copy = again.build(ARCHITECTURE).eval()
+    copy.load_state_dict(network.state_dict())
+    lines = ["a good film", "very very very very bad film"]
+    batches = [next(iter(each.text_dataloader(lines))) for each in (task, again)]
+    assert batches[0].tokens.shape == (2, 5)
+    torch.testing.assert_close(copy(batches[1]).logits, network(batches[0]).logits)
+
+
+def test_word_vectors_start_the_embedding(train_file, tmp_path, monkeypatch):
+    pytest.importorskip("gensim")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "glove.txt").write_text("good 1 2 2\nbad 2 2 1\n")
+    task = ready(train=train_file, vectors=str(tmp_path / "glove.txt"))
+    weight = task.build(ARCHITECTURE).embedding.tokens.weight
+    [good] = task.tokenizer.encode("good")
+    assert weight.shape == (task.tokenizer.vocab_size, 3)
+    torch.testing.assert_close(weight[good] / weight[good].norm(), torch.tensor([1.0, 2, 2]) / 3)
+
+
+def test_long_texts_are_cut_counted_and_reported_once(train_file, caplog):
+    with caplog.at_level(logging.WARNING):
+        task = ready(train=train_file, max_length=6)
+    reports = [record.message for record in caplog.records]
+    assert [report.split(":")[0] for report in reports] == ["train", "valid"]
+    assert "longer than max_length 6 tokens" in reports[0]
+    assert max(batch.tokens.shape[1] for batch in task.train_dataloader()) == 6
+
+
+def test_empty_share_and_its_dummy_row_count_for_nothing(train_file):
+    task = ready(train=train_file)
+    batch = task.train_dataloader().dataset[[]]
+    assert batch.target.tolist() == [IGNORE]
+    assert not batch.mask.any()
+    output = task.build(ARCHITECTURE)(batch)
+    total, count = task.loss(output, batch, 0.1)
+    assert (total.item(), count.item()) == (0, 0)
+    full = next(iter(task.val_dataloader()))
+    results = []
+    for batches in ([full], [batch, full]):
+        metrics = task.metrics()
+        for each in batches:
+            logits = torch.nn.functional.one_hot(each.target.clamp(min=0), 2).float()
+            task.update(metrics, output._replace(logits=logits), each)
+        results.append({name: value.item() for name, value in metrics.compute().items()})
+    assert results[0] == results[1] == {"accuracy": 1, "f1": 1}
+
+
+def test_label_smoothing_is_that_of_cross_entropy(train_file):
+    task = ready(train=train_file)
+    batch = next(iter(task.train_dataloader()))
+    output = task.build(ARCHITECTURE)(batch)
+    total, count = task.loss(output, batch, 0.2)
+    expected = torch.nn.CrossEntropyLoss(label_smoothing=0.2)(output.logits, batch.target)
+    torch.testing.assert_close(total / count, expected)
+
+
+def test_user_text_streams_in_order_and_empty_lines_keep_their_place(train_file, caplog):
+    task = ready(train=train_file)
+    lines = io.StringIO("".join(f"{'' if i == 70 else f'film {i}'}\n" for i in range(150)))
+    with caplog.at_level(logging.WARNING):
+        batches = iter(task.text_dataloader(lines))
+        first = next(batches)
+        assert lines.readline() == "film 64\n"
+        rest = list(batches)
+    assert task.describe(first, 3) == ["film", "3"]
+    assert len(first.tokens) + sum(len(batch.tokens) for batch in rest) == 149
+    assert task.describe(rest[0], 5) == ["<unk>"]
+    assert ["line 70 is empty" in record.message for record in caplog.records] == [True]
+
+
+def test_listops_is_generated_and_its_brackets_stay_whole():
+    task = ready("listops", length=20, examples=50)
+    batches = list(task.train_dataloader())
+    assert sum(len(batch.target) for batch in batches) == 50
+    assert sum(len(batch.target) for batch in task.val_dataloader()) == 5
+    assert task.describe(batches[0], 0)[0] in ("[MIN", "[MAX", "[MED", "[SM")
+    assert task.tokenizer.vocab_size <= 2 + 10 + 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either a named set .* or own files"),
+        ({"name": "mr", "train": "a.tsv"}, "either a named set .* or own files"),
+        ({"name": "mr", "tokenizer": "bpe", "vectors": "a.txt"}, "need tokenizer: word"),
+        ({"name": "mr", "max_length": 0}, "max_length must be at least 1 token, got 0"),
+    ],
+)
+def test_options_that_contradict_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        Classification(**options)
+
+
+def test_unknown_label_is_named_with_its_line(train_file, tmp_path):
+    (tmp_path / "valid.tsv").write_text("label\ttext\npos\tgood\nmeh\tso so\n")
+    with pytest.raises(InputError, match=r"valid.tsv:3: label 'meh' is not among .* neg, pos"):
+        ready(train=train_file, valid=str(tmp_path / "valid.tsv"))
+
+
+def test_missing_test_file_is_said(train_file):
+    with pytest.raises(InputError, match=r"no test file; give data.test"):
+        ready(train=train_file, stage="test")
+
+
+def test_one_label_is_not_enough(tmp_path):
+    (tmp_path / "a.tsv").write_text("label\ttext\n" + "pos\tgood\n" * 20)
+    with pytest.raises(InputError, match="one label, 'pos'"):
+        ready(train=str(tmp_path / "a.tsv"))
+
+
+def test_real_news_loads_in_seconds_and_pads_little(data_root):
+    task = ready(
+        "20news", root=str(data_root), strip=True, max_length=1500, tokens_per_batch=32_000
+    )
+    masks = [batch.mask for batch in task.train_dataloader()]
+    assert sum(len(mask) for mask in masks) == 10_182
+    assert max(mask.numel() for mask in masks) <= 32_000
+    assert sum(int(mask.sum()) for mask in masks) > 0.93 * sum(mask.numel() for mask in masks)
+    assert len(task.state()["labels"]) == 20

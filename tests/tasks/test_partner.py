@@ -1,0 +1,182 @@
+"""The partner task: every text as promised, the same on any process, solvable by meeting alone."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from clusterformer.attention import FullAttention, NeuralClusteringAttention
+from clusterformer.errors import InputError
+from clusterformer.models.architecture import Architecture
+from clusterformer.module import ClusterFormer
+from clusterformer.task import IGNORE
+from clusterformer.tasks.partner import Pairs, Partner, reach
+
+
+@pytest.fixture
+def batch():
+    return Pairs(30, 10, [0, 1])[[4, 0, 7]]
+
+
+def network(task, attention=FullAttention, **options):
+    shape = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 16, "positions": "none"}
+    return task.build(Architecture(attention, **{**shape, **options}))
+
+
+def test_every_key_stands_twice_and_the_partner_is_the_other(batch):
+    places = torch.arange(30)
+    for row in range(3):
+        assert sorted(batch.tokens[row].tolist()) == sorted([*range(1, 16)] * 2)
+        partner = batch.partner[row]
+        assert (partner != places).all()
+        assert (partner[partner] == places).all()
+        assert (batch.tokens[row][partner] == batch.tokens[row]).all()
+
+
+def test_one_of_a_pair_asks_for_the_value_of_the_other(batch):
+    asks = batch.values == 10
+    assert (asks.sum(1) == 15).all()
+    assert (asks != asks.gather(1, batch.partner)).all()
+    answers = batch.values.gather(1, batch.partner)
+    assert (batch.target[asks] == answers[asks]).all()
+    assert (batch.target[~asks] == IGNORE).all()
+
+
+def test_places_and_values_are_spread_evenly():
+    batch = Pairs(20, 4, [0])[list(range(2000))]
+    asks = (batch.values == 4).float().mean(0)
+    assert (asks - 0.5).abs().max() < 0.06
+    shares = torch.bincount(batch.target[batch.target != IGNORE]) / 20_000
+    assert (shares - 0.25).abs().max() < 0.02
+
+
+def test_text_depends_on_its_index_alone(batch):
+    alone = Pairs(30, 10, [0, 1])[[0]]
+    assert all(torch.equal(one[0], many[1]) for one, many in zip(alone, batch, strict=True))
+    other = Pairs(30, 10, [0, 2])[[0]]
+    assert not torch.equal(alone.tokens, other.tokens)
+
+
+def test_training_is_endless_and_evaluation_fixed(monkeypatch):
+    task = Partner(num_tokens=8, batch_size=4, epoch_steps=3, valid_texts=6, test_texts=5)
+    data = task.train_dataloader()
+    first = [text for batch in data for text in batch.tokens.tolist()]
+    data.sampler.set_epoch(1)
+    second = [text for batch in data for text in batch.tokens.tolist()]
+    assert len(first) == len(second) == 12
+    assert first != second
+    evaluated = [batch.tokens.tolist() for batch in task.val_dataloader()]
+    assert [len(texts) for texts in evaluated] == [4, 2]
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
+    assert [batch.tokens.tolist() for batch in task.val_dataloader()] == evaluated
+    assert next(iter(task.train_dataloader())).tokens.tolist() != first[:4]
+    assert next(iter(task.test_dataloader())).tokens.tolist() != evaluated[0]
+
+
+def test_full_attention_learns_it():
+    torch.manual_seed(0)
+    task = Partner(num_tokens=8, num_values=3, batch_size=64, epoch_steps=150, valid_texts=64)
+    model = ClusterFormer(
+        FullAttention,
+        d_model=32,
+        num_heads=2,
+        dropout=0.0,
+        positions="none",
+        lr=5e-3,
+        warmup=20,
+    )
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(model, task)
+    assert trainer.validate(model, task, verbose=False)[0]["val/accuracy"] > 0.95
+
+
+def test_linear_baseline_stays_far_behind():
+    accuracy = Partner(num_tokens=64, test_texts=64).linear_baseline(steps=100)
+    assert 0.08 < accuracy < 0.3
+
+
+def test_reach_follows_the_blocks_that_are_in_sight():
+    task = Partner(num_tokens=16, valid_texts=8)
+    batch = next(iter(task.val_dataloader()))
+
+    def share(**options):
+        attention = partial(NeuralClusteringAttention, **options)
+        encoded = network(task, attention, num_layers=1)(batch).encoded
+        return reach(encoded.groupings, batch.partner), encoded.groupings[0].blocks
+
+    reached, blocks = share(num_clusters=8, look_back=0, look_ahead=0)
+    own = blocks.slot // blocks.members.shape[-1]
+    assert torch.equal(reached, own == own.gather(1, batch.partner))
+
+    torch.manual_seed(0)
+    back, blocks = share(num_clusters=8, look_ahead=0)
+    own = blocks.slot // blocks.members.shape[-1]
+    apart = (own - own.gather(1, batch.partner)).abs()
+    near = (apart <= 1) | (apart == 7)
+    assert torch.equal(back, near)
+    torch.manual_seed(0)
+    assert torch.equal(share(num_clusters=8, look_ahead=1)[0], back)
+
+    assert share(num_clusters=2)[0].all()
+
+
+def test_full_attention_reaches_everything():
+    task = Partner(num_tokens=16, valid_texts=8)
+    batch = next(iter(task.val_dataloader()))
+    output = network(task)(batch)
+    metrics = task.metrics()
+    task.update(metrics, output, batch)
+    assert metrics.compute()["reach"] == 1
+
+
+def test_dummy_row_counts_for_nothing():
+    task = Partner(num_tokens=8, valid_texts=4)
+    dummy = task.train_dataloader().dataset[[]]
+    net = network(task)
+    total, count = task.loss(net(dummy), dummy, 0.1)
+    assert (total.item(), count.item()) == (0, 0)
+    batch = next(iter(task.val_dataloader()))
+    results = []
+    for batches in ([batch], [dummy, batch]):
+        metrics = task.metrics()
+        for each in batches:
+            task.update(metrics, net(each), each)
+        results.append({name: value.item() for name, value in metrics.compute().items()})
+    assert results[0] == results[1]
+
+
+def test_pictures_get_names_and_links():
+    task = Partner(num_tokens=8)
+    batch = next(iter(task.val_dataloader()))
+    names, links = task.describe(batch, 0), task.links(batch, 0)
+    assert len(links) == 4
+    for one, other in links:
+        assert names[one].split(":")[0] == names[other].split(":")[0]
+        assert (names[one] + names[other]).count("?") == 1
+
+
+def test_predictions_name_a_value_for_each_that_asks():
+    task = Partner(num_tokens=8, valid_texts=3)
+    batch = next(iter(task.val_dataloader()))
+    rows = task.predictions(network(task)(batch), batch)
+    assert [len(row["values"]) for row in rows] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("options", [{"num_tokens": 7}, {"num_tokens": 0}, {"num_values": 0}])
+def test_impossible_sizes_are_refused(options):
+    with pytest.raises(InputError, match="must be"):
+        Partner(**options)
+
+
+def test_text_of_ones_own_is_refused():
+    with pytest.raises(InputError, match="reads no text"):
+        Partner().text_dataloader(["hello"])
