@@ -293,6 +293,25 @@ class ClusterFormer(LightningModule):
         if CHECKPOINT_KEY not in checkpoint:
             raise InputError("the checkpoint was not written by clusterformer")
         self._seed = checkpoint[CHECKPOINT_KEY]["seed"]
+        if self.trainer.max_steps != -1:
+            _begin_next_epoch(checkpoint["loops"]["fit_loop"])
+
+
+def _begin_next_epoch(loop: dict[str, Any]) -> None:
+    """Make progress saved at the end of an epoch say that the next one is to begin.
+
+    With max_steps, Lightning 2.6 resumes every checkpoint as if it were from within an epoch; after
+    the last batch of one it would then pass over the whole next epoch.
+    """
+    epoch, batch = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
+    if epoch["current"]["processed"] < epoch["current"]["ready"]:
+        return
+    for count in (epoch["current"], epoch["total"]):
+        count["completed"] = count["processed"]
+    batch["current"] = dict.fromkeys(batch["current"], 0)
+    batch["is_last_batch"] = False
+    # it also counts a step while it looks for a validation to make up for
+    loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
 
 class _Evaluation:

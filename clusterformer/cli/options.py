@@ -8,6 +8,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NoReturn
 
+import yaml
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -113,12 +114,9 @@ class Options(LightningCLI):
 
     def yaml(self, *sections: str) -> str:
         """The resolved configuration, or some of its sections."""
-        config = self.config.clone()
-        config.pop("config", None)
-        for key in list(config.keys()):
-            if sections and key not in sections:
-                config.pop(key)
-        return self.parser.dump(config, skip_none=False, skip_validation=True)
+        resolved = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        kept = {key: resolved[key] for key in sections or resolved if key != "config"}
+        return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
 
 
 def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
