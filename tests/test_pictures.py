@@ -46,7 +46,7 @@ def test_lengths_must_agree(tmp_path: Path) -> None:
 
 
 def test_learning_curves_skip_empty_fields(tmp_path: Path) -> None:
-    lines = ["epoch,step,train/loss,val/loss,val/accuracy,train/layer_0/entropy,lr"]
+    lines = ["epoch,step,train/loss,val/loss,val/accuracy,train/layer1/entropy,lr"]
     lines += [f"0,{step},{2 / (step + 1)},,,{0.9},0.1" for step in range(100)]
     lines += ["0,99,,0.5,0.8,,", "1,199,,nan,0.9,,"]
     (tmp_path / "metrics.csv").write_text("\n".join(lines), encoding="utf-8")

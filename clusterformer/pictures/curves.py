@@ -32,7 +32,7 @@ def learning_curves(metrics: str | Path, path: str | Path) -> None:
     """Draw every logged quantity against the training step, each in a small panel.
 
     A column `val/accuracy` is the curve "val" of the panel "accuracy"; the layers of a model
-    share a panel. A long curve is drawn pale with its moving average over it.
+    share a panel. The test's results are left out. A long curve is drawn pale with its moving average over it.
 
     Args:
         metrics: `metrics.csv` as Lightning's CSVLogger writes it.
@@ -125,11 +125,11 @@ def _read(metrics: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
 
 def _panel_and_curve(column: str) -> tuple[str, str]:
     stage, _, name = column.partition("/")
-    layer = re.search(r"layer_?(\d+)", name)
+    layer = re.search(r"layer(\d+)", name)
     if layer is None:
         return name, stage
-    panel = name.replace(layer[0], "").strip("/_")
-    return f"{panel} ({stage})", f"layer {layer[1]}"
+    panel = name.replace(layer[0], "").strip("/")
+    return f"clusters: {panel}", f"layer {layer[1]}" if stage == "val" else f"{stage} {layer[1]}"
 
 
 def _apart(heights: dict[str, float], gap: float) -> dict[str, float]:
