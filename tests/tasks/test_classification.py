@@ -74,11 +74,11 @@ def test_trains_tests_and_predicts_better_than_chance(train_file, tokenizer):
     torch.manual_seed(0)
     task = Classification(train=train_file, test=train_file, tokenizer=tokenizer, batch_size=16)
     model = ClusterFormer(
-        FullAttention, d_model=16, num_heads=2, num_layers=1, lr=0.01, warmup=2, dropout=0.0
+        FullAttention, d_model=16, num_heads=2, num_layers=1, lr=0.02, warmup=2, dropout=0.0
     )
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(
-        max_epochs=6,
+        max_epochs=20,
         accelerator="cpu",
         num_sanity_val_steps=0,
         enable_model_summary=False,
@@ -87,7 +87,7 @@ def test_trains_tests_and_predicts_better_than_chance(train_file, tokenizer):
     trainer.fit(model, task)
     assert trainer.validate(model, task, verbose=False)[0]["val/accuracy"] == 1
     assert trainer.test(model, task, verbose=False)[0]["test/f1"] > 0.9
-    batch = next(iter(task.text_dataloader(["what a great film", "what an awful film"])))
+    batch = next(iter(task.text_dataloader(["a great film", "a very awful film"])))
     with torch.inference_mode():
         rows = task.predictions(model.eval()(batch), batch)
     assert [row["label"] for row in rows] == ["pos", "neg"]
