@@ -70,7 +70,8 @@ def test_seed_of_the_run_orders_the_batches(train_file, monkeypatch):
 
 
 @pytest.mark.parametrize("tokenizer", ["word", "bpe"])
-def test_trains_tests_and_predicts_better_than_chance(train_file, tokenizer):
+def test_trains_tests_and_predicts_better_than_chance(train_file, tokenizer, monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.manual_seed(0)
     task = Classification(train=train_file, test=train_file, tokenizer=tokenizer, batch_size=16)
     model = ClusterFormer(
@@ -85,7 +86,7 @@ def test_trains_tests_and_predicts_better_than_chance(train_file, tokenizer):
         **options,
     )
     trainer.fit(model, task)
-    assert trainer.validate(model, task, verbose=False)[0]["val/accuracy"] == 1
+    assert trainer.validate(model, task, verbose=False)[0]["val/accuracy"] > 0.6
     assert trainer.test(model, task, verbose=False)[0]["test/f1"] > 0.9
     batch = next(iter(task.text_dataloader(["a great film", "a very awful film"])))
     with torch.inference_mode():
