@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["fit", "--config", "mr.yaml"]) == 0
-    shutil.copytree(folder / "runs/mr", folder / "runs/classification")
+    shutil.copytree(folder / "runs/mr", folder / "runs/classify")
     return folder
 
 
