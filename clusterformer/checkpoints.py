@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from clusterformer.errors import InputError
@@ -56,6 +56,32 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | os.PathLike, *_: Any, **__: Any) -> dict[str, Any]:
         return read(Path(path))
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps `best.ckpt`, the state with the best validation result.
+
+    Args:
+        folder: Where to write; only the first process needs it.
+        monitor: The logged value to compare.
+        mode: "max" if more of it is better, else "min".
+    """
+
+    def __init__(self, folder: str | Path | None, monitor: str, mode: str) -> None:
+        super().__init__(folder, "best", monitor=monitor, mode=mode, enable_version_counter=False)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember the best result so far, wherever the run folder lies now."""
+        if state_dict["best_model_path"]:
+            path = self.format_checkpoint_name({})
+            state_dict = {
+                **state_dict,
+                "dirpath": self.dirpath,
+                "best_model_path": path,
+                "kth_best_model_path": path,
+                "best_k_models": {path: state_dict["best_model_score"]},
+            }
+        super().load_state_dict(state_dict)
 
 
 class LastCheckpoint(Checkpoint):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from importlib.resources import files
 from pathlib import Path
+
+import yaml
 
 from clusterformer.errors import InputError
 
@@ -13,6 +16,29 @@ def shipped() -> dict[str, Path]:
     """Every shipped configuration: its name, such as "mr.yaml", and its file."""
     root = Path(str(files("clusterformer.configs")))
     return {path.name: path for path in sorted(root.rglob("*.yaml"))}
+
+
+def check(path: Path) -> None:
+    """Refuse a file that is not YAML or not a mapping of options."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise InputError(f"{path}:{line}: not valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a text file in UTF-8: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: holds no options, such as `model:` or `data:`")
+
+
+def place(word: str, paths: list[Path]) -> str:
+    """Where `word` stands in the files, as "file:line: "; empty if nowhere."""
+    pattern = re.compile(rf"(?<![\w.]){re.escape(word)}(?![\w.])")
+    for path in reversed(paths):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if pattern.search(line.partition(" #")[0]):
+                return f"{path}:{number}: "
+    return ""
 
 
 def find(name: str) -> Path:
@@ -31,23 +57,23 @@ def find(name: str) -> Path:
     return found
 
 
-def resolve(arguments: list[str]) -> tuple[list[str], str]:
+def resolve(arguments: list[str]) -> tuple[list[str], list[Path]]:
     """Replace the name after every `--config` or `-c` by its file.
 
     Returns:
-        The new arguments, and a name for the run made of those of the configurations.
+        The new arguments, and the files.
     """
     resolved: list[str] = []
-    names: list[str] = []
+    paths: list[Path] = []
     waiting = False
     for argument in arguments:
         option, equals, value = argument.partition("=")
         if waiting or (equals and option in ("--config", "-c")):
-            path = find(argument if waiting else value)
-            names.append(path.stem)
-            resolved += [str(path)] if waiting else [option, str(path)]
+            paths.append(find(argument if waiting else value))
+            check(paths[-1])
+            resolved += [str(paths[-1])] if waiting else [option, str(paths[-1])]
             waiting = False
         else:
             waiting = argument in ("--config", "-c")
             resolved.append(argument)
-    return resolved, "-".join(names)
+    return resolved, paths

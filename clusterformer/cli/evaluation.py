@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.checkpoints import read
-from clusterformer.cli.configs import resolve
 from clusterformer.cli.options import Options, take
 from clusterformer.cli.runs import Run
 from clusterformer.errors import InputError
@@ -44,8 +43,7 @@ def load(arguments: list[str]) -> Trained:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(ours["config"])
         file.flush()
-        arguments, _ = resolve(["--config", file.name, *arguments])
-        options = Options(arguments, fitting=False)
+        options = Options(["--config", file.name, *arguments], fitting=False)
     options.datamodule.load_state(ours["task"])
     return Trained(path, checkpoint, options)
 

@@ -21,11 +21,13 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
         task: Its first validation text is the one drawn.
 
     Returns:
-        The PNGs; one a layer that groups tokens, after the curves.
+        The PNGs: the curves, if anything was logged, and one a layer that groups tokens.
     """
     run.pictures.mkdir(exist_ok=True)
-    paths = [run.pictures / "curves.png"]
-    learning_curves(run.metrics, paths[0])
+    paths = []
+    if run.metrics.exists():
+        paths.append(run.pictures / "curves.png")
+        learning_curves(run.metrics, paths[0])
     batch = next(iter(task.val_dataloader()))
     model.eval()
     with torch.inference_mode():

@@ -18,8 +18,17 @@ _OPTION_CLASS = re.compile(r"Option '([^']+)' is not accepted.*?class_path='([^'
 _GROUP = re.compile(r"Group '([^']+)' does not accept option '([^']+)'")
 _CLASS = re.compile(r"Expected a dot import path string: (\S+)")
 _ARGUMENT = re.compile(r"unrecognized arguments: (\S+)")
-_EXPECTED = re.compile(r"Expected an? (?:<class '([^']+)'>|typing\.(\S+?\])|([^.\n]+))\.? *", re.M)
-_GOT = re.compile(r"(?:Got value|Given value): (.+)")
+_EXPECTED = re.compile(r"Expected an? (?:<class '([^']+)'>|typing\.Literal\[(.+?)\]|([^.\n]+))")
+_GOT = re.compile(r"(?:Got value|Given value): (.+?)(?:\. Got value|$)", re.M)
+
+
+_OFFENDER = re.compile(r"(?:no option|no class|got) '([^']+)'")
+
+
+def offender(message: str) -> str:
+    """The word that a message of `explain` complains about, to be looked up in a configuration."""
+    found = _OFFENDER.search(message)
+    return found[1] if found else message
 
 
 def explain(message: str, options: Iterable[str]) -> str:
@@ -40,6 +49,9 @@ def explain(message: str, options: Iterable[str]) -> str:
         group, key = found.groups()
         known = {name.split(".")[1] for name in names if name.startswith(f"{group}.")}
         return f"{group}: no option {key!r}; {_suggest(key, known)}"
+    if found := _OPTION.search(message):
+        group = found[1].partition(".")[0]
+        return f"no option {group!r}; {_suggest(group, {name.partition('.')[0] for name in names})}"
     if found := _CLASS.search(message):
         base = AttentionCore if keys[:1] == ["model.attention"] else Task
         return f"{where}no class {found[1]!r}; {_suggest(found[1], _subclasses(base))}"
@@ -52,14 +64,18 @@ def explain(message: str, options: Iterable[str]) -> str:
         return f"no option --{name}; {hint}"
     expected = [next(filter(None, groups)) for groups in _EXPECTED.findall(message)]
     if expected and (got := _GOT.findall(message)):
-        wanted = " or ".join(dict.fromkeys(name.replace("NoneType", "null") for name in expected))
+        # for an option of a task or mechanism, "or nothing" would speak of that as a whole
+        names = [name for name in dict.fromkeys(expected) if name != "NoneType" or len(keys) < 2]
+        wanted = " or ".join(names).replace("NoneType", "null")
         return f"{where}expected {wanted}, got {_value(got[0])}"
     return where + " ".join(_KEY.sub("", message).strip(" :\n").split())
 
 
 def _no_option(class_path: str, key: str) -> str:
     found = locate(class_path)
-    known = list(inspect.signature(found).parameters) if callable(found) else []
+    known = set(inspect.signature(found).parameters) if callable(found) else set()
+    if isinstance(found, type) and issubclass(found, AttentionCore):
+        known -= {"d_model", "num_heads"}
     return f"{class_path.rpartition('.')[2]} has no option {key!r}; {_suggest(key, known)}"
 
 

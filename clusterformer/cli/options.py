@@ -10,14 +10,15 @@ from typing import Any, NoReturn
 
 import yaml
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import clusterformer.tasks
 from clusterformer.checkpoints import CheckpointFiles
-from clusterformer.cli.messages import explain
+from clusterformer.cli.configs import place, resolve
+from clusterformer.cli.messages import explain, offender
+from clusterformer.cli.progress import progress
 from clusterformer.errors import InputError
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
@@ -50,6 +51,7 @@ class Options(LightningCLI):
 
     def __init__(self, arguments: list[str], *, fitting: bool) -> None:
         self._fitting = fitting
+        arguments, self._files = resolve(arguments)
         arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
         for module in iter_modules(clusterformer.tasks.__path__):
             import_module(f"clusterformer.tasks.{module.name}")
@@ -80,8 +82,16 @@ class Options(LightningCLI):
                 help="Steps between two checkpoints within an epoch.",
             )
 
+    @property
+    def name(self) -> str:
+        """Of the run: those of the configurations, or the task's."""
+        return "-".join(path.stem for path in self._files) or type(self.datamodule).__name__.lower()
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = parser.parse_args(args)
+        try:
+            self.config = parser.parse_args(args)
+        except InputError as error:
+            raise InputError(f"{place(offender(str(error)), self._files)}{error}") from error
 
     def instantiate_classes(self) -> None:
         try:
@@ -98,8 +108,10 @@ class Options(LightningCLI):
     def make_trainer(self, callbacks: list[Callback], loggers: list[Logger]) -> Trainer:
         """The trainer that the options describe, with our callbacks and loggers beside theirs."""
         options = dict(self.config_init["trainer"])
+        if options["enable_progress_bar"] is not False:
+            callbacks = [*callbacks, progress()]
         for key, ours in (
-            ("callbacks", [*callbacks, TQDMProgressBar()]),
+            ("callbacks", callbacks),
             ("logger", loggers),
             ("plugins", [CheckpointFiles()]),
         ):
@@ -148,6 +160,8 @@ def quieten() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
         ".*does not have many workers",
+        ".*could not find the monitored key",
+        ".*callbacks used to create the checkpoint need to be provided",
         ".*smaller than the logging interval",
         ".*exists and is not empty",
         ".*your dataloader is not resumable",

@@ -55,24 +55,41 @@ def run(arguments: list[str]) -> None:
     with ExitStack() as stack, torch.inference_mode():
         number = stack.enter_context(Path(source).open("rb")).fileno() if source else 0
         for lines in _chunks(number, source or "standard input"):
-            for batch in task.text_dataloader(lines):
+            for batch in task.text_dataloader(lines) if lines else ():
                 moved = model.transfer_batch_to_device(batch, model.device, 0)
                 for record in task.predictions(model(moved), moved):
                     print(_written(record, layout or "tsv"), flush=True)
 
 
 def _chunks(file: int, name: str) -> Iterator[list[str]]:
-    """Texts from a file descriptor, as many together as are there without waiting."""
+    """Texts from a file descriptor, as many together as are there without waiting.
+
+    A bad line raises when the texts before it have been given out.
+    """
+    number = 0
+    for lines in _arrivals(file):
+        chunk: list[str] = []
+        for line in lines:
+            number += 1
+            try:
+                chunk.append(_text(line, name, number))
+            except InputError:
+                yield chunk
+                raise
+            if len(chunk) == _MOST:
+                yield chunk
+                chunk = []
+        yield chunk
+
+
+def _arrivals(file: int) -> Iterator[list[bytes]]:
+    """Whole lines, as soon as some are there."""
     rest = b""
-    count = 0
     while data := os.read(file, 1 << 16):
         *whole, rest = (rest + data).split(b"\n")
-        for start in range(0, len(whole), _MOST):
-            chunk = whole[start : start + _MOST]
-            yield [_text(line, name, count + i) for i, line in enumerate(chunk, start=1)]
-            count += len(chunk)
+        yield whole
     if rest:
-        yield [_text(rest, name, count + 1)]
+        yield [rest]
 
 
 def _text(line: bytes, name: str, number: int) -> str:

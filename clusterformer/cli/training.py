@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from clusterformer.checkpoints import LastCheckpoint, read
-from clusterformer.cli.configs import resolve
+from clusterformer.checkpoints import BestCheckpoint, LastCheckpoint, read
 from clusterformer.cli.illustrate import illustrate
 from clusterformer.cli.metrics import MetricsFile
 from clusterformer.cli.options import Options, take
@@ -30,7 +28,6 @@ def train(arguments: list[str]) -> None:
     run = Run.open(resumed) if resumed else None
     if run:
         arguments = ["--config", str(run.config), *arguments]
-    arguments, name = resolve(arguments)
     options = Options(arguments, fitting=True)
     model, task = options.model, options.datamodule
     model.config = options.yaml("seed_everything", "model", "data")
@@ -42,7 +39,7 @@ def train(arguments: list[str]) -> None:
     if rank_zero_only.rank or options.config["trainer"]["fast_dev_run"]:
         run = None
     else:
-        run = run or Run.create(options.config["runs"], name or type(task).__name__.lower())
+        run = run or Run.create(options.config["runs"], options.name)
         run.record(options.yaml(), options.config["seed_everything"])
         print(f"run folder: {run.folder}", flush=True)
     trainer = options.make_trainer(
@@ -57,9 +54,9 @@ def train(arguments: list[str]) -> None:
         if not trainer.interrupted or not run:
             raise
         raise InputError(f"stopped; go on with: clusterformer fit --resume {run.folder}") from None
-    results = dict(trainer.callback_metrics)
+    results: dict[str, Any] = {}
     best = trainer.checkpoint_callback
-    if isinstance(best, ModelCheckpoint) and best.best_model_path:
+    if isinstance(best, BestCheckpoint) and best.best_model_path:
         results[task.monitor] = best.best_model_score
         if is_overridden("test_dataloader", task):
             results |= trainer.test(
@@ -67,38 +64,44 @@ def train(arguments: list[str]) -> None:
             )[0]
     if run:
         pictures = _pictures(run, options)
-        _log_pictures(trainer, pictures)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                for path in pictures:
+                    logger.log_image(f"pictures/{path.stem}", [str(path)])
+                logger.experiment.finish()
         _say(run, trainer, results, pictures, time.monotonic() - begun)
 
 
 def _checkpoints(task: Task, run: Run | None, every: int) -> list[Callback]:
     folder = run.checkpoints if run else None
-    best = ModelCheckpoint(
-        folder, "best", monitor=task.monitor, mode=task.mode, enable_version_counter=False
-    )
-    return [best, LastCheckpoint(folder, every)]
+    return [BestCheckpoint(folder, task.monitor, task.mode), LastCheckpoint(folder, every)]
 
 
 def _loggers(options: Options, run: Run, step: int) -> list[Logger]:
     loggers: list[Logger] = [MetricsFile(run.metrics, step)]
     if options.config["wandb"]:
-        try:
-            import wandb
-        except ImportError:
-            raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
-        offline = wandb.api.api_key is None and "WANDB_MODE" not in os.environ
-        name = f"{run.folder.parent.name}/{run.folder.name}"
-        logger = WandbLogger(
-            name=name,
-            save_dir=run.folder,
-            project="clusterformer",
-            id=run.wandb_id,
-            resume="allow",
-            offline=offline,
-        )
-        logger.log_hyperparams(options.config.as_dict())
-        loggers.append(logger)
+        loggers.append(_wandb(options, run))
     return loggers
+
+
+def _wandb(options: Options, run: Run) -> WandbLogger:
+    """Weights & Biases, into the run folder; offline without an API key."""
+    try:
+        import wandb
+    except ImportError:
+        raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
+    offline = not wandb.login(prompt=False, verify=False) and "WANDB_MODE" not in os.environ
+    logger = WandbLogger(
+        name=f"{run.folder.parent.name}/{run.folder.name}",
+        save_dir=run.folder,
+        project="clusterformer",
+        id=run.wandb_id,
+        resume="allow",
+        # not `offline`: that sets an environment variable, too late after login() has read them
+        mode="offline" if offline else None,
+    )
+    logger.log_hyperparams(options.config.as_dict())
+    return logger
 
 
 def _pictures(run: Run, options: Options) -> list[Path]:
@@ -107,13 +110,6 @@ def _pictures(run: Run, options: Options) -> list[Path]:
     except ImportError as error:
         print(f"no pictures: {error}; pip install 'clusterformer[plots]'")
         return []
-
-
-def _log_pictures(trainer: Trainer, pictures: list[Path]) -> None:
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            for path in pictures:
-                logger.log_image(f"pictures/{path.stem}", [str(path)])
 
 
 def _say(
@@ -125,7 +121,7 @@ def _say(
         f"{minutes} min {seconds} s"
     )
     for name in sorted(results):
-        if name.startswith(("val/", "test/")) and "layer" not in name:
+        if "layer" not in name:
             print(f"  {name:<15} {float(results[name]):.4f}")
     best = run.best if run.best.exists() else run.last
     print(f"  {'checkpoint':<15} {best}")

@@ -1,0 +1,67 @@
+"""Progress of a training: a bar on a terminal, now and then a line in a file or pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+
+
+def progress() -> ProgressBar:
+    """What suits standard output."""
+    return Bar() if sys.stdout.isatty() else Lines()
+
+
+class Bar(TQDMProgressBar):
+    """Lightning's bar, without the version number of an experiment, which run folders replace."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return metrics
+
+
+class Lines(ProgressBar):
+    """A line after each validation and at most every few seconds between.
+
+    Args:
+        seconds: Between two lines within an epoch.
+    """
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._written = 0.0
+        self._enabled = True
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._written = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if time.monotonic() - self._written >= self._seconds:
+            self._write(trainer, f"batch {batch_idx + 1}/{self.total_train_batches}", "train/loss")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.training or trainer.state.fn == "fit":
+            task = trainer.datamodule  # type: ignore[attr-defined]
+            self._write(trainer, "validated", "train/loss", "val/loss", task.monitor)
+
+    def _write(self, trainer: Trainer, what: str, *names: str) -> None:
+        self._written = time.monotonic()
+        values = trainer.callback_metrics
+        shown = [f"{name} {float(values[name]):.4f}" for name in names if name in values]
+        epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
+        place = f"epoch {trainer.current_epoch + 1}{epochs}, step {trainer.global_step}, {what}"
+        if self._enabled:
+            print(f"{place}: {', '.join(shown)}", flush=True)
