@@ -211,6 +211,8 @@ class ClusterFormer(LightningModule):
         if self.trainer.world_size > 1:
             found, where = where[0], [None] * self.trainer.world_size
             torch.distributed.all_gather_object(where, found)
+            if self.global_rank:
+                raise SystemExit(2)  # the first process says it for all
         saved = [
             path
             for callback in self.trainer.checkpoint_callbacks
@@ -241,9 +243,6 @@ class ClusterFormer(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self.log_dict({f"test/{k}": v for k, v in self._evaluation.compute().items()})
-
-    def predict_step(self, batch: Any, batch_idx: int = 0) -> list[dict[str, Any]]:
-        return self.task.predictions(self(batch), batch)
 
     # Optimisation
 

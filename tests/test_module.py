@@ -1,0 +1,155 @@
+"""The LightningModule from Python: optimiser, schedule, seeds, NaN, checkpoints."""
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+
+from clusterformer import ClusterFormer
+from clusterformer.attention import FullAttention
+from clusterformer.checkpoints import BestCheckpoint, CheckpointFiles, LastCheckpoint, read
+from clusterformer.errors import InputError
+from clusterformer.nonfinite import first_nonfinite
+from clusterformer.schedule import factor
+
+sys.path.append(str(Path(__file__).parent / "toy"))
+from toy_task import Toy
+
+TINY = {"d_model": 8, "num_heads": 2, "num_layers": 1, "warmup": 2}
+
+
+def trainer(**options: Any) -> Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"enable_checkpointing": bool(options.get("callbacks"))}
+    return Trainer(**{"accelerator": "cpu", "max_epochs": 1, **quiet, **options})
+
+
+def test_it_trains_from_python() -> None:
+    torch.manual_seed(0)
+    model, task = ClusterFormer(**TINY, dropout=0.0, lr=0.01), Toy(size=200)
+    run = trainer(max_epochs=5)
+    run.fit(model, task)
+    assert run.callback_metrics["val/loss"] < 0.4
+    assert run.test(model, task, verbose=False)[0]["test/accuracy"] > 0.8
+
+
+def test_any_mechanism_may_be_given_by_class_or_function() -> None:
+    for attention in (FullAttention, lambda width, heads: FullAttention(width, heads)):
+        model = ClusterFormer(attention, **TINY)
+        trainer(fast_dev_run=True).fit(model, Toy())
+
+
+def test_weights_of_linear_layers_alone_decay() -> None:
+    model = ClusterFormer(**TINY, weight_decay=0.5)
+    run = trainer(fast_dev_run=True)
+    run.fit(model, Toy())
+    decayed, spared = run.optimizers[0].param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.5, 0.0)
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    assert {id(p) for p in decayed["params"]} == linear
+    assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0, 1, 10])
+def test_every_schedule_rises_to_one_and_never_above(schedule: Any, warmup: int) -> None:
+    at = factor(schedule, warmup, 100)
+    rates = [at(step) for step in range(101)]
+    assert all(0 <= rate <= 1 for rate in rates)
+    assert rates[max(0, warmup - 1)] == rates[warmup] == 1
+    assert sorted(rates[:warmup]) == rates[:warmup]
+    assert sorted(rates[warmup:], reverse=True) == rates[warmup:]
+    expected = {"inverse-sqrt": math.sqrt(10 / 100), "cosine": 0, "constant": 1}[schedule]
+    if warmup == 10:
+        assert rates[100] == pytest.approx(expected, abs=1e-12)
+
+
+def test_cosine_ends_with_the_training() -> None:
+    model = ClusterFormer(**TINY, schedule="cosine")
+    run = trainer(max_epochs=2)
+    run.fit(model, Toy())
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_nan_stops_with_step_layer_and_checkpoint(precision: Any, tmp_path: Path) -> None:
+    run = trainer(callbacks=[LastCheckpoint(tmp_path, every=1)], precision=precision, max_epochs=2)
+    with pytest.raises(InputError, match=r"not finite at step 7.*last\.ckpt") as caught:
+        run.fit(ClusterFormer(**TINY), Toy(spoil_at=7))
+    assert "\n" not in str(caught.value)
+    weights = read(tmp_path / "last.ckpt")["state_dict"].values()
+    assert all(weight.isfinite().all() for weight in weights)
+
+
+def test_the_first_part_that_is_not_finite_is_named() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))
+    batch = torch.tensor([[1e38, 1e38]])
+    with torch.no_grad():
+        network[0].weight.fill_(1.0)
+        network[1][1].weight.fill_(3.0)
+    assert first_nonfinite(network, batch) == "the output of 1.1"
+    batch = torch.ones(1, 2)
+    network[0].bias.grad = torch.tensor([0.0, math.nan])
+    assert first_nonfinite(network, batch) == "the gradient of 0.bias"
+    with torch.no_grad():
+        network[1][1].weight[0, 0] = math.inf
+    assert first_nonfinite(network, batch) == "the weights 1.1.weight"
+
+
+def test_accumulated_batches_take_one_step() -> None:
+    run = trainer(accumulate_grad_batches=2)
+    run.fit(ClusterFormer(**TINY), Toy())
+    assert run.global_step == 3
+
+
+def test_the_best_checkpoint_survives_a_moved_run_folder(tmp_path: Path) -> None:
+    def callbacks(folder: str) -> list[Any]:
+        path = tmp_path / folder
+        return [BestCheckpoint(path, Toy.monitor, Toy.mode), LastCheckpoint(path, 100)]
+
+    run = trainer(callbacks=callbacks("old"), plugins=[CheckpointFiles()])
+    run.fit(ClusterFormer(**TINY), Toy())
+    (tmp_path / "old").rename(tmp_path / "new")
+    again = trainer(callbacks=callbacks("new"), plugins=[CheckpointFiles()])
+    again.fit(ClusterFormer(**TINY), Toy(), ckpt_path=tmp_path / "new" / "last.ckpt")
+    best = again.checkpoint_callback
+    assert isinstance(best, BestCheckpoint)
+    assert best.best_model_path == str(tmp_path / "new" / "best.ckpt")
+    assert best.best_model_score == run.checkpoint_callback.best_model_score  # type: ignore[union-attr]
+
+
+def test_an_interrupted_write_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, path = CheckpointFiles(), tmp_path / "last.ckpt"
+    files.save_checkpoint({"clusterformer": {}, "step": 1}, path)
+
+    def die(content: Any, file: Any) -> None:
+        file.write(b"half a checkpoint")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", die)
+    with pytest.raises(KeyboardInterrupt):
+        files.save_checkpoint({"clusterformer": {}, "step": 2}, path)
+    assert read(path)["step"] == 1
+
+
+def test_a_module_without_a_task_says_what_it_wants() -> None:
+    loader = Toy().train_dataloader()
+    with pytest.raises(InputError, match=r"trains a clusterformer\.task\.Task, got None"):
+        trainer().fit(ClusterFormer(**TINY), loader)
+
+
+def test_text_is_labelled_from_python() -> None:
+    model, task = ClusterFormer(**TINY), Toy()
+    trainer().fit(model, task)
+    model.eval()
+    found = [task.predictions(model(b), b) for b in task.text_dataloader(["1 2", "3"])]
+    assert [set(record) for records in found for record in records] == [
+        {"label", "probability"}
+    ] * 2
