@@ -18,6 +18,7 @@ from clusterformer.pictures.style import INK, PALETTE, QUIET, figure, plain_axes
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
+SHARES = "clusters: "  # panels of values in 0..1, where small changes should look small
 LONG = 40  # points, from which a curve is smoothed and loses its markers
 
 
@@ -44,8 +45,13 @@ def learning_curves(metrics: str | Path, path: str | Path) -> None:
     rows = max(1, -(-len(names) // columns))
     picture = figure(3.7 * columns, 2.7 * rows)
     grid = list(picture.subplots(rows, columns, squeeze=False).flat)
+    curves = [points for panel in panels.values() for points in panel.values()]
+    last = max((points[-1][0] for points in curves), default=1.0) or 1.0
     for axes, name in zip(grid, names, strict=False):
         plain_axes(axes, name.replace("_", " "), "step")
+        axes.set_xlim(-0.03 * last, 1.03 * last)
+        if name.startswith(SHARES):
+            axes.set_ylim(-0.03, 1.03)
         for number, (curve, points) in enumerate(panels[name].items()):
             color = {"train": PALETTE[0], "val": PALETTE[5]}.get(curve, PALETTE[number % 8])
             x, y = np.array(points).T
@@ -129,7 +135,7 @@ def _panel_and_curve(column: str) -> tuple[str, str]:
     if layer is None:
         return name, stage
     panel = name.replace(layer[0], "").strip("/")
-    return f"clusters: {panel}", f"layer {layer[1]}" if stage == "val" else f"{stage} {layer[1]}"
+    return SHARES + panel, f"layer {layer[1]}" if stage == "val" else f"{stage} {layer[1]}"
 
 
 def _apart(heights: dict[str, float], gap: float) -> dict[str, float]:

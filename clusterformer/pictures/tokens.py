@@ -32,6 +32,7 @@ LONGEST_TOKEN = 24  # characters
 WIDTH, MARGIN = 828.0, 30.0  # of the page, in points as all sizes below
 BOX, GAP, LINE = 14.0, 2.5, 18.0  # a token's box is BOX high, the next line of them LINE below
 PADDING = 6.0  # beside a token's text, both sides together
+BORDER = 12.0  # between two blocks
 ARC = 10.0  # how deep the arcs between partners hang below a line
 
 Cluster = NDArray[np.int64]
@@ -139,12 +140,12 @@ class _Page:
             here = (self.blocks[i], self.cluster[i])
             label = f"{here[1]}" if grouped and here != last else ""
             lead = self._width(label) + 3 if label else 0
-            if grouped and last and here[0] != last[0] and x > MARGIN:
-                x += 7
-                self._line(x - 1.5, self.y - 1, self.y + BOX + 1)
-                x += 5
-            if x + lead + width > right and x > MARGIN:
+            parted = grouped and last is not None and here[0] != last[0]
+            if x > MARGIN and x + lead + width + (BORDER if parted else 0) > right:
                 x, self.y = MARGIN, self.y + LINE + (ARC if grouped and self.links else 0)
+            elif parted:
+                self._line(x + BORDER / 2 - 1, self.y - 1, self.y + BOX + 1)
+                x += BORDER
             if label:
                 self._text(x + lead / 2 - 1, self.y + BOX / 2, label, 7, color=QUIET, weight="bold")
             x += lead
