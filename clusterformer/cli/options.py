@@ -96,10 +96,8 @@ class Options(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except InputError:
-            raise
         except (ValueError, MisconfigurationException) as error:
-            raise InputError(str(error)) from error
+            raise _own_words(error) from error
 
     def instantiate_trainer(self, **_: Any) -> Trainer:
         """None yet: it depends on the run folder; see `make_trainer`."""
@@ -129,6 +127,16 @@ class Options(LightningCLI):
         resolved = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         kept = {key: resolved[key] for key in sections or resolved if key != "config"}
         return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+
+
+def _own_words(error: BaseException) -> InputError:
+    """What the task or model said, out of what jsonargparse wraps around it."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, InputError):
+            break
+        inner = inner.__cause__ or inner.__context__
+    return InputError(str(inner or error))
 
 
 def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
