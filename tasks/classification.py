@@ -24,7 +24,7 @@ from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.models.pooling import pool
 from clusterformer.task import IGNORE, Batch, Output, Task
 from clusterformer.tasks.batches import BucketPlan, loader, pad, run_seed
-from clusterformer.tasks.corpora import Corpus, Split, hold_out, read_corpus
+from clusterformer.tasks.corpora import NUM_FOLDS, Corpus, Split, hold_out, read_corpus
 from clusterformer.tasks.listops import generate
 from clusterformer.tasks.reading import Row, read_rows
 from clusterformer.tasks.text import BytePairTokenizer, Tokenizer, WordTokenizer, restore
@@ -47,8 +47,8 @@ class Classification(Task):
         length: listops: tokens of the longest expression.
         examples: listops: training examples; a tenth as many validate, and as many test.
         train: Own training file.
-        valid: Own validation file; without it, a tenth of `train` validates.
-        test: Own test file.
+        valid: Own validation file; without it, a tenth of `train` validates instead of training.
+        test: Own test file; without it, another tenth of `train` tests.
         text_column: Own files: column of the text, by name or by number from 1.
         label_column: Own files: column of the label, by name or by number from 1.
         header: Own files: skip a header line although both columns are numbers.
@@ -95,8 +95,18 @@ class Classification(Task):
             raise InputError(f"give either a named set (name) or own files (train), got {found}")
         if vectors is not None and tokenizer == "bpe":
             raise InputError("word vectors need tokenizer: word, got bpe")
-        if max_length is not None and max_length < 1:
-            raise InputError(f"max_length must be at least 1 token, got {max_length}")
+        if not 0 <= fold < NUM_FOLDS:
+            raise InputError(f"fold must be in 0..{NUM_FOLDS - 1}, got {fold}")
+        for option, value in (
+            ("examples", examples),
+            ("min_count", min_count),
+            ("vocab_size", vocab_size),
+            ("max_length", max_length),
+            ("batch_size", batch_size),
+            ("tokens_per_batch", tokens_per_batch),
+        ):
+            if value is not None and value < 1:
+                raise InputError(f"{option} must be at least 1, got {value}")
         self._name, self._root, self._fold, self._strip = name, root, fold, strip
         self._length, self._examples = length, examples
         self._files = {"train": train, "valid": valid, "test": test}
@@ -151,7 +161,7 @@ class Classification(Task):
         )
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
-        """Batches of user text in its order; an empty line is one unknown word, with a warning."""
+        """Batches of user text in its order, one row a line; an empty line is one unknown word."""
         return DataLoader(_Lines(lines, self), batch_size=None)
 
     def _rows(self, split: Split) -> list[Row]:
@@ -162,19 +172,17 @@ class Classification(Task):
             return read_corpus(
                 self._name, split, root=self._root, fold=self._fold, strip=self._strip
             )
-        file = self._files[split] or (None if split == "test" else self._files["train"])
-        if file is None:
-            raise InputError("there is no test file; give data.test")
-        rows = read_rows(file, **self._columns)
-        shared = split != "test" and self._files["valid"] is None
-        return hold_out(rows, split) if shared else rows
+        file = self._files[split]
+        if file is not None and split != "train":
+            return read_rows(file, **self._columns)
+        rows = read_rows(str(self._files["train"]), **self._columns)
+        missing: list[Split] = [part for part in ("valid", "test") if self._files[part] is None]
+        return hold_out(rows, split, missing)
 
     def _learn(self, rows: list[Row]) -> None:
         self._labels = sorted({row.label for row in rows})
         if len(self._labels) < 2:
-            raise InputError(
-                f"the training texts have one label, {self._labels[0]!r}; 2 are needed"
-            )
+            raise InputError(f"training needs texts of 2 labels or more, found {self._labels}")
         texts = (row.text for row in rows)
         if self._kind == "bpe":
             size = self._vocab_size or 8000
@@ -349,11 +357,6 @@ class _Lines(IterableDataset[Batch]):
         self._lines, self._task = lines, task
 
     def __iter__(self) -> Iterator[Batch]:
-        lines, done = iter(self._lines), 0
+        lines = iter(self._lines)
         while chunk := list(islice(lines, 64)):
-            for number, line in enumerate(chunk, done + 1):
-                if not line.strip():
-                    _log.warning(f"line {number} is empty; its label is that of an unknown word")
-            done += len(chunk)
-            texts = self._task.encode(chunk)
-            yield Batch(*pad(texts), torch.full((len(chunk),), IGNORE))
+            yield Batch(*pad(self._task.encode(chunk)), torch.full((len(chunk),), IGNORE))

@@ -63,8 +63,6 @@ def read_corpus(
         if strip:
             rows = [row._replace(text=strip_post(row.text)) for row in rows]
         return rows if split == "test" else hold_out(rows, split)
-    if not 0 <= fold < NUM_FOLDS:
-        raise InputError(f"fold {fold}: allowed are 0..{NUM_FOLDS - 1}")
     rows = _read(folder / f"{name}.tsv", 2, 1)
     counts = Counter(row.label for row in rows)
     for label, expected in _SENTENCES[name].items():
@@ -77,10 +75,11 @@ def read_corpus(
     return part_rows if split == "test" else hold_out(part_rows, split)
 
 
-def hold_out(rows: list[Row], split: Split) -> list[Row]:
-    """The tenth of `rows` that validates, or the others, that train; shares of labels kept."""
+def hold_out(rows: list[Row], split: Split, held: Sequence[Split] = ("valid",)) -> list[Row]:
+    """One part of `rows`: a tenth for each of `held`, the rest to train; shares of labels kept."""
     parts = deal([row.label for row in rows], 10)
-    return [row for row, part in zip(rows, parts, strict=True) if (part == 0) == (split == "valid")]
+    wanted = {held.index(split)} if split in held else set(range(len(held), 10))
+    return [row for row, part in zip(rows, parts, strict=True) if part in wanted]
 
 
 def deal(labels: Sequence[str], num_parts: int) -> list[int]:

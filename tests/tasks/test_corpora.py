@@ -41,12 +41,6 @@ def test_splits_are_always_the_same(tiny_mr):
     assert first == again
 
 
-@pytest.mark.parametrize("fold", [-1, 10])
-def test_fold_outside_0_to_9_is_refused(tiny_mr, fold):
-    with pytest.raises(InputError, match=r"allowed are 0..9"):
-        read_corpus("mr", "train", root=tiny_mr, fold=fold)
-
-
 def test_wrong_count_says_what_was_expected(tiny_mr):
     with (tiny_mr / "mr" / "mr.tsv").open("a") as file:
         file.write("1\tone more\n")
@@ -119,6 +113,13 @@ def test_parts_get_equal_shares_whatever_the_label_sizes():
     assert {sizes[part, "a"] for part in range(4)} <= {9, 10}
     assert {sizes[part, "b"] for part in range(4)} <= {1, 2}
     assert max(Counter(parts).values()) - min(Counter(parts).values()) <= 1
+
+
+def test_held_out_parts_and_the_rest_partition_the_rows():
+    rows = [Row(str(i), "ab"[i % 2], "") for i in range(40)]
+    parts = [hold_out(rows, split, ["valid", "test"]) for split in SPLITS]
+    assert [len(part) for part in parts] == [32, 4, 4]
+    assert sorted(row for part in parts for row in part) == sorted(rows)
 
 
 def test_few_rows_still_leave_one_to_validate():
