@@ -33,7 +33,8 @@ def learning_curves(metrics: str | Path, path: str | Path) -> None:
     """Draw every logged quantity against the training step, each in a small panel.
 
     A column `val/accuracy` is the curve "val" of the panel "accuracy"; the layers of a model
-    share a panel. The test's results are left out. A long curve is drawn pale with its moving average over it.
+    share a panel. Results on the test data are left out. A long curve is drawn pale with its
+    moving average over it.
 
     Args:
         metrics: `metrics.csv` as Lightning's CSVLogger writes it.
