@@ -12,8 +12,9 @@ from clusterformer.attention.base import (
     Grouping,
     MultiHeadAttention,
 )
+from clusterformer.attention.neural import PAPER_FORM
 
-__all__ = ["Attended", "AttentionCore", "Grouping", "MultiHeadAttention"]
+__all__ = ["PAPER_FORM", "Attended", "AttentionCore", "Grouping", "MultiHeadAttention"]
 
 
 def _import_mechanisms() -> None:

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.kernels import reference as kernels
 
+PAPER_FORM = {"coupling": False, "similarity": "dot", "look_ahead": 0}
+"""Options of `NeuralClusteringAttention` that make it the paper's own, equation by equation."""
+
 
 class NeuralClusteringAttention(AttentionCore):
     """Attend within blocks of tokens that learned to stand together.
@@ -22,7 +25,7 @@ class NeuralClusteringAttention(AttentionCore):
     width, and attend to the blocks around their own (eq. 2-10). Clustering is shared by all heads
     and works on the hidden states. The updated centroids go up to the next layer.
 
-    The paper's own form is `coupling=False, similarity="dot", look_ahead=0`. Beyond it:
+    The paper's own form is `**PAPER_FORM`. Beyond it:
 
     - coupling: the unit vector z = W x / |W x| in which tokens are clustered also speaks in the
       logits, q_u . k_v / sqrt(D) + alpha z_u . z_v with a learned alpha > 0. So the task's loss

@@ -15,6 +15,7 @@ COMMANDS = {
     "validate": "measure a trained model on the validation data",
     "test": "measure a trained model on the test data",
     "predict": "label your own text with a trained model",
+    "bench": "measure time and memory of attention",
 }
 """Each is a file of this folder with HELP and `run(arguments)`; it imports torch only inside."""
 

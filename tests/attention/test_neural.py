@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from clusterformer.attention import FullAttention, MultiHeadAttention, NeuralClusteringAttention
-
-PAPER = {"coupling": False, "similarity": "dot", "look_ahead": 0}
+from clusterformer.attention import (
+    PAPER_FORM,
+    FullAttention,
+    MultiHeadAttention,
+    NeuralClusteringAttention,
+)
 
 
 def paper_attention(
@@ -47,7 +50,7 @@ def paper_attention(
 @pytest.mark.parametrize("causal", [False, "masked"])
 @pytest.mark.parametrize(("length", "clusters"), [(3, 2), (7, 3), (7, 4), (6, 9)])
 def test_the_papers_form_is_the_papers_equations(causal, length: int, clusters: int) -> None:
-    core = NeuralClusteringAttention(8, 2, num_clusters=clusters, causal=causal, **PAPER)
+    core = NeuralClusteringAttention(8, 2, num_clusters=clusters, causal=causal, **PAPER_FORM)
     layer = MultiHeadAttention(core)
     x = torch.randn(2, length, 8)
     values, grouping = layer(x)
@@ -146,7 +149,7 @@ def test_the_strict_form_is_its_definition(options) -> None:
 def test_the_masked_form_leaks_as_its_docstring_says() -> None:
     """If this ever fails the docstring's warning is out of date."""
     layer = MultiHeadAttention(
-        NeuralClusteringAttention(32, 4, causal="masked", num_clusters=8, **PAPER)
+        NeuralClusteringAttention(32, 4, causal="masked", num_clusters=8, **PAPER_FORM)
     )
     x = torch.randn(1, 64, 32)
     changed = torch.cat([x[:, :21], torch.randn(1, 43, 32)], 1)
