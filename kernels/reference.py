@@ -1,7 +1,7 @@
 """Every operation of clustered attention in plain PyTorch: the specification of the kernels.
 
-B batch   H heads   N tokens   D head width   P point width   C clusters
-G blocks  S slots a block (block width)   R blocks that a block sees   T = B * N
+B batch   H heads   N tokens   D head width   F row width   C clusters
+G blocks  S slots a block (block width)   R blocks that a block sees   L = G + R - 1 places
 
 The road is assign -> sort -> chunk -> attend -> resort. Sorting and chunking give only indices
 (`Blocks`); rows move once, into the blocks, and once back.
@@ -31,24 +31,38 @@ class Sorted(NamedTuple):
 class Blocks(NamedTuple):
     """Which token stands in which slot, and which blocks a block sees.
 
+    G blocks lie on L = G + R - 1 places in a row, so that what block g sees lies on the places
+    g .. g + R - 1, its own being place g + back. Where the row is a circle, its first and last
+    places repeat blocks of the other end.
+
     Attributes:
-        members: (B, G, S) token in each slot; 0 where the slot is empty.
-        filled: (B, G, S) bool, True where a slot holds a token.
-        slot: (B, N) flat slot (block * S + place) of each token; -1 at padding.
-        neighbours: (B, G, R) blocks whose keys a block sees.
-        visible: (B, G, R) bool, False where the entry of `neighbours` is void.
-        seen_by: (B, G, R) the inverse of `neighbours`: entry r of block `seen_by[g, r]` is g;
-            -1 where no block has g there.
-        padded: True if some token is padding.
+        members: (B, L, S) token in each slot; 0 where the slot is empty.
+        filled: (B, L, S) bool, True where a slot holds a token.
+        slot: (B, N) flat slot (place * S + rank) of each token; -1 at padding.
+        copies: (B, N, K) all flat slots that hold a token; -1 for none.
+        visible: (B, G, R) bool, False where a block does not see what lies there; all False
+            for a block without a token.
+        back: Blocks seen before the own one.
+        padded: True if some token may be padding.
     """
 
     members: Tensor
     filled: Tensor
     slot: Tensor
-    neighbours: Tensor
+    copies: Tensor
     visible: Tensor
-    seen_by: Tensor
+    back: int
     padded: bool
+
+    @property
+    def own(self) -> slice:
+        """Places of the G blocks themselves."""
+        return slice(self.back, self.back + self.visible.shape[1])
+
+    @property
+    def own_filled(self) -> Tensor:
+        """`filled` of the blocks themselves, without repetitions, (B, G, S)."""
+        return self.filled[:, self.own] & self.visible.any(-1, keepdim=True)
 
 
 class Assigned(NamedTuple):
@@ -124,31 +138,39 @@ def equal_blocks(
     order, inverse, _ = grouped
     batch, length = order.shape
     width = -(-length // num_blocks)
-    block = torch.arange(num_blocks, device=order.device)
-    place = torch.arange(width, device=order.device)
-    offsets = torch.arange(-look_back, look_ahead + 1, device=order.device)
+    device = order.device
     if key_mask is None:
-        lengths = torch.full((batch, 1, 1), length, device=order.device)
+        lengths = torch.full((batch, 1), length, device=device)
     else:
-        lengths = key_mask.sum(-1)[:, None, None]
-    widths = (lengths + num_blocks - 1).div(num_blocks, rounding_mode="floor").clamp(min=1)
-    places = block[:, None] * widths + place  # (B, G, S)
-    filled = (place < widths) & (places < lengths)
-    members = order.gather(1, places.clamp(max=length - 1).flatten(1)).view(places.shape)
+        lengths = key_mask.sum(-1, keepdim=True)
+    widths = _ceil_div(lengths, num_blocks).clamp(min=1)
+    used = _ceil_div(lengths, widths).clamp(min=1)  # (B, 1) blocks that hold tokens
+
+    place = torch.arange(num_blocks + look_back + look_ahead, device=device)
+    block = place - look_back
+    held = (block < used + look_ahead) & (block >= -used)  # once around the circle
+    rank = torch.arange(width, device=device)
+    position = (block % used * widths)[..., None] + rank  # (B, L, S)
+    filled = held[..., None] & (rank < widths[..., None]) & (position < lengths[..., None])
+    members = order.gather(1, position.clamp(max=length - 1).flatten(1)).view(position.shape)
     members = members.masked_fill(~filled, 0)
 
-    widths, lengths = widths[:, 0], lengths[:, 0]  # (B, 1)
-    slot = inverse.div(widths, rounding_mode="floor") * width + inverse % widths
+    home, rank = inverse.div(widths, rounding_mode="floor"), inverse % widths
+    turns = torch.tensor([0, -1, 1], device=device) * used  # (B, 3)
+    places = (home + look_back)[..., None] + turns[:, None]  # (B, N, 3)
+    there = (places >= 0) & (places < used[..., None] + look_back + look_ahead)
+    copies = (places * width + rank[..., None]).masked_fill(~there, -1)
     if key_mask is not None:
-        slot = slot.masked_fill(~key_mask, -1)
+        copies = copies.masked_fill(~key_mask[..., None], -1)
 
-    used = (lengths + widths - 1).div(widths, rounding_mode="floor").clamp(min=1)[:, :, None]
-    block = block[:, None]
-    inside = block < used  # (B, G, 1)
-    neighbours = torch.where(inside, (block + offsets) % used, block)
-    once = (torch.arange(offsets.numel(), device=order.device) < used).expand_as(neighbours)
-    seen_by = torch.where(once & inside, (block - offsets) % used, -1)
-    return Blocks(members, filled, slot, neighbours, once, seen_by, key_mask is not None)
+    # A circle of fewer blocks than a window: each once, the own one among them.
+    before = (used - 1).clamp(max=look_back)
+    after = (used - 1 - before).clamp(max=look_ahead)
+    offset = torch.arange(-look_back, look_ahead + 1, device=device)
+    inside = torch.arange(num_blocks, device=device) < used  # (B, G)
+    visible = inside[..., None] & ((offset >= -before) & (offset <= after))[:, None]
+    slot = copies[..., 0]
+    return Blocks(members, filled, slot, copies, visible, look_back, key_mask is not None)
 
 
 def cluster_chunks(
@@ -168,38 +190,31 @@ def cluster_chunks(
     order, inverse, counts = grouped
     batch, length = order.shape
     clusters = counts.shape[1]
-    # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall; N of them at S = 1.
+    device = order.device
+    # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall.
     blocks = (length + clusters * (chunk_size - 1)) // chunk_size
-    chunks = (counts + chunk_size - 1).div(chunk_size, rounding_mode="floor")  # (B, C)
+    chunks = _ceil_div(counts, chunk_size)  # (B, C)
     chunk_end, token_end = chunks.cumsum(1), counts.cumsum(1)
     chunk_start, token_start = chunk_end - chunks, token_end - counts
 
-    block = torch.arange(blocks, device=order.device)[:, None]  # (G, 1)
-    owner = torch.searchsorted(
-        chunk_end, block.flatten().expand(batch, -1).contiguous(), right=True
-    ).clamp(max=clusters - 1)  # (B, G)
-    first = token_start.gather(1, owner)[..., None]
-    within = block - chunk_start.gather(1, owner)[..., None]  # (B, G, 1) chunk of its cluster
-    rank = within * chunk_size + torch.arange(chunk_size, device=order.device)
-    filled = rank < counts.gather(1, owner)[..., None]
-    members = order.gather(1, (first + rank).clamp(max=length - 1).flatten(1)).view(rank.shape)
-    members = members.masked_fill(~filled, 0)
+    block = torch.arange(-look_back, blocks, device=device).expand(batch, -1).contiguous()
+    owner = torch.searchsorted(chunk_end, block, right=True).clamp(max=clusters - 1)  # (B, L)
+    within = block - chunk_start.gather(1, owner)  # chunk of its cluster; negative before all
+    rank = within[..., None] * chunk_size + torch.arange(chunk_size, device=device)
+    filled = (rank >= 0) & (rank < counts.gather(1, owner)[..., None])
+    position = (token_start.gather(1, owner)[..., None] + rank).clamp(0, length - 1)
+    members = order.gather(1, position.flatten(1)).view(rank.shape).masked_fill(~filled, 0)
 
-    cluster = torch.searchsorted(token_end, inverse.contiguous(), right=True).clamp(
-        max=clusters - 1
-    )
+    cluster = torch.searchsorted(token_end, inverse.contiguous(), right=True)
+    cluster = cluster.clamp(max=clusters - 1)
     rank = inverse - token_start.gather(1, cluster)
-    slot = chunk_start.gather(1, cluster) * chunk_size + rank
+    slot = (chunk_start.gather(1, cluster) + look_back) * chunk_size + rank
     if key_mask is not None:
         slot = slot.masked_fill(~key_mask, -1)
 
-    offsets = torch.arange(-look_back, 1, device=order.device)
-    live = filled[..., :1]
-    visible = (within + offsets >= 0) & (live | (offsets == 0))
-    neighbours = torch.where(visible, block + offsets, block)
-    last = chunks.gather(1, owner)[..., None] - 1
-    seen_by = torch.where(live & (within - offsets <= last), block - offsets, -1)
-    return Blocks(members, filled, slot, neighbours, visible, seen_by, key_mask is not None)
+    offset = torch.arange(-look_back, 1, device=device)
+    visible = within[:, look_back:, None] + offset >= 0
+    return Blocks(members, filled, slot, slot[..., None], visible, look_back, key_mask is not None)
 
 
 def window_blocks(
@@ -221,44 +236,40 @@ def window_blocks(
 
 
 def gather_rows(rows: Tensor, blocks: Blocks) -> Tensor:
-    """Rows (B, N, F) into their slots, (B, G, S, F). The gradient is a gather, not a scatter."""
-    batch, groups, width = blocks.members.shape
-    index = _flat(blocks.members, rows.shape[1])
-    source = _flat(blocks.slot, groups * width)[..., None]
-    rows = rows.reshape(-1, rows.shape[-1])
-    gathered = _Gather.apply(rows, index.flatten(), source, False, blocks.padded)
+    """Rows (B, N, F) into all slots, (B, L, S, F). The gradient is a gather, not a scatter."""
+    batch, places, width = blocks.members.shape
+    index = _flat(blocks.members.flatten(1), rows.shape[1]).flatten()
+    source = _flat(blocks.copies, places * width)
+    holes = blocks.padded or source.shape[1] > 1
+    gathered = _Gather.apply(rows.reshape(-1, rows.shape[-1]), index, source, False, holes)
+    return gathered.view(batch, places, width, -1)
+
+
+def gather_own(rows: Tensor, blocks: Blocks) -> Tensor:
+    """Rows (B, N, F) into the slots of the blocks themselves, (B, G, S, F)."""
+    members, slot = _own(blocks)
+    batch, groups, width = members.shape
+    index = _flat(members.flatten(1), rows.shape[1]).flatten()
+    source = _flat(slot, groups * width)[:, None]
+    gathered = _Gather.apply(rows.reshape(-1, rows.shape[-1]), index, source, False, blocks.padded)
     return gathered.view(batch, groups, width, -1)
-
-
-def gather_windows(rows: Tensor, blocks: Blocks) -> Tensor:
-    """Rows (B, N, F) of all blocks that a block sees, (B, G, R * S, F)."""
-    batch, groups, width = blocks.members.shape
-    reach = blocks.neighbours.shape[-1]
-    members = blocks.members.gather(
-        1, blocks.neighbours.flatten(1)[..., None].expand(-1, -1, width)
-    )  # (B, G * R, S)
-    index = _flat(members, rows.shape[1])
-    # Token in place s of block b stands in window g = seen_by[b, r], entry r, place s.
-    block, place = blocks.slot.div(width, rounding_mode="floor"), blocks.slot % width
-    viewer = blocks.seen_by.gather(1, block.clamp(min=0)[..., None].expand(-1, -1, reach))
-    entry = torch.arange(reach, device=rows.device)
-    source = (viewer * reach + entry) * width + place[..., None]  # (B, N, R)
-    source = source.masked_fill((viewer < 0) | (block < 0)[..., None], -1)
-    source = _flat(source, groups * reach * width)
-    rows = rows.reshape(-1, rows.shape[-1])
-    gathered = _Gather.apply(rows, index.flatten(), source, False, True)
-    return gathered.view(batch, groups, reach * width, -1)
 
 
 def resort(blocked: Tensor, blocks: Blocks) -> Tensor:
     """Rows in their slots, (B, G, S, F), back to their tokens, (B, N, F); 0 at padding (eq. 10)."""
-    batch, groups, width = blocks.members.shape
-    index = _flat(blocks.slot, groups * width).flatten()
-    members = blocks.members.masked_fill(~blocks.filled, -1)
-    source = _flat(members.flatten(1), blocks.slot.shape[1])[..., None]
-    blocked = blocked.reshape(-1, blocked.shape[-1])
-    rows = _Gather.apply(blocked, index, source, blocks.padded, True)
-    return rows.view(batch, blocks.slot.shape[1], -1)
+    members, slot = _own(blocks)
+    batch, length = slot.shape
+    index = _flat(slot, blocked.shape[1] * blocked.shape[2])
+    members = members.masked_fill(~blocks.own_filled, -1)
+    source = _flat(members.flatten(1), length).flatten()[:, None]
+    flat = blocked.reshape(-1, blocked.shape[-1])
+    return _Gather.apply(flat, index.flatten(), source, blocks.padded, True).view(batch, length, -1)
+
+
+def windows(x: Tensor, reach: int) -> Tensor:
+    """What lies before each block: (B, L, S, ...) -> (B, G, R * S, ...), G = L - R + 1."""
+    seen = x.unfold(1, reach, 1)  # (B, G, S, ..., R)
+    return seen.movedim(-1, 2).flatten(2, 3)
 
 
 def window_mask(blocks: Blocks, causal: bool = False) -> Tensor:
@@ -266,54 +277,49 @@ def window_mask(blocks: Blocks, causal: bool = False) -> Tensor:
 
     A slot without a token sees everything, so that no row is empty; nothing reads it.
     """
-    batch, groups, width = blocks.members.shape
-    index = blocks.neighbours.flatten(1)[..., None].expand(-1, -1, width)
-    keys = blocks.filled.gather(1, index).view(batch, groups, -1, width)
-    keys = (keys & blocks.visible[..., None]).view(batch, groups, 1, -1)
+    reach = blocks.visible.shape[-1]
+    width = blocks.members.shape[-1]
+    seen = windows(blocks.filled, reach) & blocks.visible.repeat_interleave(width, -1)
+    own = blocks.own_filled
     if causal:
-        positions = blocks.members.gather(1, index).view(batch, groups, 1, -1)
-        keys = keys & (positions <= blocks.members[..., None])
-        return keys | ~blocks.filled[..., None]
-    return keys | ~blocks.filled.any(-1)[..., None, None]
+        before = (
+            windows(blocks.members, reach)[:, :, None] <= blocks.members[:, blocks.own, :, None]
+        )
+        return (seen[:, :, None] & before) | ~own[..., None]
+    return (seen | ~own.any(-1, keepdim=True))[:, :, None]
 
 
-def chunk_attention(
-    q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, *, causal: bool = False, scale: float
-) -> Tensor:
-    """Softmax attention of each block over the blocks that it sees (eq. 8-10, 12-14).
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Softmax attention of blocks over their windows.
 
     Args:
-        q, k: (B, H, N, D). The logits are scale * q . k.
-        v: (B, H, N, D') with D' <= D.
-        blocks: From `equal_blocks`, `cluster_chunks` or `window_blocks`.
-        causal: A token attends to itself and tokens before it only, by -inf (not by eq. 14's
-            multiplication, under which a masked key still takes weight).
+        query: (B, G, S, H, D).
+        key, value: (B, L, S, H, D), on places, L = G + R - 1.
+        mask: (B, G, 1 or S, R * S) bool, True = may attend.
         scale: Factor on the logits.
 
     Returns:
-        (B, H, N, D') in the dtype of q; 0 at padding.
-
-    Cost: O(N R S D) time; O(N R D) memory for the windows of k and v.
+        (B, G, S, H, D).
     """
-    heads, out_width = q.shape[1], v.shape[-1]
-    if out_width < q.shape[-1]:
-        # Flash attention on CPU wants one width for all three; zeros cost less than its fallback.
-        v = F.pad(v, (0, q.shape[-1] - out_width))
-    blocked = [gather_rows(_rows(q), blocks)]
-    blocked += [gather_windows(_rows(x), blocks) for x in (k, v)]
-    query, key, value = (
-        x.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2) for x in blocked
+    reach = key.shape[1] - query.shape[1] + 1
+    q, k, v = (
+        x.flatten(0, 1).transpose(1, 2) for x in (query, windows(key, reach), windows(value, reach))
     )  # (B * G, H, S or R * S, D)
-    mask = window_mask(blocks, causal).flatten(0, 1)[:, None]
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    out = out.transpose(1, 2).flatten(2).unflatten(0, blocks.members.shape[:2])
-    out = resort(out, blocks).unflatten(-1, (heads, -1)).transpose(1, 2)
-    return out[..., :out_width]
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask.flatten(0, 1)[:, None], scale=scale
+    )
+    return out.transpose(1, 2).unflatten(0, query.shape[:2])
 
 
-def _rows(x: Tensor) -> Tensor:
-    """(B, H, N, D) to (B, N, H * D), free where the heads were split off a projection."""
-    return x.transpose(1, 2).flatten(2)
+def _own(blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """Members (B, G, S) of the blocks themselves, and slots (B, N) among them."""
+    skipped = blocks.back * blocks.members.shape[-1]
+    slot = torch.where(blocks.slot < 0, blocks.slot, blocks.slot - skipped)
+    return blocks.members[:, blocks.own], slot
+
+
+def _ceil_div(dividend: Tensor, divisor: Tensor | int) -> Tensor:
+    return (dividend + divisor - 1).div(divisor, rounding_mode="floor")
 
 
 def _flat(index: Tensor, size: int) -> Tensor:
@@ -340,7 +346,7 @@ class _Gather(torch.autograd.Function):
         ctx.save_for_backward(source)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         (source,) = ctx.saved_tensors
         grad = grad.contiguous()
         total = _take(grad, source[:, 0], ctx.orphans)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.chunk_attention import chunk_attention
 
 PAPER_FORM = {"coupling": False, "similarity": "dot", "look_ahead": 0}
 """Options of `NeuralClusteringAttention` that make it the paper's own, equation by equation."""
@@ -200,7 +201,7 @@ class NeuralClusteringAttention(AttentionCore):
         return query.transpose(1, 2), key.transpose(1, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, blocks: kernels.Blocks) -> Tensor:
-        return kernels.chunk_attention(
+        return chunk_attention(
             q, k, v, blocks, causal=bool(self.causal), scale=self.head_width**-0.5
         )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clusterformer.kernels.reference import Blocks, window_mask
+from clusterformer.kernels.reference import Blocks, window_mask, windows
 
 
 class Statistics(NamedTuple):
@@ -64,10 +64,8 @@ def statistics(
 
 
 def _purity(assignment: Tensor, blocks: Blocks) -> Tensor:
-    batch, groups, width = blocks.members.shape
-    cluster = assignment.gather(1, blocks.members.flatten(1)).view(batch, groups, width)
-    index = blocks.neighbours.flatten(1)[..., None].expand(-1, -1, width)
-    seen = cluster.gather(1, index).view(batch, groups, 1, -1)
-    pairs = window_mask(blocks) & blocks.filled[..., None]
-    same = (cluster[..., None] == seen) & pairs
+    cluster = assignment.gather(1, blocks.members.flatten(1)).view(blocks.members.shape)
+    own = cluster[:, blocks.own, :, None]
+    pairs = window_mask(blocks) & blocks.own_filled[..., None]
+    same = (own == windows(cluster, blocks.visible.shape[-1])[:, :, None]) & pairs
     return same.sum() / pairs.sum().clamp(min=1)

@@ -26,29 +26,32 @@ def some_mask(masked: bool) -> torch.Tensor | None:
 
 @kinds
 @masked
-def test_every_real_token_has_one_slot(kind: str, masked: bool) -> None:
+def test_every_real_token_has_one_slot_of_its_own(kind: str, masked: bool) -> None:
     mask = some_mask(masked)
     blocks = some_blocks(kind, mask)
     real = torch.ones(3, 17, dtype=torch.bool) if mask is None else mask
     for row in range(3):
-        held = blocks.members[row][blocks.filled[row]]
-        assert sorted(held.tolist()) == real[row].nonzero()[:, 0].tolist()
+        tokens = real[row].nonzero()[:, 0].tolist()
+        held = blocks.members[row, blocks.own][blocks.own_filled[row]]
+        assert sorted(held.tolist()) == tokens
         slots = blocks.slot[row][real[row]]
-        assert blocks.members[row].flatten()[slots].tolist() == real[row].nonzero()[:, 0].tolist()
+        assert blocks.members[row].flatten()[slots].tolist() == tokens
         assert (blocks.slot[row][~real[row]] == -1).all()
 
 
 @kinds
 @masked
-def test_seen_by_is_the_inverse_of_neighbours(kind: str, masked: bool) -> None:
+def test_copies_are_all_slots_that_hold_a_token(kind: str, masked: bool) -> None:
     blocks = some_blocks(kind, some_mask(masked))
-    batch, groups, reach = blocks.neighbours.shape
-    holds = blocks.filled.any(-1)
-    for b in range(batch):
-        for g in range(groups):
-            for r in range(reach):
-                if blocks.visible[b, g, r] and holds[b, g]:
-                    assert blocks.seen_by[b, blocks.neighbours[b, g, r], r] == g
+    for row in range(3):
+        held: dict[int, list[int]] = {}
+        for slot, (token, full) in enumerate(
+            zip(blocks.members[row].flatten(), blocks.filled[row].flatten(), strict=True)
+        ):
+            if full:
+                held.setdefault(int(token), []).append(slot)
+        for token, copies in enumerate(blocks.copies[row].tolist()):
+            assert sorted(c for c in copies if c >= 0) == held.get(token, [])
 
 
 @kinds
@@ -56,13 +59,11 @@ def test_seen_by_is_the_inverse_of_neighbours(kind: str, masked: bool) -> None:
 def test_moving_rows_is_indexing_with_its_gradient(kind: str, masked: bool) -> None:
     blocks = some_blocks(kind, some_mask(masked))
     rows = torch.randn(3, 17, 5, dtype=torch.double, requires_grad=True)
-    seen = reference.window_mask(blocks)[:, :, 0] & blocks.filled.any(-1, keepdim=True)
-    windows = reference.gather_windows(rows, blocks)
-    index = torch.stack([blocks.members[b][blocks.neighbours[b]].flatten(1) for b in range(3)])
-    expected = torch.stack([rows[b][index[b]] for b in range(3)])
-    torch.testing.assert_close(windows, expected)
-    weight = torch.randn_like(windows) * seen[..., None]  # attention gives the rest none
-    (gradient,) = torch.autograd.grad((windows * weight).sum(), rows)
+    gathered = reference.gather_rows(rows, blocks)
+    expected = torch.stack([rows[b][blocks.members[b]] for b in range(3)])
+    torch.testing.assert_close(gathered, expected)
+    weight = torch.randn_like(gathered) * blocks.filled[..., None]  # attention gives the rest none
+    (gradient,) = torch.autograd.grad((gathered * weight).sum(), rows)
     (wanted,) = torch.autograd.grad((expected * weight).sum(), rows)
     torch.testing.assert_close(gradient, wanted)
 
@@ -73,7 +74,7 @@ def test_resort_undoes_the_gathering(kind: str, masked: bool) -> None:
     mask = some_mask(masked)
     blocks = some_blocks(kind, mask)
     rows = torch.randn(3, 17, 5, dtype=torch.double, requires_grad=True)
-    back = reference.resort(reference.gather_rows(rows, blocks), blocks)
+    back = reference.resort(reference.gather_own(rows, blocks), blocks)
     expected = rows if mask is None else rows.masked_fill(~mask[..., None], 0.0)
     torch.testing.assert_close(back, expected)
     weight = torch.randn_like(back)
@@ -95,15 +96,35 @@ def test_widths_count_real_tokens_of_each_sequence() -> None:
     mask = torch.arange(12) < torch.tensor([12, 7, 3])[:, None]
     grouped = reference.sort(torch.zeros(3, 12, dtype=torch.long), 1, mask)
     blocks = reference.equal_blocks(grouped, 4, mask)
-    assert blocks.filled.sum(-1).tolist() == [[3, 3, 3, 3], [2, 2, 2, 1], [1, 1, 1, 0]]
+    assert blocks.own_filled.sum(-1).tolist() == [
+        [3, 3, 3, 3],
+        [2, 2, 2, 1],
+        [1, 1, 1, 0],
+    ]
 
 
 def test_the_circle_runs_over_blocks_that_hold_tokens() -> None:
     mask = torch.arange(12) < torch.tensor([12, 3])[:, None]
     grouped = reference.sort(torch.zeros(2, 12, dtype=torch.long), 1, mask)
-    blocks = reference.equal_blocks(grouped, 4, mask)
-    assert blocks.neighbours[0].tolist() == [[3, 0], [0, 1], [1, 2], [2, 3]]
-    assert blocks.neighbours[1, :3].tolist() == [[2, 0], [0, 1], [1, 2]]
+    blocks = reference.equal_blocks(grouped, 4, mask, look_back=1, look_ahead=1)
+    assert blocks.members[0, :, 0].tolist() == [9, 0, 3, 6, 9, 0]
+    assert blocks.members[1, :5, 0].tolist() == [2, 0, 1, 2, 0]
+    assert blocks.filled[1].any(-1).tolist() == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize(("look_back", "look_ahead"), [(0, 0), (1, 0), (1, 1), (2, 1), (3, 3)])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 9])
+def test_a_block_sees_its_neighbours_once(look_back: int, look_ahead: int, length: int) -> None:
+    grouped = reference.sort(torch.zeros(1, length, dtype=torch.long), 1)
+    blocks = reference.equal_blocks(grouped, 5, None, look_back, look_ahead)
+    width = blocks.members.shape[-1]
+    used = -(-length // width)
+    seen = reference.windows(blocks.members, look_back + look_ahead + 1)
+    mask = reference.window_mask(blocks)[0, :, 0]
+    for block in range(used):
+        around = {(block + o) % used for o in range(-look_back, look_ahead + 1)}
+        tokens = [t for b in around for t in range(b * width, min((b + 1) * width, length))]
+        assert sorted(seen[0, block][mask[block]].tolist()) == sorted(tokens)
 
 
 def test_memberships_sum_to_one_over_real_tokens() -> None:
@@ -111,13 +132,3 @@ def test_memberships_sum_to_one_over_real_tokens() -> None:
     assigned = reference.assign(torch.randn(2, 5, 9) * 3, mask)
     torch.testing.assert_close(assigned.memberships.sum(-1), torch.ones(2, 5))
     assert (assigned.memberships[1, :, 4:] == 0).all()
-
-
-def test_chunk_attention_takes_values_narrower_than_keys() -> None:
-    blocks = some_blocks("blocks", None)
-    q, k = torch.randn(2, 3, 2, 17, 12).unbind(0)
-    v = torch.randn(3, 2, 17, 8)
-    out = reference.chunk_attention(q, k, v, blocks, scale=0.5)
-    padded = torch.nn.functional.pad(v, (0, 4))
-    expected = reference.chunk_attention(q, k, padded, blocks, scale=0.5)[..., :8]
-    torch.testing.assert_close(out, expected)
