@@ -120,7 +120,7 @@ class LastCheckpoint(Checkpoint):
         self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        if trainer.fast_dev_run:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self.last_model_path = str(Path(str(self._folder)) / "last.ckpt")
         trainer.save_checkpoint(self.last_model_path)

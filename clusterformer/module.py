@@ -239,17 +239,22 @@ class ClusterFormer(LightningModule):
         self._evaluation.add(self(batch), batch)
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict({f"val/{k}": v for k, v in self._evaluation.compute().items()})
+        self._log_evaluation("val")
 
     def on_test_epoch_end(self) -> None:
-        self.log_dict({f"test/{k}": v for k, v in self._evaluation.compute().items()})
+        self._log_evaluation("test")
+
+    def _log_evaluation(self, stage: str) -> None:
+        found = {f"{stage}/{name}": value for name, value in self._evaluation.compute().items()}
+        # already over all processes: sync_dist changes nothing but Lightning's advice to set it
+        self.log_dict(found, sync_dist=True)
 
     # Optimisation
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         decayed = {id(module.weight) for module in self.modules() if isinstance(module, nn.Linear)}
         parameters = [p for p in self.parameters() if p.requires_grad]
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [p for p in parameters if id(p) in decayed]},
             {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
         ]

@@ -13,6 +13,8 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from clusterformer.errors import InputError
+
 if TYPE_CHECKING:
     from clusterformer.models.architecture import Architecture
     from clusterformer.models.transformer import Encoded
@@ -81,12 +83,9 @@ class Task(LightningDataModule, ABC):
         """
         if not self.trainer:
             return Position(0, 0)
-        loop = self.trainer.fit_loop
-        progress = loop.epoch_progress.current
-        unfinished = progress.ready > progress.processed
-        return Position(
-            progress.processed, loop.epoch_loop.batch_progress.current.ready if unfinished else 0
-        )
+        epoch: Any = self.trainer.fit_loop.epoch_progress.current
+        batch: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        return Position(epoch.processed, batch.ready if epoch.ready > epoch.processed else 0)
 
     @abstractmethod
     def build(self, architecture: Architecture) -> nn.Module:
@@ -116,9 +115,9 @@ class Task(LightningDataModule, ABC):
     def predictions(self, output: Output, batch: Any) -> list[dict[str, Any]]:
         """One record for each row of `batch`, such as `{"label": "1", "probability": 0.93}`."""
 
-    @abstractmethod
     def text_dataloader(self, lines: Iterable[str]) -> Iterable[Any]:
         """Batches of user text, in its order, without targets; one row for each line."""
+        raise InputError(f"{type(self).__name__} reads no text")
 
     def describe(self, batch: Any, index: int) -> list[str]:
         """The real tokens of row `index` as strings, for pictures."""

@@ -9,7 +9,7 @@ Letters: B batch, N tokens, K = N/2 keys, V values, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,9 +97,6 @@ class Partner(Task):
 
     def _pairs(self, *stream: int) -> Pairs:
         return Pairs(self._num_tokens, self._num_values, stream)
-
-    def text_dataloader(self, lines: Iterable[str]) -> Iterable[PartnerBatch]:
-        raise InputError("the partner task is generated and reads no text; use Classification")
 
     def build(self, architecture: Architecture) -> PartnerNetwork:
         return PartnerNetwork(

@@ -72,7 +72,7 @@ def test_every_option_in_the_help_exists() -> None:
     ours |= {"--format", "--device", "--data", "--nproc-per-node"}
     options = set(Options(["--data=toy_task.Toy"], fitting=True).parser._option_string_actions)
     nested = {"--data.name", "--data.fold", "--data.root", "--model.attention.num_clusters"}
-    for name in COMMANDS:
+    for name in ("fit", "validate", "test", "predict"):
         text = importlib.import_module(f"clusterformer.cli.{name}").HELP
         named = set(re.findall(r"--[\w.-]*\w", text))
         assert named <= ours | options | nested, named - ours - options - nested

@@ -6,11 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
 from clusterformer.checkpoints import read
 from clusterformer.cli.options import Options, take
-from clusterformer.cli.runs import Run
+from clusterformer.cli.runs import Run, first_process
 from clusterformer.errors import InputError
 from clusterformer.module import CHECKPOINT_KEY
 
@@ -56,6 +54,6 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     results = measure(
         options.model, options.datamodule, ckpt_path=path, verbose=False, weights_only=True
     )
-    if rank_zero_only.rank == 0:
+    if first_process():
         for name, value in sorted(results[0].items()):
             print(f"{name}\t{value:.4f}")

@@ -86,7 +86,8 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _subclasses(base: type) -> set[str]:
-    found = set()
+    found: set[str] = set()
+    subclass: type
     for subclass in base.__subclasses__():
         found |= _subclasses(subclass)
         if not inspect.isabstract(subclass):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any
@@ -50,18 +51,25 @@ class Lines(ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if time.monotonic() - self._written >= self._seconds:
-            self._write(trainer, f"batch {batch_idx + 1}/{self.total_train_batches}", "train/loss")
+            self._write(trainer, "train/loss")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.training or trainer.state.fn == "fit":
             task = trainer.datamodule  # type: ignore[attr-defined]
-            self._write(trainer, "validated", "train/loss", "val/loss", task.monitor)
+            self._write(trainer, "train/loss", "val/loss", task.monitor)
 
-    def _write(self, trainer: Trainer, what: str, *names: str) -> None:
+    def _write(self, trainer: Trainer, *names: str) -> None:
         self._written = time.monotonic()
+        if not self._enabled:
+            return
+        steps, epochs = trainer.max_steps, trainer.max_epochs or 0
+        if steps < 0 and epochs > 0:
+            batches = trainer.num_training_batches / trainer.accumulate_grad_batches
+            steps = epochs * math.ceil(batches)
+        done = trainer.global_step
+        share = f"/{steps} ({done / steps:.0%})" if steps > 0 else ""
         values = trainer.callback_metrics
         shown = [f"{name} {float(values[name]):.4f}" for name in names if name in values]
-        epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
-        place = f"epoch {trainer.current_epoch + 1}{epochs}, step {trainer.global_step}, {what}"
-        if self._enabled:
-            print(f"{place}: {', '.join(shown)}", flush=True)
+        print(
+            f"epoch {trainer.current_epoch + 1}, step {done}{share}: {', '.join(shown)}", flush=True
+        )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import clusterformer
 from clusterformer.errors import InputError
@@ -118,6 +119,11 @@ def _made(folder: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def first_process() -> bool:
+    """Whether this process, of those that train together, is the one to write and print."""
+    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def describe_environment() -> dict[str, Any]:

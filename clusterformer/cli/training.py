@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,12 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.checkpoints import BestCheckpoint, LastCheckpoint, read
 from clusterformer.cli.illustrate import illustrate
 from clusterformer.cli.metrics import MetricsFile
 from clusterformer.cli.options import Options, take
-from clusterformer.cli.runs import Run
+from clusterformer.cli.runs import Run, first_process
 from clusterformer.errors import InputError
 from clusterformer.module import CHECKPOINT_KEY
 from clusterformer.task import Task
@@ -36,7 +37,7 @@ def train(arguments: list[str]) -> None:
         checkpoint = read(run.last)
         task.load_state(checkpoint[CHECKPOINT_KEY]["task"])
     # the first process alone writes; where checkpoints go, the others learn from it
-    if rank_zero_only.rank or options.config["trainer"]["fast_dev_run"]:
+    if not first_process() or options.config["trainer"]["fast_dev_run"]:
         run = None
     else:
         run = run or Run.create(options.config["runs"], options.name)
@@ -53,23 +54,31 @@ def train(arguments: list[str]) -> None:
     except SystemExit:
         if not trainer.interrupted or not run:
             raise
-        raise InputError(f"stopped; go on with: clusterformer fit --resume {run.folder}") from None
+        print(f"stopped; go on with: clusterformer fit --resume {run.folder}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
+    _finish(options, trainer, run, time.monotonic() - begun)
+
+
+def _finish(options: Options, trainer: Trainer, run: Run | None, seconds: float) -> None:
+    """Test the best checkpoint; the first process draws pictures and says where everything is."""
+    model, task = options.model, options.datamodule
     results: dict[str, Any] = {}
     best = trainer.checkpoint_callback
     if isinstance(best, BestCheckpoint) and best.best_model_path:
         results[task.monitor] = best.best_model_score
         if is_overridden("test_dataloader", task):
-            results |= trainer.test(
-                model, task, ckpt_path=best.best_model_path, verbose=False, weights_only=True
-            )[0]
+            path = best.best_model_path
+            results |= trainer.test(model, task, ckpt_path=path, verbose=False, weights_only=True)[
+                0
+            ]
     if run:
         pictures = _pictures(run, options)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                for path in pictures:
-                    logger.log_image(f"pictures/{path.stem}", [str(path)])
+                for picture in pictures:
+                    logger.log_image(f"pictures/{picture.stem}", [str(picture)])
                 logger.experiment.finish()
-        _say(run, trainer, results, pictures, time.monotonic() - begun)
+        _say(run, trainer, results, pictures, seconds)
 
 
 def _checkpoints(task: Task, run: Run | None, every: int) -> list[Callback]:
@@ -129,4 +138,5 @@ def _say(
     if pictures:
         print(f"  {'pictures':<15} {run.pictures}: {', '.join(path.name for path in pictures)}")
     print(f"test it:     clusterformer test --checkpoint {run.folder}")
-    print(f"label text:  clusterformer predict --checkpoint {run.folder} --input FILE")
+    if is_overridden("text_dataloader", trainer.datamodule, Task):  # type: ignore[attr-defined]
+        print(f"label text:  clusterformer predict --checkpoint {run.folder} --input FILE")
