@@ -16,11 +16,12 @@ from clusterformer.cli.main import main
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-LINES = [line for kind, block in FENCES if kind == "bash" for line in block.splitlines()]
-COMMANDS = [line for line in LINES if " -m clusterformer " in line]
+SHELL = "".join(block for kind, block in FENCES if kind == "bash").replace("\\\n", " ")
+COMMANDS = [line for line in SHELL.splitlines() if " -m clusterformer " in line]
 PYTHON = [block for kind, block in FENCES if kind == "python"]
 ON_A_RUN = [line for line in COMMANDS if "--checkpoint" in line or "--resume" in line]
-START = [line for line in COMMANDS if line not in ON_A_RUN]
+BENCH = [line for line in COMMANDS if " bench " in line]
+START = [line for line in COMMANDS if line not in ON_A_RUN + BENCH]
 OWN_DATA = """
 data:
   class_path: Classification
@@ -31,7 +32,9 @@ trainer: {max_epochs: 1, accelerator: cpu}
 
 
 def options_of(line: str) -> list[str]:
-    return re.split(r"[#|<>]", line.split(" -m clusterformer ")[1])[0].split()
+    """What follows the program's name, up to a comment or pipe; shell variables are 0."""
+    options = re.split(r"[#|<>;]", line.split(" -m clusterformer ")[1])[0]
+    return re.sub(r"\$\w+", "0", options).split()
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,13 @@ def test_training_commands_parse(
     captured = capsys.readouterr()
     assert code in (None, 0), captured.err
     assert "class_path" in captured.out
+
+
+@pytest.mark.parametrize("line", BENCH)
+def test_benchmarks_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--lengths", "32", "--tokens", "64", "--d_model", "16", "--repeats", "1"]
+    assert main([*options_of(line), *small, "--no-memory"]) == 0
 
 
 @pytest.mark.parametrize("line", [line for line in ON_A_RUN if "predict" not in line])
