@@ -110,6 +110,7 @@ def test_a_bad_option_is_one_line(
     options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in error_of([*TOY, f"--runs={tmp_path}", *options], capsys)
+    assert not list(tmp_path.glob("*/*"))
 
 
 BAD_CONFIGS = {

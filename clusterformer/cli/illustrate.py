@@ -39,7 +39,8 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
             continue
         block = None
         if grouping.blocks is not None:
-            block = (grouping.blocks.slot[row] // grouping.blocks.members.shape[-1])[mask]
+            place = grouping.blocks.slot[row] // grouping.blocks.members.shape[-1]
+            block = (place - grouping.blocks.back)[mask]
         paths.append(run.pictures / f"clusters-layer{layer}.png")
         token_clusters(
             task.describe(batch, row),

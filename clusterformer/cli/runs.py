@@ -100,6 +100,14 @@ class Run:
         self._next("config", ".yaml").write_text(config, encoding="utf-8")
         self._next("environment", ".json").write_text(text, encoding="utf-8")
 
+    def discard_unless_begun(self) -> None:
+        """Take away what `record` wrote, if bad input kept training from leaving anything else."""
+        ours = {self.folder / "config.yaml", self.folder / "environment.json"}
+        if set(self.folder.iterdir()) == ours:
+            for path in ours:
+                path.unlink()
+            self.folder.rmdir()
+
     def _numbered(self, stem: str, suffix: str) -> list[Path]:
         paths = [self.folder / f"{stem}{suffix}"]
         while paths[-1].exists():

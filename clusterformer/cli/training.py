@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -42,15 +43,18 @@ def train(arguments: list[str]) -> None:
     else:
         run = run or Run.create(options.config["runs"], options.name)
         run.record(options.yaml(), options.config["seed_everything"])
-        print(f"run folder: {run.folder}", flush=True)
-    trainer = options.make_trainer(
-        callbacks=_checkpoints(task, run, options.config["checkpoint_every"]),
-        loggers=_loggers(options, run, checkpoint.get("global_step", 0)) if run else [],
-    )
     begun = time.monotonic()
     path = Run.open(resumed).last if resumed and checkpoint else None
     try:
+        trainer = options.make_trainer(
+            callbacks=_callbacks(task, run, options.config["checkpoint_every"]),
+            loggers=_loggers(options, run, checkpoint.get("global_step", 0)) if run else [],
+        )
         trainer.fit(model, datamodule=task, ckpt_path=path, weights_only=True)
+    except InputError:
+        if run and not resumed:
+            run.discard_unless_begun()
+        raise
     except SystemExit:
         if not trainer.interrupted or not run:
             raise
@@ -81,9 +85,16 @@ def _finish(options: Options, trainer: Trainer, run: Run | None, seconds: float)
         _say(run, trainer, results, pictures, seconds)
 
 
-def _checkpoints(task: Task, run: Run | None, every: int) -> list[Callback]:
+def _callbacks(task: Task, run: Run | None, every: int) -> list[Callback]:
     folder = run.checkpoints if run else None
-    return [BestCheckpoint(folder, task.monitor, task.mode), LastCheckpoint(folder, every)]
+    callbacks: list[Callback] = [
+        BestCheckpoint(folder, task.monitor, task.mode),
+        LastCheckpoint(folder, every),
+    ]
+    if run:
+        said = f"run folder: {run.folder}"
+        callbacks.append(LambdaCallback(on_train_start=lambda *_: print(said, flush=True)))
+    return callbacks
 
 
 def _loggers(options: Options, run: Run, step: int) -> list[Logger]:
