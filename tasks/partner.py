@@ -22,6 +22,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.attention import Grouping
 from clusterformer.errors import InputError
+from clusterformer.kernels.reference import Blocks
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.task import IGNORE, Output, Task
@@ -193,13 +194,20 @@ def reach(groupings: Sequence[Grouping | None], partner: Tensor) -> Tensor:
     for grouping in groupings:
         if grouping is None or grouping.blocks is None:
             return torch.ones_like(reached)
-        blocks = grouping.blocks
-        own = blocks.slot.clamp(min=0) // blocks.members.shape[-1]  # (B, N)
-        index = own[..., None].expand(-1, -1, blocks.neighbours.shape[-1])
-        seen = blocks.neighbours.gather(1, index) == own.gather(1, partner)[..., None]
-        sees = (seen & blocks.visible.gather(1, index)).any(-1)
+        sees = _sees(grouping.blocks, partner)
         reached |= sees | sees.gather(1, partner)
     return reached
+
+
+def _sees(blocks: Blocks, other: Tensor) -> Tensor:
+    """Whether the block of each token sees the token `other`, both (B, N)."""
+    width, span = blocks.members.shape[-1], blocks.visible.shape[-1]
+    own = (blocks.slot // width - blocks.back).clamp(min=0)  # (B, N)
+    copies = blocks.copies.gather(1, other[..., None].expand_as(blocks.copies))  # (B, N, K)
+    ahead = copies // width - own[..., None]
+    visible = blocks.visible.gather(1, own[..., None].expand(-1, -1, span))  # (B, N, R)
+    within = (copies >= 0) & (ahead >= 0) & (ahead < span)
+    return (within & visible.gather(2, ahead.clamp(0, span - 1))).any(-1)
 
 
 class PartnerNetwork(nn.Module):

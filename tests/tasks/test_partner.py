@@ -113,16 +113,16 @@ def test_reach_follows_the_blocks_that_are_in_sight():
         encoded = network(task, attention, num_layers=1)(batch).encoded
         return reach(encoded.groupings, batch.partner), encoded.groupings[0].blocks
 
+    def apart(blocks):
+        place = blocks.slot // blocks.members.shape[-1]
+        return (place - place.gather(1, batch.partner)).abs()
+
     reached, blocks = share(num_clusters=8, look_back=0, look_ahead=0)
-    own = blocks.slot // blocks.members.shape[-1]
-    assert torch.equal(reached, own == own.gather(1, batch.partner))
+    assert torch.equal(reached, apart(blocks) == 0)
 
     torch.manual_seed(0)
     back, blocks = share(num_clusters=8, look_ahead=0)
-    own = blocks.slot // blocks.members.shape[-1]
-    apart = (own - own.gather(1, batch.partner)).abs()
-    near = (apart <= 1) | (apart == 7)
-    assert torch.equal(back, near)
+    assert torch.equal(back, (apart(blocks) <= 1) | (apart(blocks) == 7))
     torch.manual_seed(0)
     assert torch.equal(share(num_clusters=8, look_ahead=1)[0], back)
 
