@@ -1,9 +1,9 @@
 """Attention in blocks, from tokens to tokens: the public operation and its choice of a kernel.
 
-B batch   H heads   N tokens   D head width   R blocks that a block sees   S slots a block
+B batch   H heads   N tokens   D head width   P width of the shared columns
+R blocks that a block sees   S slots a block
 """
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.kernels import _attend_cpu, reference
@@ -11,35 +11,42 @@ from clusterformer.kernels.reference import Blocks
 
 
 def chunk_attention(
-    q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, *, causal: bool = False, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: Blocks,
+    *,
+    scale: float,
+    causal: bool = False,
+    extra: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Softmax attention of each block over the blocks that it sees (eq. 8-10, 12-14).
 
     Args:
-        q, k: (B, H, N, D). The logits are scale * q . k.
-        v: (B, H, N, D') with D' <= D.
+        q, k, v: (B, H, N, D). The logits are scale * q . k.
         blocks: From `equal_blocks`, `cluster_chunks` or `window_blocks`.
+        scale: Factor on the logits.
         causal: A token attends to itself and tokens before it only, by -inf (not by eq. 14's
             multiplication, under which a masked key still takes weight).
-        scale: Factor on the logits.
+        extra: Further columns of q and of k, (B, N, P) each, the same for all heads.
 
     Returns:
-        (B, H, N, D') in the dtype of q; 0 at padding.
+        (B, H, N, D) in the dtype of q; 0 at padding.
 
-    Cost: O(N R S D) time, O(N D) memory on CPU, O(N R D) elsewhere.
+    Cost: O(N R S (D + P)) time; O(N D) memory on CPU, O(N R D) elsewhere.
     """
-    heads, out_width = q.shape[1], v.shape[-1]
-    if out_width < q.shape[-1]:
-        # Fused attention on CPU wants one width for all three; zeros cost less than its fallback.
-        v = F.pad(v, (0, q.shape[-1] - out_width))
+    heads = q.shape[1]
+    query_extra, key_extra = extra or 2 * (q.new_empty(*q.shape[0::2], 0),)
     query = reference.gather_own(_rows(q), blocks).unflatten(-1, (heads, -1))
     key, value = (
         reference.gather_rows(_rows(x), blocks).unflatten(-1, (heads, -1)) for x in (k, v)
     )
+    query_extra = reference.gather_own(query_extra, blocks)
+    key_extra = reference.gather_rows(key_extra, blocks)
+    mask = reference.window_mask(blocks, causal)
     attend = _attend_cpu.attend if q.device.type == "cpu" else reference.attend
-    out = attend(query, key, value, reference.window_mask(blocks, causal), scale)
-    out = reference.resort(out.flatten(3), blocks).unflatten(-1, (heads, -1)).transpose(1, 2)
-    return out[..., :out_width]
+    out = attend(query, key, value, query_extra, key_extra, mask, scale)
+    return reference.resort(out.flatten(3), blocks).unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def _rows(x: Tensor) -> Tensor:

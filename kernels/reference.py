@@ -241,8 +241,8 @@ def gather_rows(rows: Tensor, blocks: Blocks) -> Tensor:
     index = _flat(blocks.members.flatten(1), rows.shape[1]).flatten()
     source = _flat(blocks.copies, places * width)
     holes = blocks.padded or source.shape[1] > 1
-    gathered = _Gather.apply(rows.reshape(-1, rows.shape[-1]), index, source, False, holes)
-    return gathered.view(batch, places, width, -1)
+    gathered = _Gather.apply(rows.flatten(0, 1), index, source, False, holes)
+    return gathered.view(batch, places, width, rows.shape[-1])
 
 
 def gather_own(rows: Tensor, blocks: Blocks) -> Tensor:
@@ -251,8 +251,8 @@ def gather_own(rows: Tensor, blocks: Blocks) -> Tensor:
     batch, groups, width = members.shape
     index = _flat(members.flatten(1), rows.shape[1]).flatten()
     source = _flat(slot, groups * width)[:, None]
-    gathered = _Gather.apply(rows.reshape(-1, rows.shape[-1]), index, source, False, blocks.padded)
-    return gathered.view(batch, groups, width, -1)
+    gathered = _Gather.apply(rows.flatten(0, 1), index, source, False, blocks.padded)
+    return gathered.view(batch, groups, width, rows.shape[-1])
 
 
 def resort(blocked: Tensor, blocks: Blocks) -> Tensor:
@@ -262,7 +262,7 @@ def resort(blocked: Tensor, blocks: Blocks) -> Tensor:
     index = _flat(slot, blocked.shape[1] * blocked.shape[2])
     members = members.masked_fill(~blocks.own_filled, -1)
     source = _flat(members.flatten(1), length).flatten()[:, None]
-    flat = blocked.reshape(-1, blocked.shape[-1])
+    flat = blocked.flatten(0, 2)
     return _Gather.apply(flat, index.flatten(), source, blocks.padded, True).view(batch, length, -1)
 
 
@@ -289,12 +289,22 @@ def window_mask(blocks: Blocks, causal: bool = False) -> Tensor:
     return (seen | ~own.any(-1, keepdim=True))[:, :, None]
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_extra: Tensor,
+    key_extra: Tensor,
+    mask: Tensor,
+    scale: float,
+) -> Tensor:
     """Softmax attention of blocks over their windows.
 
     Args:
         query: (B, G, S, H, D).
         key, value: (B, L, S, H, D), on places, L = G + R - 1.
+        query_extra, key_extra: (B, G, S, P) and (B, L, S, P): more columns of queries and keys,
+            the same for all heads; P may be 0.
         mask: (B, G, 1 or S, R * S) bool, True = may attend.
         scale: Factor on the logits.
 
@@ -302,13 +312,27 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
         (B, G, S, H, D).
     """
     reach = key.shape[1] - query.shape[1] + 1
-    q, k, v = (
-        x.flatten(0, 1).transpose(1, 2) for x in (query, windows(key, reach), windows(value, reach))
-    )  # (B * G, H, S or R * S, D)
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask.flatten(0, 1)[:, None], scale=scale
-    )
-    return out.transpose(1, 2).unflatten(0, query.shape[:2])
+    key, value, key_extra = (windows(x, reach) for x in (key, value, key_extra))
+    q, k, v = widen(query, query_extra), widen(key, key_extra), widen(value, None, key_extra)
+    mask = mask.flatten(0, 1)[:, None]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    out = out[..., : value.shape[-1]].transpose(1, 2)
+    return out.unflatten(0, query.shape[:2])
+
+
+def widen(x: Tensor, extra: Tensor | None, like: Tensor | None = None) -> Tensor:
+    """(B, G, S, H, D) with columns (B, G, S, P) appended, as (B * G, H, S, D + P).
+
+    Without columns, zeros as many as those of `like`: fused attention wants one width for queries,
+    keys and values.
+    """
+    x = x.flatten(0, 1)
+    if extra is not None and extra.shape[-1]:
+        columns = extra.flatten(0, 1)[:, :, None].expand(-1, -1, x.shape[2], -1)
+        x = torch.cat([x, columns.to(x.dtype)], -1)
+    elif like is not None and like.shape[-1]:
+        x = F.pad(x, (0, like.shape[-1]))
+    return x.transpose(1, 2)
 
 
 def _own(blocks: Blocks) -> tuple[Tensor, Tensor]:

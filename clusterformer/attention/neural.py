@@ -145,15 +145,22 @@ class NeuralClusteringAttention(AttentionCore):
         blocks = grouping.blocks
         assert blocks is not None
         local = self.local_heads
+        scale = self.head_width**-0.5
         parts = []
-        if local < self.num_heads:
-            query, key = self._couple(q[:, local:], k[:, local:], grouping.points)
-            parts.append(self._attend(query, key, v[:, local:], blocks))
         if local:
             window = kernels.window_blocks(
                 q.shape[2], q.shape[0], self.local_window, key_mask, device=q.device
             )
-            parts.insert(0, self._attend(q[:, :local], k[:, :local], v[:, :local], window))
+            near = q[:, :local], k[:, :local], v[:, :local]
+            parts.append(chunk_attention(*near, window, causal=True, scale=scale))
+        if local < self.num_heads:
+            far = q[:, local:], k[:, local:], v[:, local:]
+            parts.append(
+                chunk_attention(
+                    *far, blocks, causal=bool(self.causal), scale=scale,
+                    extra=self._extra(grouping.points),
+                )
+            )  # fmt: skip
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
 
     def _group(
@@ -190,20 +197,11 @@ class NeuralClusteringAttention(AttentionCore):
             anchors = centroids.float() @ self.space.weight.float() * self.d_model**-0.5
         return points, anchors @ points.transpose(1, 2)
 
-    def _couple(self, q: Tensor, k: Tensor, points: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Append alpha z to the queries and z to the keys, so that a plain product adds them."""
+    def _extra(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Columns alpha z and z, (B, N, P), that make q . k / sqrt(D) also add alpha z . z."""
         if self.log_alpha is None or points is None:
-            return q, k
-        alpha = self.log_alpha.float().exp() * self.head_width**0.5
-        z = points[:, :, None].expand(-1, -1, q.shape[1], -1)  # (B, N, H, P)
-        query = torch.cat([q.transpose(1, 2), (alpha * z).to(q.dtype)], -1)
-        key = torch.cat([k.transpose(1, 2), z.to(k.dtype)], -1)
-        return query.transpose(1, 2), key.transpose(1, 2)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, blocks: kernels.Blocks) -> Tensor:
-        return chunk_attention(
-            q, k, v, blocks, causal=bool(self.causal), scale=self.head_width**-0.5
-        )
+            return None
+        return self.log_alpha.float().exp() * self.head_width**0.5 * points, points
 
     def cache(self, like: Tensor) -> Cache:
         """Rings of the last (look_back + 1) * chunk_size keys and values of each cluster.
@@ -238,15 +236,20 @@ class NeuralClusteringAttention(AttentionCore):
         points, scores = self._similarity(hidden.float(), self.centroids)
         cluster = scores.argmax(1)  # (B, 1)
         parts = []
-        if local < self.num_heads:
-            query, key = self._couple(q[:, local:], k[:, local:], points)
-            parts.append(
-                self._ring_step(query, key, v[:, local:], cluster, self.chunk_size, cache[:3])
-            )
         if local:
             near = q[:, :local], k[:, :local], v[:, :local]
             only = torch.zeros_like(cluster)
-            parts.insert(0, self._ring_step(*near, only, self.local_window, cache[3:]))
+            parts.append(self._ring_step(*near, only, self.local_window, cache[3:]))
+        if local < self.num_heads:
+            query, key, extra = q[:, local:], k[:, local:], self._extra(points)
+            if extra is not None:
+                columns = (x[:, None].expand(-1, query.shape[1], -1, -1).to(q.dtype) for x in extra)
+                query, key = (
+                    torch.cat([x, y], -1) for x, y in zip((query, key), columns, strict=True)
+                )
+            parts.append(
+                self._ring_step(query, key, v[:, local:], cluster, self.chunk_size, cache[:3])
+            )
         return torch.cat(parts, 1), cache
 
     def _ring_step(
