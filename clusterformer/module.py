@@ -245,9 +245,10 @@ class ClusterFormer(LightningModule):
         self._log_evaluation("test")
 
     def _log_evaluation(self, stage: str) -> None:
-        found = {f"{stage}/{name}": value for name, value in self._evaluation.compute().items()}
-        # already over all processes: sync_dist changes nothing but Lightning's advice to set it
-        self.log_dict(found, sync_dist=True)
+        for name, value in self._evaluation.compute().items():
+            name = f"{stage}/{name}"
+            # already over all processes: sync_dist changes nothing but Lightning's advice to set it
+            self.log(name, value, sync_dist=True, prog_bar=name == self.task.monitor)
 
     # Optimisation
 

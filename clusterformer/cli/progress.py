@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from typing import Any
@@ -13,7 +14,9 @@ from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 
 def progress() -> ProgressBar:
     """What suits standard output."""
-    return Bar() if sys.stdout.isatty() else Lines()
+    # where a terminal has no size, as under some container runners, a bar would stay invisible
+    terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).lines > 0
+    return Bar() if terminal else Lines()
 
 
 class Bar(TQDMProgressBar):
