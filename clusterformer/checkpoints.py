@@ -12,7 +12,9 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from clusterformer.errors import InputError
-from clusterformer.module import CHECKPOINT_KEY
+
+CHECKPOINT_KEY = "clusterformer"
+"""Where a checkpoint holds what is ours: version, config, seed and the task's state."""
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -125,3 +127,20 @@ class LastCheckpoint(Checkpoint):
         self.last_model_path = str(Path(str(self._folder)) / "last.ckpt")
         trainer.save_checkpoint(self.last_model_path)
         self._saved = trainer.global_step
+
+
+def begin_next_epoch(loop: dict[str, Any]) -> None:
+    """Make progress saved at the end of an epoch say that the next one is to begin.
+
+    With max_steps, Lightning 2.6 resumes every checkpoint as if it were from within an epoch; after
+    the last batch of one it would then pass over the whole next epoch.
+    """
+    epoch, batch = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
+    if epoch["current"]["processed"] < epoch["current"]["ready"]:
+        return
+    for count in (epoch["current"], epoch["total"]):
+        count["completed"] = count["processed"]
+    batch["current"] = dict.fromkeys(batch["current"], 0)
+    batch["is_last_batch"] = False
+    # it also counts a step while it looks for a validation to make up for
+    loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1

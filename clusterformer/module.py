@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,19 +17,16 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric
 
 from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
-from clusterformer.clustering.statistics import statistics
+from clusterformer.checkpoints import CHECKPOINT_KEY, begin_next_epoch
 from clusterformer.errors import InputError
+from clusterformer.evaluation import Evaluation
 from clusterformer.models.architecture import Architecture
 from clusterformer.nonfinite import first_nonfinite
 from clusterformer.schedule import Schedule, factor
 from clusterformer.task import Output, Task
-
-CHECKPOINT_KEY = "clusterformer"
-"""Where a checkpoint holds what is ours: version, config, seed and the task's state."""
 
 
 class ClusterFormer(LightningModule):
@@ -88,6 +84,25 @@ class ClusterFormer(LightningModule):
         clustering_form: losses.ClusteringForm = "contrastive",
     ) -> None:
         super().__init__()
+        for name, number, least in (
+            ("d_model", d_model, 1),
+            ("num_heads", num_heads, 1),
+            ("num_layers", num_layers, 1),
+            ("d_ff", 1 if d_ff is None else d_ff, 1),
+            ("warmup", warmup, 0),
+            ("task_weight", task_weight, 0),
+            ("clustering_weight", clustering_weight, 0),
+            ("sorting_weight", sorting_weight, 0),
+        ):
+            if number < least:
+                raise InputError(f"model.{name} must be at least {least}, got {number}")
+        for name, share in (("dropout", dropout), ("label_smoothing", label_smoothing)):
+            if not 0 <= share < 1:
+                raise InputError(f"model.{name} must be from 0 to below 1, got {share}")
+        if not task_weight + clustering_weight + sorting_weight:
+            raise InputError(
+                "one of task_weight, clustering_weight, sorting_weight must be above 0"
+            )
         self.architecture = Architecture(
             attention=attention,
             d_model=d_model,
@@ -144,8 +159,6 @@ class ClusterFormer(LightningModule):
         """Run the network on a batch of the task."""
         assert self.network is not None
         return self.network(batch)
-
-    # Training
 
     def on_fit_start(self) -> None:
         if not self.trainer.ckpt_path:
@@ -207,12 +220,15 @@ class ClusterFormer(LightningModule):
 
     def _stop(self) -> None:
         assert self.network is not None
-        where: list[str | None] = [first_nonfinite(self.network, self._batch)]
+        with self.trainer.precision_plugin.forward_context():
+            where = [first_nonfinite(self.network, self._batch)]
         if self.trainer.world_size > 1:
-            found, where = where[0], [None] * self.trainer.world_size
+            found, where = where[0], [""] * self.trainer.world_size
             torch.distributed.all_gather_object(where, found)
             if self.global_rank:
                 raise SystemExit(2)  # the first process says it for all
+        # gradients are those of all processes, weights and outputs tell whose batch it was
+        where.sort(key=lambda found: found.startswith("the gradient"))
         saved = [
             path
             for callback in self.trainer.checkpoint_callbacks
@@ -224,13 +240,11 @@ class ClusterFormer(LightningModule):
             f"{saved[0] if saved else 'none'}; try a smaller model.lr or a longer model.warmup"
         )
 
-    # Evaluation
-
     def on_validation_epoch_start(self) -> None:
-        self._evaluation = _Evaluation(self.task, self.device)
+        self._evaluation = Evaluation(self.task, self.device)
 
     def on_test_epoch_start(self) -> None:
-        self._evaluation = _Evaluation(self.task, self.device)
+        self._evaluation = Evaluation(self.task, self.device)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluation.add(self(batch), batch)
@@ -250,8 +264,6 @@ class ClusterFormer(LightningModule):
             # already over all processes: sync_dist changes nothing but Lightning's advice to set it
             self.log(name, value, sync_dist=True, prog_bar=name == self.task.monitor)
 
-    # Optimisation
-
     def configure_optimizers(self) -> OptimizerLRScheduler:
         decayed = {id(module.weight) for module in self.modules() if isinstance(module, nn.Linear)}
         parameters = [p for p in self.parameters() if p.requires_grad]
@@ -259,8 +271,8 @@ class ClusterFormer(LightningModule):
             {"params": [p for p in parameters if id(p) in decayed]},
             {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
         try:
+            optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
             rate = factor(self.schedule, self.warmup, self._total_steps())
         except ValueError as error:
             raise InputError(str(error)) from error
@@ -283,8 +295,6 @@ class ClusterFormer(LightningModule):
             limits.append(epoch * (self.trainer.max_epochs or 0))
         return min(limits) if limits else None
 
-    # Checkpoints
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what prediction needs; plain values, so that the file loads with weights_only."""
         checkpoint[CHECKPOINT_KEY] = {
@@ -299,49 +309,4 @@ class ClusterFormer(LightningModule):
             raise InputError("the checkpoint was not written by clusterformer")
         self._seed = checkpoint[CHECKPOINT_KEY]["seed"]
         if self.trainer.max_steps != -1:
-            _begin_next_epoch(checkpoint["loops"]["fit_loop"])
-
-
-def _begin_next_epoch(loop: dict[str, Any]) -> None:
-    """Make progress saved at the end of an epoch say that the next one is to begin.
-
-    With max_steps, Lightning 2.6 resumes every checkpoint as if it were from within an epoch; after
-    the last batch of one it would then pass over the whole next epoch.
-    """
-    epoch, batch = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
-    if epoch["current"]["processed"] < epoch["current"]["ready"]:
-        return
-    for count in (epoch["current"], epoch["total"]):
-        count["completed"] = count["processed"]
-    batch["current"] = dict.fromkeys(batch["current"], 0)
-    batch["is_last_batch"] = False
-    # it also counts a step while it looks for a validation to make up for
-    loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
-
-
-class _Evaluation:
-    """Sums of one pass over validation or test data, right over any number of processes."""
-
-    def __init__(self, task: Task, device: torch.device) -> None:
-        self._task = task
-        self._metrics = task.metrics().to(device)
-        self._means: dict[str, MeanMetric] = defaultdict(
-            lambda: MeanMetric(nan_strategy="ignore").to(device)
-        )
-
-    def add(self, output: Output, batch: Any) -> None:
-        self._task.update(self._metrics, output, batch)
-        total, count = self._task.loss(output, batch, 0.0)
-        self._means["loss"].update(total / count.clamp(min=1), count)
-        sequences = batch.mask.any(-1).sum()
-        for index, grouping in enumerate(output.encoded.groupings, start=1):
-            if grouping is not None:
-                found = statistics(
-                    grouping.assignment, grouping.num_clusters, batch.mask, grouping.blocks
-                )
-                for name, value in found._asdict().items():
-                    self._means[f"layer{index}/{name}"].update(value, sequences)
-
-    def compute(self) -> dict[str, Tensor]:
-        means = {name: mean.compute() for name, mean in self._means.items()}
-        return {**self._metrics.compute(), **means}
+            begin_next_epoch(checkpoint["loops"]["fit_loop"])

@@ -38,6 +38,24 @@ def test_it_trains_from_python() -> None:
     assert run.test(model, task, verbose=False)[0]["test/accuracy"] > 0.8
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"num_layers": 0}, {"d_ff": 0}, {"warmup": -1}, {"dropout": 1.0}, {"label_smoothing": -0.1}],
+)
+def test_impossible_options_are_refused(option: dict[str, Any]) -> None:
+    ((name, value),) = option.items()
+    with pytest.raises(InputError, match=rf"model\.{name} must be .*, got {value}"):
+        ClusterFormer(**option)
+
+
+def test_clustering_may_be_trained_without_the_task() -> None:
+    torch.manual_seed(0)
+    model = ClusterFormer(**TINY, task_weight=0.0, clustering_weight=1.0, lr=0.01)
+    run = trainer(max_epochs=10)
+    run.fit(model, Toy())
+    assert run.callback_metrics["train/clustering_loss"] < 1.0
+
+
 def test_any_mechanism_may_be_given_by_class_or_function() -> None:
     for attention in (FullAttention, lambda width, heads: FullAttention(width, heads)):
         model = ClusterFormer(attention, **TINY)

@@ -6,11 +6,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from clusterformer.checkpoints import read
+from clusterformer.checkpoints import CHECKPOINT_KEY, read
 from clusterformer.cli.options import Options, take
 from clusterformer.cli.runs import Run, first_process
 from clusterformer.errors import InputError
-from clusterformer.module import CHECKPOINT_KEY
 
 
 class Trained(NamedTuple):

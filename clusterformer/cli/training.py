@@ -14,13 +14,12 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from clusterformer.checkpoints import BestCheckpoint, LastCheckpoint, read
+from clusterformer.checkpoints import CHECKPOINT_KEY, BestCheckpoint, LastCheckpoint, read
 from clusterformer.cli.illustrate import illustrate
 from clusterformer.cli.metrics import MetricsFile
 from clusterformer.cli.options import Options, take
 from clusterformer.cli.runs import Run, first_process
 from clusterformer.errors import InputError
-from clusterformer.module import CHECKPOINT_KEY
 from clusterformer.task import Task
 
 
