@@ -87,7 +87,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps `last.ckpt`, the state to resume from: every so many steps and after each epoch.
+    """Keeps `last.ckpt`, the state to resume from: every so many steps and where epochs end.
 
     Nothing is written after the last batch of an epoch, before its validation: a run resumed from
     there would go without it.
@@ -115,11 +115,13 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step - self._saved >= self._every and not trainer.is_last_batch:
+        stopping = trainer.should_stop or step == trainer.max_steps
+        if (stopping or step - self._saved >= self._every) and not trainer.is_last_batch:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(trainer)
+        if trainer.is_last_batch:
+            self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -91,6 +91,16 @@ def test_resuming_from_every_checkpoint_ends_with_the_same_weights(
         assert metrics(again) == metrics(tmp_path / "whole")
 
 
+def test_a_run_stopped_within_an_epoch_can_be_prolonged(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", {"max_steps": 13}).state_dict()
+    fit(tmp_path / "part", {"max_steps": 7})
+    last = tmp_path / "part" / "last.ckpt"
+    assert read(last)["global_step"] == 7
+    prolonged = fit(tmp_path / "part", {"max_steps": 13}, resume=last).state_dict()
+    assert same(whole, prolonged)
+    assert metrics(tmp_path / "part") == metrics(tmp_path / "whole")
+
+
 def arguments(folder: Path, *more: str) -> list[str]:
     tiny = [f"--model.{name}={value}" for name, value in TINY.items()]
     (folder / "notes").mkdir(parents=True)
