@@ -47,6 +47,7 @@ class ClusterFormer(LightningModule):
         norm: Layer norm before each part ("pre") or after it ("post", as in the paper).
         positions: How a token knows its place.
         pooling: How a classifier sums up the tokens.
+        recompute: Compute the attention again in the backward pass: less memory, more time.
         lr: Peak learning rate of AdamW.
         weight_decay: Of the weights of linear layers alone.
         warmup: Steps of linear warm-up.
@@ -73,6 +74,7 @@ class ClusterFormer(LightningModule):
         norm: Literal["pre", "post"] = "pre",
         positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal",
         pooling: Literal["mean", "max", "first"] = "mean",
+        recompute: bool = False,
         lr: float = 1e-3,
         weight_decay: float = 0.01,
         warmup: int = 200,
@@ -113,6 +115,7 @@ class ClusterFormer(LightningModule):
             norm=norm,
             positions=positions,
             pooling=pooling,
+            recompute=recompute,
         )
         self.lr = lr
         self.weight_decay = weight_decay
@@ -272,7 +275,9 @@ class ClusterFormer(LightningModule):
             {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
         ]
         try:
-            optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
+            optimizer = torch.optim.AdamW(
+                groups, lr=self.lr, weight_decay=self.weight_decay, fused=True
+            )
             rate = factor(self.schedule, self.warmup, self._total_steps())
         except ValueError as error:
             raise InputError(str(error)) from error

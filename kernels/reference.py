@@ -122,11 +122,13 @@ def equal_blocks(
     key_mask: Tensor | None = None,
     look_back: int = 1,
     look_ahead: int = 0,
+    min_width: int = 1,
 ) -> Blocks:
     """Chunk sorted tokens into blocks of equal width, seen around a circle (eq. 8).
 
-    The width is ceil(n / num_blocks) of the n real tokens of each sequence on its own. The circle
-    runs over blocks that hold tokens, and a block that it reaches twice counts once.
+    The width is ceil(n / num_blocks) of the n real tokens of each sequence on its own, but at
+    least `min_width`. The circle runs over blocks that hold tokens, and a block that it reaches
+    twice counts once.
 
     Args:
         grouped: Tokens in sorted order.
@@ -134,16 +136,18 @@ def equal_blocks(
         key_mask: (B, N), True at real tokens; None means all real.
         look_back: Blocks seen before the own one (1 in the paper).
         look_ahead: Blocks seen after it (0 in the paper).
+        min_width: Fewest tokens a block, the last one apart (1 in the paper).
     """
     order, inverse, _ = grouped
     batch, length = order.shape
-    width = -(-length // num_blocks)
+    width = max(-(-length // num_blocks), min_width)
+    most_blocks, num_blocks = num_blocks, min(num_blocks, -(-length // min_width))
     device = order.device
     if key_mask is None:
         lengths = torch.full((batch, 1), length, device=device)
     else:
         lengths = key_mask.sum(-1, keepdim=True)
-    widths = _ceil_div(lengths, num_blocks).clamp(min=1)
+    widths = _ceil_div(lengths, most_blocks).clamp(min=min_width)
     used = _ceil_div(lengths, widths).clamp(min=1)  # (B, 1) blocks that hold tokens
 
     place = torch.arange(num_blocks + look_back + look_ahead, device=device)

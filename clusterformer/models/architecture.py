@@ -23,6 +23,7 @@ class Architecture:
         norm: "pre" or "post".
         positions: "sinusoidal", "learned" or "none".
         pooling: "mean", "max" or "first", where a text becomes one vector.
+        recompute: Compute the attention again in the backward pass, to save memory.
     """
 
     attention: Callable[[int, int], AttentionCore]
@@ -34,8 +35,15 @@ class Architecture:
     norm: Norm = "pre"
     positions: Positions = "sinusoidal"
     pooling: Pooling = "mean"
+    recompute: bool = False
 
     def encoder(self) -> Encoder:
         """An encoder of this shape, newly initialised."""
         cores = [self.attention(self.d_model, self.num_heads) for _ in range(self.num_layers)]
-        return Encoder(cores, d_ff=self.d_ff, dropout=self.dropout, norm=self.norm)
+        return Encoder(
+            cores,
+            d_ff=self.d_ff,
+            dropout=self.dropout,
+            norm=self.norm,
+            recompute=self.recompute,
+        )

@@ -5,9 +5,11 @@ B batch   N tokens   E model width   F inner width of the feed-forward part
 
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from clusterformer.attention import AttentionCore, Grouping, MultiHeadAttention
+from clusterformer.attention import Attended, AttentionCore, Grouping, MultiHeadAttention
 
 Norm = Literal["pre", "post"]
 
@@ -36,10 +38,15 @@ class EncoderLayer(nn.Module):
         d_ff: F.
         dropout: Share of entries dropped inside the feed-forward part and before each residual.
         norm: "pre": x + f(norm(x)), trains without warm-up; "post": norm(x + f(x)), the paper's.
+        recompute: Keep nothing from within the attention, and compute it again in the backward
+            pass: less memory for the time of one more forward pass of the attention.
     """
 
-    def __init__(self, core: AttentionCore, d_ff: int, dropout: float, norm: Norm) -> None:
+    def __init__(
+        self, core: AttentionCore, d_ff: int, dropout: float, norm: Norm, recompute: bool
+    ) -> None:
         super().__init__()
+        self.recompute = recompute
         self.pre = norm == "pre"
         self.attention = MultiHeadAttention(core)
         self.feed_forward = FeedForward(core.d_model, d_ff, dropout)
@@ -51,12 +58,24 @@ class EncoderLayer(nn.Module):
         self, x: Tensor, key_mask: Tensor | None = None, previous: Grouping | None = None
     ) -> tuple[Tensor, Grouping | None]:
         if self.pre:
-            values, grouping = self.attention(self.attention_norm(x), key_mask, previous=previous)
+            values, grouping = self._attend(self.attention_norm(x), key_mask, previous)
             x = x + self.dropout(values)
             return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), grouping
-        values, grouping = self.attention(x, key_mask, previous=previous)
+        values, grouping = self._attend(x, key_mask, previous)
         x = self.attention_norm(x + self.dropout(values))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), grouping
+
+    def _attend(self, x: Tensor, key_mask: Tensor | None, previous: Grouping | None) -> Attended:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return self.attention(x, key_mask, previous=previous)
+        return checkpoint(
+            self.attention,
+            x,
+            key_mask,
+            previous=previous,
+            use_reentrant=False,
+            preserve_rng_state=False,  # no mechanism draws numbers in its forward pass
+        )
 
 
 class Encoder(nn.Module):
@@ -67,17 +86,26 @@ class Encoder(nn.Module):
         d_ff: F.
         dropout: As in `EncoderLayer`.
         norm: "pre" or "post".
+        recompute: As in `EncoderLayer`.
     """
 
     def __init__(
-        self, cores: list[AttentionCore], *, d_ff: int, dropout: float = 0.1, norm: Norm = "pre"
+        self,
+        cores: list[AttentionCore],
+        *,
+        d_ff: int,
+        dropout: float = 0.1,
+        norm: Norm = "pre",
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f'norm must be "pre" or "post", got {norm!r}')
         for core in cores[1:]:
             core.inherit()
-        self.layers = nn.ModuleList(EncoderLayer(core, d_ff, dropout, norm) for core in cores)
+        self.layers = nn.ModuleList(
+            EncoderLayer(core, d_ff, dropout, norm, recompute) for core in cores
+        )
         self.norm = nn.LayerNorm(cores[0].d_model) if norm == "pre" else nn.Identity()
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Encoded:

@@ -103,6 +103,15 @@ def test_widths_count_real_tokens_of_each_sequence() -> None:
     ]
 
 
+def test_blocks_of_short_sequences_keep_a_least_width() -> None:
+    mask = torch.arange(12) < torch.tensor([12, 7, 3])[:, None]
+    grouped = reference.sort(torch.zeros(3, 12, dtype=torch.long), 1, mask)
+    blocks = reference.equal_blocks(grouped, 6, mask, min_width=3)
+    assert blocks.own_filled.sum(-1).tolist() == [[3, 3, 3, 3], [3, 3, 1, 0], [3, 0, 0, 0]]
+    wide = reference.equal_blocks(grouped, 2, mask, min_width=3)
+    assert wide.own_filled.sum(-1).tolist() == [[6, 6], [4, 3], [3, 0]]
+
+
 def test_the_circle_runs_over_blocks_that_hold_tokens() -> None:
     mask = torch.arange(12) < torch.tensor([12, 3])[:, None]
     grouped = reference.sort(torch.zeros(2, 12, dtype=torch.long), 1, mask)

@@ -1,0 +1,95 @@
+"""The encoder and its parts: masks, norms, memory, limits."""
+
+import pytest
+import torch
+
+from clusterformer.attention import FullAttention, NeuralClusteringAttention
+from clusterformer.models.architecture import Architecture
+from clusterformer.models.embeddings import TokenEmbedding, sinusoidal_positions
+from clusterformer.models.pooling import pool
+
+
+def neural(d_model: int, num_heads: int) -> NeuralClusteringAttention:
+    return NeuralClusteringAttention(d_model, num_heads, num_clusters=4)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("attention", [FullAttention, neural])
+def test_padding_changes_nothing_through_the_stack(norm: str, attention) -> None:
+    encoder = Architecture(attention, d_model=32, d_ff=64, norm=norm).encoder().eval()
+    text = torch.randn(11, 32)
+    padded = torch.full((2, 19, 32), 7.0)
+    padded[0, :11], padded[1] = text, torch.randn(19, 32)
+    mask = torch.arange(19) < torch.tensor([11, 19])[:, None]
+    hidden = encoder(padded, mask).hidden
+    torch.testing.assert_close(hidden[0, :11], encoder(text[None]).hidden[0])
+
+
+def test_centroids_are_learned_below_and_handed_up() -> None:
+    encoder = Architecture(neural, d_model=32, num_layers=3).encoder()
+    owners = [name for name, _ in encoder.named_parameters() if name.endswith("centroids")]
+    assert owners == ["layers.0.attention.core.centroids"]
+
+
+@pytest.mark.parametrize("attention", [FullAttention, neural])
+def test_recomputing_changes_no_gradient(attention) -> None:
+    torch.manual_seed(1)
+    plain = Architecture(attention, d_model=32, d_ff=64, dropout=0.0).encoder()
+    torch.manual_seed(1)
+    saving = Architecture(attention, d_model=32, d_ff=64, dropout=0.0, recompute=True).encoder()
+    x = torch.randn(2, 19, 32)
+    for encoder in (plain, saving):
+        encoded = encoder(x)
+        loss = encoded.hidden.square().sum()
+        if encoded.groupings[0] is not None:
+            loss = loss + sum(g.centroids.sum() for g in encoded.groupings)
+        loss.backward()
+    for (name, p), q in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, msg=name)
+
+
+def test_sinusoids_are_those_of_the_paper() -> None:
+    found = sinusoidal_positions(torch.tensor([0, 3]), 6)
+    assert found[0].tolist() == [0, 0, 0, 1, 1, 1]
+    rates = torch.tensor([1, 1e4 ** (-1 / 3), 1e4 ** (-2 / 3)])
+    torch.testing.assert_close(found[1], torch.cat([(3 * rates).sin(), (3 * rates).cos()]))
+
+
+def test_embeddings_at_a_later_place_are_those_of_the_whole_text() -> None:
+    for positions in ("sinusoidal", "learned", "none"):
+        embedding = TokenEmbedding(20, 8, positions=positions)
+        tokens = torch.randint(1, 20, (2, 9))
+        torch.testing.assert_close(embedding(tokens[:, 4:], start=4), embedding(tokens)[:, 4:])
+
+
+def test_a_text_beyond_learned_positions_is_refused() -> None:
+    embedding = TokenEmbedding(20, 8, positions="learned", max_length=4)
+    with pytest.raises(ValueError, match="5 tokens is longer than the 4 learned positions"):
+        embedding(torch.ones(1, 5, dtype=torch.long))
+
+
+def test_pretrained_vectors_keep_their_directions_and_are_projected_if_narrower() -> None:
+    vectors = torch.randn(20, 8)
+    same = TokenEmbedding(20, 8, pretrained=vectors)
+    cosine = torch.cosine_similarity(same.tokens.weight[1:], vectors[1:])
+    torch.testing.assert_close(cosine, torch.ones(19))
+    assert same.tokens.weight[0].eq(0).all()
+    assert TokenEmbedding(20, 16, pretrained=vectors)(torch.ones(1, 3).long()).shape == (1, 3, 16)
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "first"])
+def test_pooling_reads_real_tokens_only(how: str) -> None:
+    hidden = torch.randn(2, 5, 3)
+    mask = torch.tensor([[True, True, False, False, False], [False] * 5])
+    hidden[0, 2:] = float("nan") if how != "first" else 9.0
+    alone = pool(hidden[:1, :2], mask[:1, :2], how)
+    torch.testing.assert_close(pool(hidden, mask, how)[:1], alone)
+    if how != "first":
+        assert pool(hidden, mask, how)[1].eq(0).all()
+
+
+def test_unknown_choices_are_refused() -> None:
+    with pytest.raises(ValueError, match="pooling must be"):
+        pool(torch.zeros(1, 1, 1), torch.ones(1, 1, dtype=torch.bool), "sum")
+    with pytest.raises(ValueError, match="norm must be"):
+        Architecture(FullAttention, norm="rms").encoder()
