@@ -49,7 +49,7 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        partial = target.with_name(f".{target.name}.partial")
         with partial.open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()

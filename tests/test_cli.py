@@ -145,6 +145,10 @@ def test_configurations_overlay_one_another_and_name_the_run(tmp_path: Path) -> 
     assert (model["d_model"], model["num_layers"], model["lr"]) == (16, 1, 0.5)
 
 
+def test_fit_without_data_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "give --config, such as quickstart.yaml" in error_of(["fit"], capsys)
+
+
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(["fti"], capsys) == "no command 'fti'; did you mean fit?"
 

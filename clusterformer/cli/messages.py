@@ -38,6 +38,8 @@ def explain(message: str, options: Iterable[str]) -> str:
         message: Often of many lines, naming Python types.
         options: Of the command, such as "--model.lr", to suggest from.
     """
+    if message.endswith("required: data"):
+        return "nothing to train on; give --config, such as quickstart.yaml, or --data"
     names = [option.lstrip("-") for option in options]
     keys = _KEY.findall(message)
     where = f"{'.'.join(keys)}: " if keys else ""
