@@ -124,7 +124,7 @@ class Options(LightningCLI):
 
     def yaml(self, *sections: str) -> str:
         """The resolved configuration, or some of its sections."""
-        resolved = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        resolved = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         kept = {key: resolved[key] for key in sections or resolved if key != "config"}
         return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
 
