@@ -45,6 +45,8 @@ def run(arguments: list[str]) -> None:
         raise InputError(f"--format is tsv or jsonl, got {layout!r}")
     if device not in (None, "cpu", "cuda"):
         raise InputError(f"--device is cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: there is no CUDA device")
     if source is not None and not Path(source).is_file():
         raise InputError(f"{source}: no such file")
     _, checkpoint, options = load(arguments)

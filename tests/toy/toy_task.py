@@ -1,6 +1,6 @@
-"""A task of twenty lines, for tests of the trainer: is there a 1 among the tokens?
+"""A small task for tests of the trainer: is there a 1 among the tokens?
 
-It notes which examples each training step saw, may spoil a gradient, may be slow.
+It can note which examples each training step saw, spoil a loss, and be slow.
 """
 
 import os
@@ -67,7 +67,6 @@ class Toy(Task):
         notes: Folder for notes of which examples each step saw.
         spoil_at: Step whose loss becomes NaN.
         pause: Seconds to wait in each step.
-        workers: Processes that load data.
     """
 
     def __init__(
