@@ -5,7 +5,7 @@ C clusters   G blocks   S slots a block
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.chunk_attention import chunk_attention
 
-PAPER_FORM = {"coupling": False, "similarity": "dot", "look_ahead": 0}
+PAPER_FORM: dict[str, Any] = {"coupling": False, "similarity": "dot", "look_ahead": 0}
 """Options of `NeuralClusteringAttention` that make it the paper's own, equation by equation."""
 
 
@@ -172,7 +172,7 @@ class NeuralClusteringAttention(AttentionCore):
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None
     ) -> Grouping:
         strict = self.causal is True
-        centroids = self.centroids
+        centroids: Tensor | None = self.centroids
         if not strict and previous is not None and previous.centroids is not None:
             centroids = previous.centroids
         if centroids is None:
