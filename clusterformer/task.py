@@ -6,7 +6,7 @@ Letters: B batch, N tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule
@@ -118,6 +118,10 @@ class Task(LightningDataModule, ABC):
     def text_dataloader(self, lines: Iterable[str]) -> Iterable[Any]:
         """Batches of user text, in its order, without targets; one row for each line."""
         raise InputError(f"{type(self).__name__} reads no text")
+
+    def baselines(self) -> dict[str, Callable[[], float]]:
+        """Simple methods by name; calling one gives its test result, in terms of `monitor`."""
+        return {}
 
     def describe(self, batch: Any, index: int) -> list[str]:
         """The real tokens of row `index` as strings, for pictures."""

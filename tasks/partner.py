@@ -151,6 +151,9 @@ class Partner(Task):
         partner = batch.partner[index][batch.mask[index]].tolist()
         return [(place, other) for place, other in enumerate(partner) if place < other]
 
+    def baselines(self) -> dict[str, Callable[[], float]]:
+        return {"linear, bag of tokens": self.linear_baseline}
+
     def linear_baseline(self, steps: int = 300) -> float:
         """Test accuracy of a linear classifier that sees the bag of tokens and the asked key.
 

@@ -81,6 +81,12 @@ class Options(LightningCLI):
                 default=500,
                 help="Steps between two checkpoints within an epoch.",
             )
+            parser.add_argument(
+                "--against",
+                type=dict[str, dict[str, Any]] | None,
+                default=None,
+                help="Other models by name, to train likewise and set beside it in a table.",
+            )
 
     @property
     def name(self) -> str:

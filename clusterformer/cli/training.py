@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from clusterformer.checkpoints import CHECKPOINT_KEY, BestCheckpoint, LastCheckpoint, read
+from clusterformer.cli.against import Trained, against
 from clusterformer.cli.illustrate import illustrate
 from clusterformer.cli.metrics import MetricsFile
 from clusterformer.cli.options import Options, take
@@ -24,7 +25,16 @@ from clusterformer.task import Task
 
 
 def train(arguments: list[str]) -> None:
-    """Train as `clusterformer fit` with these arguments does."""
+    """Train as `clusterformer fit` with these arguments does, and say what came of it."""
+    begun = time.monotonic()
+    options, trained = _train(arguments)
+    if others := options.config["against"]:
+        seconds = time.monotonic() - begun
+        against(others, trained, seconds, lambda arguments, name: _train(arguments, name)[1])
+
+
+def _train(arguments: list[str], name: str | None = None) -> tuple[Options, Trained]:
+    """Train into a run folder; one with a name is set against another and says little."""
     resumed, arguments = take(arguments, "--resume")
     run = Run.open(resumed) if resumed else None
     if run:
@@ -40,7 +50,7 @@ def train(arguments: list[str]) -> None:
     if not first_process() or options.config["trainer"]["fast_dev_run"]:
         run = None
     else:
-        run = run or Run.create(options.config["runs"], options.name)
+        run = run or Run.create(options.config["runs"], name or options.name)
         run.record(options.yaml(), options.config["seed_everything"])
     begun = time.monotonic()
     path = Run.open(resumed).last if resumed and checkpoint else None
@@ -59,11 +69,14 @@ def train(arguments: list[str]) -> None:
             raise
         print(f"stopped; go on with: clusterformer fit --resume {run.folder}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
-    _finish(options, trainer, run, time.monotonic() - begun)
+    results = _test(options, trainer)
+    if run and not name:
+        _finish(options, trainer, run, results, time.monotonic() - begun)
+    return options, (task, run, results)
 
 
-def _finish(options: Options, trainer: Trainer, run: Run | None, seconds: float) -> None:
-    """Test the best checkpoint; the first process draws pictures and says where everything is."""
+def _test(options: Options, trainer: Trainer) -> dict[str, Any]:
+    """Test the best checkpoint."""
     model, task = options.model, options.datamodule
     results: dict[str, Any] = {}
     best = trainer.checkpoint_callback
@@ -74,14 +87,20 @@ def _finish(options: Options, trainer: Trainer, run: Run | None, seconds: float)
             results |= trainer.test(model, task, ckpt_path=path, verbose=False, weights_only=True)[
                 0
             ]
-    if run:
-        pictures = _pictures(run, options)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                for picture in pictures:
-                    logger.log_image(f"pictures/{picture.stem}", [str(picture)])
-                logger.experiment.finish()
-        _say(run, trainer, results, pictures, seconds)
+    return results
+
+
+def _finish(
+    options: Options, trainer: Trainer, run: Run, results: dict[str, Any], seconds: float
+) -> None:
+    """Draw pictures and say where everything is."""
+    pictures = _pictures(run, options)
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            for picture in pictures:
+                logger.log_image(f"pictures/{picture.stem}", [str(picture)])
+            logger.experiment.finish()
+    _say(run, trainer, results, pictures, seconds)
 
 
 def _callbacks(task: Task, run: Run | None, every: int) -> list[Callback]:
