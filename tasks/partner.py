@@ -9,7 +9,7 @@ Letters: B batch, N tokens, K = N/2 keys, V values, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
