@@ -12,8 +12,8 @@ from clusterformer.kernels.reference import widen, windows
 
 Slices = tuple[slice, slice]
 
-PIECE = 2**18
-"""Most numbers in the keys' windows of one piece: 1 MiB, about what a core's cache holds."""
+PIECE = 2**19
+"""Most numbers in the keys' windows of one piece: 2 MiB, about what a core's cache holds."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

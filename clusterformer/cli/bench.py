@@ -30,6 +30,7 @@ memory it takes in a fresh process. All mechanisms take turns in one run; the ta
   --mechanisms FullAttention paper neural strict
                         what to measure: a class by its name, or a form of neural clustering:
                         paper (two blocks, no coupling), neural (the default), strict (causal)
+  --no-output           leave out the output projection
   --layers N            a stack of N encoder layers instead of one attention layer; --d_ff 4*d_model
   --repeats 7           measurements of each; --threads N (default: all cores)
   --no-memory           skip the fresh processes
@@ -74,6 +75,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--no-memory", dest="memory", action="store_false")
+    parser.add_argument("--no-output", dest="output", action="store_false")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     for name in ("tokens", "d_model", "num_heads", "repeats"):
@@ -117,6 +119,8 @@ def _step(name: str, options: argparse.Namespace, length: int) -> Callable[[], N
         encoder = Encoder(cores, d_ff=options.d_ff or 4 * options.d_model, dropout=0.0)
         return lambda: encoder(x).hidden.backward(gradient)
     layer = MultiHeadAttention(_core(name, options, length))
+    if not options.output:
+        layer.out_proj = torch.nn.Identity()  # type: ignore[assignment]
     return lambda: layer(x).values.backward(gradient)
 
 
