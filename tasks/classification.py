@@ -25,7 +25,7 @@ from clusterformer.models.pooling import pool
 from clusterformer.task import IGNORE, Batch, Output, Task
 from clusterformer.tasks.batches import BucketPlan, loader, pad, run_seed
 from clusterformer.tasks.corpora import NUM_FOLDS, Corpus, Split, hold_out, read_corpus
-from clusterformer.tasks.listops import generate
+from clusterformer.tasks.listops import LABELS, generate
 from clusterformer.tasks.reading import Row, read_rows
 from clusterformer.tasks.text import BytePairTokenizer, Tokenizer, WordTokenizer, restore
 from clusterformer.tasks.vectors import word_vectors
@@ -180,7 +180,8 @@ class Classification(Task):
         return hold_out(rows, split, missing)
 
     def _learn(self, rows: list[Row]) -> None:
-        self._labels = sorted({row.label for row in rows})
+        generated = self._name == "listops"
+        self._labels = LABELS if generated else sorted({row.label for row in rows})
         if len(self._labels) < 2:
             raise InputError(f"training needs texts of 2 labels or more, found {self._labels}")
         texts = (row.text for row in rows)
@@ -190,7 +191,6 @@ class Classification(Task):
                 texts, vocab_size=size, lowercase=self._lowercase
             )
             return
-        generated = self._name == "listops"
         words = WordTokenizer.train(
             texts,
             min_count=self._min_count,

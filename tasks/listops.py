@@ -17,6 +17,7 @@ from statistics import median
 from clusterformer.errors import InputError
 from clusterformer.tasks.reading import Row
 
+LABELS = [str(digit) for digit in range(10)]
 MAX_ARGUMENTS = 10
 MAX_DEPTH = 10
 

@@ -189,6 +189,13 @@ def test_listops_is_generated_and_its_brackets_stay_whole():
     assert task.tokenizer.vocab_size <= 2 + 10 + 5
 
 
+def test_listops_knows_every_digit_however_few_the_examples():
+    task = ready("listops", length=20, examples=1)
+    for stage in ("test", "validate"):
+        task.setup(stage)
+    assert task.state()["labels"] == [str(digit) for digit in range(10)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
