@@ -59,7 +59,7 @@ def statistics(
     dead = (room - (counts > 0).sum(-1)).clamp(min=0) / room
     purity = torch.tensor(float("nan"), device=assignment.device)
     if blocks is not None:
-        purity = _purity(assignment, blocks)
+        purity = _purity(assignment, blocks)[real].mean()
     return Statistics(entropy.mean(), shares.amax(-1).mean(), dead.mean(), purity)
 
 
@@ -68,4 +68,4 @@ def _purity(assignment: Tensor, blocks: Blocks) -> Tensor:
     own = cluster[:, blocks.own, :, None]
     pairs = window_mask(blocks) & blocks.own_filled[..., None]
     same = (own == windows(cluster, blocks.visible.shape[-1])[:, :, None]) & pairs
-    return same.sum() / pairs.sum().clamp(min=1)
+    return same.sum((1, 2, 3)) / pairs.sum((1, 2, 3)).clamp(min=1)

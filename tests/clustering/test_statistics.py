@@ -21,6 +21,21 @@ def test_equal_clusters_are_fully_entropic_and_pure() -> None:
     assert statistics(assignment, 3, mask, both).purity.item() == pytest.approx(1 / 2)
 
 
+def test_purity_is_the_mean_of_the_sequences() -> None:
+    assignment = torch.tensor([[0, 1] * 6, [0] * 12])
+    mask = torch.arange(12) < torch.tensor([12, 4, 0])[:, None]
+    assignment = torch.cat([assignment, assignment[:1]])
+
+    def purity(rows: slice) -> float:
+        grouped = reference.sort(assignment[rows], 2, mask[rows])
+        blocks = reference.equal_blocks(grouped, 3, mask[rows], look_back=1)
+        return statistics(assignment[rows], 2, mask[rows], blocks).purity.item()
+
+    apart = [purity(slice(0, 1)), purity(slice(1, 2))]
+    assert apart[0] < apart[1] == 1
+    assert purity(slice(0, 3)) == pytest.approx(sum(apart) / 2)
+
+
 def test_one_cluster_for_all_is_dead_elsewhere() -> None:
     assignment = torch.zeros(2, 8, dtype=torch.long)
     mask = torch.arange(8) < torch.tensor([8, 2])[:, None]
