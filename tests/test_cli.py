@@ -4,6 +4,7 @@ import csv
 import importlib
 import io
 import json
+import logging
 import os
 import pickle
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.cli.main import COMMANDS, main
 from clusterformer.cli.options import Options
@@ -143,6 +145,18 @@ def test_configurations_overlay_one_another_and_name_the_run(tmp_path: Path) -> 
     assert options.name == "base-wide"
     model = options.config["model"]
     assert (model["d_model"], model["num_layers"], model["lr"]) == (16, 1, 0.5)
+
+
+def test_our_notes_are_plain_lines_of_the_first_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        Options(["--data=toy_task.Toy"], fitting=True)
+    note = logging.getLogger("clusterformer.tasks.vectors").info
+    note("vectors for 3 of 4 words")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    note("vectors again")
+    assert capsys.readouterr() == ("", "vectors for 3 of 4 words\n")
 
 
 def test_fit_without_data_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from clusterformer import ClusterFormer
 from clusterformer.checkpoints import CheckpointFiles, LastCheckpoint, read
+from clusterformer.cli.logs import quieten
 from clusterformer.cli.main import main
 from clusterformer.cli.metrics import MetricsFile
-from clusterformer.cli.options import quieten
 
 TOYS = str(Path(__file__).parent / "toy")
 sys.path.append(TOYS)

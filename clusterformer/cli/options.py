@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NoReturn
@@ -17,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import clusterformer.tasks
 from clusterformer.checkpoints import CheckpointFiles
 from clusterformer.cli.configs import place, resolve
+from clusterformer.cli.logs import quieten, show_notes
 from clusterformer.cli.messages import explain, offender
 from clusterformer.cli.progress import progress
 from clusterformer.errors import InputError
@@ -56,6 +55,7 @@ class Options(LightningCLI):
         for module in iter_modules(clusterformer.tasks.__path__):
             import_module(f"clusterformer.tasks.{module.name}")
         quieten()
+        show_notes()
         super().__init__(
             ClusterFormer,
             Task,
@@ -166,20 +166,3 @@ def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
     if waiting or value == "":
         raise InputError(f"{option} needs a value")
     return value, rest
-
-
-def quieten() -> None:
-    """Silence what Lightning says that a user can do nothing about."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for message in (
-        ".*does not have many workers",
-        ".*could not find the monitored key",
-        ".*callbacks used to create the checkpoint need to be provided",
-        ".*smaller than the logging interval",
-        ".*exists and is not empty",
-        ".*your dataloader is not resumable",
-        ".*LeafSpec",
-        ".*treespec",
-    ):
-        warnings.filterwarnings("ignore", message)

@@ -1,0 +1,44 @@
+"""What is logged while a command runs: our own notes, and little of what libraries say."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+
+from clusterformer.cli.runs import first_process
+
+
+class Notes(logging.Handler):
+    """Writes a note as a plain line to standard error, in the first process alone."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if first_process():
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+_NOTES = Notes()
+
+
+def show_notes() -> None:
+    """Show what our own modules note, such as how many words have a vector."""
+    ours = logging.getLogger("clusterformer")
+    ours.setLevel(logging.INFO)
+    ours.addHandler(_NOTES)
+
+
+def quieten() -> None:
+    """Silence what Lightning says that a user can do nothing about."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers",
+        ".*could not find the monitored key",
+        ".*callbacks used to create the checkpoint need to be provided",
+        ".*smaller than the logging interval",
+        ".*exists and is not empty",
+        ".*your dataloader is not resumable",
+        ".*LeafSpec",
+        ".*treespec",
+    ):
+        warnings.filterwarnings("ignore", message)
