@@ -247,6 +247,24 @@ def test_predict_names_the_bad_line_after_labelling_those_before(
     assert f"texts.txt{said}" in err
 
 
+def test_predict_reads_a_pipe(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"1 2\n3\n")
+    os.close(writer)
+    capsys.readouterr()
+    assert main(["predict", f"--checkpoint={run}", f"--input=/dev/fd/{reader}"]) == 0
+    os.close(reader)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_predict_names_an_input_that_cannot_be_read(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, said in ((tmp_path, "Is a directory"), (tmp_path / "x", "No such file or directory")):
+        message = error_of(["predict", f"--checkpoint={run}", f"--input={path}"], capsys)
+        assert message == f"{path}: {said}"
+
+
 class Harmful:
     def __reduce__(self) -> tuple:
         return (os.mkdir, ("executed",))

@@ -19,7 +19,7 @@ Label text with a trained model: one text a line in, one line out for each, as s
 The checkpoint is all it needs.
 
   --checkpoint RUN  run folder (its best checkpoint), or a .ckpt file
-  --input FILE      texts, UTF-8, one a line (default: standard input)
+  --input FILE      texts, UTF-8, one a line; a file or pipe (default: standard input)
   --format tsv      label, tab, probability; or jsonl: one JSON object a line
   --device cpu      cpu or cuda (default: cuda where there is one)
 
@@ -47,15 +47,14 @@ def run(arguments: list[str]) -> None:
         raise InputError(f"--device is cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: there is no CUDA device")
-    if source is not None and not Path(source).is_file():
-        raise InputError(f"{source}: no such file")
-    _, checkpoint, options = load(arguments)
-    model, task = options.model, options.datamodule
-    model.network = task.build(model.architecture)
-    model.load_state_dict(checkpoint["state_dict"])
-    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-    with ExitStack() as stack, torch.inference_mode():
+    with ExitStack() as stack:
         number = stack.enter_context(Path(source).open("rb")).fileno() if source else 0
+        _, checkpoint, options = load(arguments)
+        model, task = options.model, options.datamodule
+        model.network = task.build(model.architecture)
+        model.load_state_dict(checkpoint["state_dict"])
+        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+        stack.enter_context(torch.inference_mode())
         for lines in _chunks(number, source or "standard input"):
             for batch in task.text_dataloader(lines) if lines else ():
                 moved = model.transfer_batch_to_device(batch, model.device, 0)
