@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from clusterformer.cli.options import Options
 from clusterformer.cli.runs import Run
 from clusterformer.task import Task
 
@@ -17,32 +17,40 @@ Trained = tuple[Task, Run | None, Mapping[str, Any]]
 
 
 def against(
-    others: Mapping[str, Any],
+    options: Options,
     trained: Trained,
     seconds: float,
     train: Callable[[list[str], str], Trained],
 ) -> None:
-    """Train other models on the same data, seed and steps, and print a table of all.
+    """Train the models of the option `against` on the same data, seed and steps, and print a table.
+
+    Every process takes part in the training, the first alone prints.
 
     Args:
-        others: Options of each other model, as in the `model` section of a configuration.
-        trained: The training to set them against; their run folders go into its own.
+        options: Of the training to set them against.
+        trained: What came of it; the others' run folders go into its own.
         seconds: That it took.
         train: Trains with the given arguments, into a run folder of the given name.
     """
     task, run, results = trained
     measure = task.monitor.replace("val/", "test/")
-    if run is None or measure not in results:
+    if measure not in results:
         return
     rows = [("this run", float(results[measure]), seconds)]
-    for name, model in others.items():
-        print(f"\nthe same with {name}:", flush=True)
+    for name, model in options.config["against"].items():
+        if run:
+            print(f"\nthe same with {name}:", flush=True)
         begun = time.monotonic()
-        slug = "-".join("".join(c if c.isalnum() else " " for c in name).split())
-        overlay = _overlay(run, slug, model)
-        arguments = ["--config", str(run.config), "--config", str(overlay)]
-        _, _, found = train([*arguments, "--runs", str(overlay.parent)], slug)
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+            file.write(options.yaml())
+            file.flush()
+            arguments = ["--config", file.name, "--against=null", f"--model={json.dumps(model)}"]
+            if run:
+                arguments += ["--runs", str(run.folder / "against")]
+            _, _, found = train(arguments, _slug(name))
         rows.append((name, float(found[measure]), time.monotonic() - begun))
+    if not run:
+        return
     for name, baseline in task.baselines().items():
         begun = time.monotonic()
         rows.append((name, baseline(), time.monotonic() - begun))
@@ -52,9 +60,5 @@ def against(
         print(f"{name:<{width}}  {value:>15.4f}{taken:>10.0f}")
 
 
-def _overlay(run: Run, slug: str, model: Any) -> Path:
-    path = run.folder / "against" / f"{slug}.yaml"
-    path.parent.mkdir(exist_ok=True)
-    options = {"against": None, "model": model}
-    path.write_text(yaml.safe_dump(options, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return path
+def _slug(name: str) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in name).split())

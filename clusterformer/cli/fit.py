@@ -14,6 +14,7 @@ Train a model. Progress, metrics, pictures and checkpoints go to a new folder, r
   --wandb                         log to Weights & Biases too (offline without an API key)
   --seed_everything N             seed of weights, dropout and batches (default: 0)
   --checkpoint_every N            steps between checkpoints within an epoch (default: 500)
+  --against MODELS                train others likewise, end with a table (see quickstart.yaml)
 
 data
   --data CLASS                    task, such as Classification; its options follow:

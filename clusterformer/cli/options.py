@@ -83,7 +83,7 @@ class Options(LightningCLI):
             )
             parser.add_argument(
                 "--against",
-                type=dict[str, dict[str, Any]] | None,
+                type=dict[str, dict] | None,
                 default=None,
                 help="Other models by name, to train likewise and set beside it in a table.",
             )

@@ -28,9 +28,9 @@ def train(arguments: list[str]) -> None:
     """Train as `clusterformer fit` with these arguments does, and say what came of it."""
     begun = time.monotonic()
     options, trained = _train(arguments)
-    if others := options.config["against"]:
+    if options.config["against"]:
         seconds = time.monotonic() - begun
-        against(others, trained, seconds, lambda arguments, name: _train(arguments, name)[1])
+        against(options, trained, seconds, lambda arguments, name: _train(arguments, name)[1])
 
 
 def _train(arguments: list[str], name: str | None = None) -> tuple[Options, Trained]:

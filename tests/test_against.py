@@ -1,0 +1,70 @@
+"""`fit --against`: other models trained likewise, in a table with the task's baselines."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clusterformer.cli.main import main
+
+TOYS = str(Path(__file__).parent / "toy")
+sys.path.append(TOYS)
+TOY = ["fit", "--data=toy_task.Toy", "--data.size=16", "--model.d_model=8", "--model.num_heads=2"]
+TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
+OTHERS = {
+    "full attention": {"attention": {"class_path": "clusterformer.attention.FullAttention"}},
+    "half as wide": {"d_model": 4, "clustering_weight": 1e-5},
+}
+
+
+def table(output: str) -> dict[str, float]:
+    """Names and results of the last lines."""
+    header, *rows = output[output.rindex("\n\n") + 2 :].splitlines()
+    assert header.split() == ["test/accuracy", "seconds"]
+    cells = [row.rsplit(maxsplit=2) for row in rows]
+    return {name.strip(): float(result) for name, result, _ in cells}
+
+
+def result_of(run: Path) -> float:
+    with (run / "metrics.csv").open() as file:
+        [result] = [row["test/accuracy"] for row in csv.DictReader(file) if row["test/accuracy"]]
+    return float(result)
+
+
+def test_the_last_lines_set_a_run_beside_others_and_baselines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clusters = "--model.attention.num_clusters=2"  # no option of full attention
+    against = f"--against={json.dumps(OTHERS)}"
+    assert main([*TOY, clusters, against, f"--runs={tmp_path}"]) == 0
+    run = tmp_path / "toy" / "1"
+    full, half = (run / "against" / name / "1" for name in ("full-attention", "half-as-wide"))
+    found = table(capsys.readouterr().out)
+    assert list(found) == ["this run", *OTHERS, "always with"]
+    assert found["always with"] == 0.4
+    for name, folder in zip(found, (run, full, half), strict=False):
+        assert found[name] == pytest.approx(result_of(folder), abs=1e-4)
+    models = [yaml.safe_load((x / "config.yaml").read_text())["model"] for x in (run, full, half)]
+    assert models[1]["attention"]["class_path"].endswith(".FullAttention")
+    assert models[2] == {**models[0], **OTHERS["half as wide"]}
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_others_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "clusterformer", *TOY, f"--runs={tmp_path}"]
+    command += ["--trainer.strategy=ddp", "--trainer.devices=2"]
+    done = subprocess.run(
+        [*command, f"--against={json.dumps(OTHERS)}"],
+        env={**os.environ, "PYTHONPATH": TOYS},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same with") == 2
+    assert list(table(done.stdout)) == ["this run", *OTHERS, "always with"]
