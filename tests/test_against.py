@@ -68,3 +68,18 @@ def test_two_processes_train_the_others_too(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the same with") == 2
     assert list(table(done.stdout)) == ["this run", *OTHERS, "always with"]
+
+
+def test_each_is_a_run_of_its_own_on_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert main([*TOY, "--wandb", f"--against={json.dumps(OTHERS)}", f"--runs={tmp_path}"]) == 0
+    logs = {path.relative_to(tmp_path).parts[:-3] for path in tmp_path.rglob("*.wandb")}
+    run = ("toy", "1")
+    assert logs == {
+        run,
+        (*run, "against", "full-attention", "1"),
+        (*run, "against", "half-as-wide", "1"),
+    }

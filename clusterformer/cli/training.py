@@ -72,6 +72,9 @@ def _train(arguments: list[str], name: str | None = None) -> tuple[Options, Trai
     results = _test(options, trainer)
     if run and not name:
         _finish(options, trainer, run, results, time.monotonic() - begun)
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish()
     return options, (task, run, results)
 
 
@@ -99,7 +102,6 @@ def _finish(
         if isinstance(logger, WandbLogger):
             for picture in pictures:
                 logger.log_image(f"pictures/{picture.stem}", [str(picture)])
-            logger.experiment.finish()
     _say(run, trainer, results, pictures, seconds)
 
 
