@@ -1,7 +1,4 @@
-"""Text classification: named sets, generated ListOps, or the user's own files.
-
-Letters: B batch, N tokens, V vocabulary, L labels.
-"""
+"""Text classification: named sets, generated ListOps, or the user's own files."""
 
 from __future__ import annotations
 
@@ -13,17 +10,16 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
-from clusterformer.models.embeddings import TokenEmbedding
-from clusterformer.models.pooling import pool
 from clusterformer.task import IGNORE, Batch, Output, Task
 from clusterformer.tasks.batches import BucketPlan, loader, pad, run_seed
+from clusterformer.tasks.classifier import TextClassifier
 from clusterformer.tasks.corpora import NUM_FOLDS, Corpus, Split, hold_out, read_corpus
 from clusterformer.tasks.listops import LABELS, generate
 from clusterformer.tasks.reading import Row, read_rows
@@ -293,47 +289,6 @@ class Classification(Task):
         width = state["vector_width"]
         if width is not None:  # the checkpoint's weights take their place
             self._pretrained = torch.zeros(self._tokenizer.vocab_size, width)
-
-
-class TextClassifier(nn.Module):
-    """Embedding, encoder, pooling over tokens, dropout and a linear map to the labels.
-
-    Args:
-        architecture: Shape of the encoder.
-        vocab_size: V.
-        num_labels: L.
-        max_length: Longest text, for learned positions; None for the embedding's own default.
-        pretrained: (V, P) word vectors to start from.
-    """
-
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        vocab_size: int,
-        num_labels: int,
-        max_length: int | None = None,
-        pretrained: Tensor | None = None,
-    ) -> None:
-        super().__init__()
-        self.embedding = TokenEmbedding(
-            vocab_size,
-            architecture.d_model,
-            positions=architecture.positions,
-            max_length=max_length or 512,
-            dropout=architecture.dropout,
-            pretrained=pretrained,
-        )
-        self.encoder = architecture.encoder()
-        self.pooling = architecture.pooling
-        self.dropout = nn.Dropout(architecture.dropout)
-        self.head = nn.Linear(architecture.d_model, num_labels)
-
-    def forward(self, batch: Batch) -> Output:
-        """Logits (B, L) of texts (B, N)."""
-        encoded = self.encoder(self.embedding(batch.tokens), batch.mask)
-        text = pool(encoded.hidden, batch.mask, self.pooling)
-        return Output(self.head(self.dropout(text)), encoded)
 
 
 class _Texts(Dataset[Batch]):
