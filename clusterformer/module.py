@@ -173,10 +173,10 @@ class ClusterFormer(LightningModule):
         torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0]))
         self._batch = batch
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def objective(self, task: Task, batch: Any) -> dict[str, tuple[Tensor, Tensor, float]]:
+        """The parts of eq. 17 for a batch: sum, how many were summed, and weight of each."""
         output = self(batch)
-        total, count = self.task.loss(output, batch, self.label_smoothing)
-        parts = {"loss": (total, count, self.task_weight)}
+        parts = {"loss": (*task.loss(output, batch, self.label_smoothing), self.task_weight)}
         if self.clustering_weight or self.sorting_weight:
             clustering, sorting = losses.auxiliary(
                 output.encoded.groupings, batch.mask, self.clustering_form
@@ -185,6 +185,10 @@ class ClusterFormer(LightningModule):
             if clustering is not None and sorting is not None:
                 parts["clustering_loss"] = clustering, tokens, self.clustering_weight
                 parts["sorting_loss"] = sorting, sequences, self.sorting_weight
+        return parts
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        parts = self.objective(self.task, batch)
         # DDP averages gradients over processes; with sums over the counts of all processes that is
         # the gradient of the whole global batch, however it is shared out.
         sums = torch.stack([part.detach().float() for part, _, _ in parts.values()])
@@ -275,9 +279,7 @@ class ClusterFormer(LightningModule):
             {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
         ]
         try:
-            optimizer = torch.optim.AdamW(
-                groups, lr=self.lr, weight_decay=self.weight_decay, fused=True
-            )
+            optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
             rate = factor(self.schedule, self.warmup, self._total_steps())
         except ValueError as error:
             raise InputError(str(error)) from error

@@ -1,4 +1,4 @@
-"""`clusterformer bench`: time and memory of attention, measured side by side in one run."""
+"""`clusterformer bench`: time and memory of mechanisms, measured side by side in one run."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ memory it takes in a fresh process. All mechanisms take turns in one run; the ta
                         paper (two blocks, no coupling), neural (the default), strict (causal)
   --no-output           leave out the output projection
   --layers N            a stack of N encoder layers instead of one attention layer; --d_ff 4*d_model
+  --config FILE         whole training steps of a configuration instead, optimizer included, on a
+                        batch of its longest texts; mechanisms are then "configured" (its own) and
+                        classes by name
   --repeats 7           measurements of each; --threads N (default: all cores)
   --no-memory           skip the fresh processes
   --out FILE            write everything measured as JSON
@@ -69,7 +72,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--d_model", type=int, default=256)
     parser.add_argument("--num_heads", type=int, default=4)
     parser.add_argument("--num_clusters", type=int)
-    parser.add_argument("--mechanisms", nargs="+", default=["FullAttention", *FORMS[:2]])
+    parser.add_argument("--mechanisms", nargs="+")
+    parser.add_argument("--config")
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--d_ff", type=int)
     parser.add_argument("--repeats", type=int, default=7)
@@ -78,10 +82,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-output", dest="output", action="store_false")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
+    if options.config:
+        options.lengths = [0]  # those of the data
+    mine = ["configured"] if options.config else FORMS[:2]
+    options.mechanisms = options.mechanisms or ["FullAttention", *mine]
     for name in ("tokens", "d_model", "num_heads", "repeats"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} must be at least 1, got {getattr(options, name)}")
-    if min(options.lengths) < 1 or max(options.lengths) > options.tokens:
+    if (not options.config and min(options.lengths) < 1) or max(options.lengths) > options.tokens:
         raise InputError(f"--lengths must be in 1..--tokens ({options.tokens})")
     return options
 
@@ -104,8 +112,14 @@ def _core(name: str, options: argparse.Namespace, length: int) -> AttentionCore:
     return kind(options.d_model, options.num_heads, **extra)
 
 
-def _step(name: str, options: argparse.Namespace, length: int) -> Callable[[], None]:
+Step = tuple[Callable[[], None], tuple[int, int]]
+"""What to time, and the shape of its batch: texts, tokens a text."""
+
+
+def _step(name: str, options: argparse.Namespace, length: int) -> Step:
     """A function that runs forward and backward once."""
+    if options.config:
+        return _training_step(name, options.config)
     import torch
 
     from clusterformer.attention import MultiHeadAttention
@@ -117,18 +131,42 @@ def _step(name: str, options: argparse.Namespace, length: int) -> Callable[[], N
     if options.layers:
         cores = [_core(name, options, length) for _ in range(options.layers)]
         encoder = Encoder(cores, d_ff=options.d_ff or 4 * options.d_model, dropout=0.0)
-        return lambda: encoder(x).hidden.backward(gradient)
+        return lambda: encoder(x).hidden.backward(gradient), (batch, length)
     layer = MultiHeadAttention(_core(name, options, length))
     if not options.output:
         layer.out_proj = torch.nn.Identity()  # type: ignore[assignment]
-    return lambda: layer(x).values.backward(gradient)
+    return lambda: layer(x).values.backward(gradient), (batch, length)
+
+
+def _training_step(name: str, config: str) -> Step:
+    """A function that trains one step on a batch of the configuration's longest texts."""
+    import torch
+
+    from clusterformer.cli.options import Options
+
+    chosen = [] if name == "configured" else ["--model.attention", name]
+    parsed = Options(["--config", config, *chosen], fitting=True)
+    task, model = parsed.datamodule, parsed.model
+    task.prepare_data()
+    task.setup("fit")
+    model.network = task.build(model.architecture)
+    batch = max(task.train_dataloader(), key=lambda batch: batch.tokens.shape[1])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=model.lr, fused=True)
+
+    def step() -> None:
+        parts = model.objective(task, batch).values()
+        optimizer.zero_grad()
+        torch.stack([weight * total / count for total, count, weight in parts]).sum().backward()
+        optimizer.step()
+
+    return step, tuple(batch.tokens.shape)
 
 
 def _measure(options: argparse.Namespace, length: int) -> list[dict[str, Any]]:
     steps = {name: _step(name, options, length) for name in options.mechanisms}
     samples: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-2, options.repeats):  # two turns to warm up
-        for name, step in steps.items():
+        for name, (step, _) in steps.items():
             begun = time.perf_counter()
             step()
             if turn >= 0:
@@ -136,8 +174,8 @@ def _measure(options: argparse.Namespace, length: int) -> list[dict[str, Any]]:
     return [
         {
             "mechanism": name,
-            "length": length,
-            "batch": options.tokens // length,
+            "length": steps[name][1][1],
+            "batch": steps[name][1][0],
             "median_ms": statistics.median(times),
             "samples_ms": times,
             "peak_mib": _peak(name, options, length) if options.memory else None,
@@ -160,9 +198,10 @@ def _peak(name: str, options: argparse.Namespace, length: int) -> float:
 
 
 def _report_peak(pipe: Any, name: str, options: argparse.Namespace, length: int) -> None:
-    small = argparse.Namespace(**vars(options) | {"tokens": 64})
-    _step(name, small, 64)()  # libraries and thread pools are not the mechanism's
-    step = _step(name, options, length)
+    small = argparse.Namespace(**vars(options) | {"tokens": 64, "config": None})
+    _step("FullAttention", small, 64)[0]()  # libraries and thread pools are not the mechanism's
+    step, _ = _step(name, options, length)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts anew
     before = _resident("VmRSS")
     step()
     pipe.send((_resident("VmHWM") - before) / 1024)
