@@ -1,12 +1,12 @@
 """Attention in blocks, from tokens to tokens: the public operation and its choice of a kernel.
 
-B batch   H heads   N tokens   D head width   P width of the shared columns
+B batch   H heads   N tokens   D head width   P width of the extra columns
 R blocks that a block sees   S slots a block
 """
 
 from torch import Tensor
 
-from clusterformer.kernels import _attend_cpu, reference
+from clusterformer.kernels import _chunk_attention_cpu, reference
 from clusterformer.kernels.reference import Blocks
 
 
@@ -35,20 +35,6 @@ def chunk_attention(
 
     Cost: O(N R S (D + P)) time; O(N D) memory on CPU, O(N R D) elsewhere.
     """
-    heads = q.shape[1]
-    query_extra, key_extra = extra or 2 * (q.new_empty(*q.shape[0::2], 0),)
-    query = reference.gather_own(_rows(q), blocks).unflatten(-1, (heads, -1))
-    key, value = (
-        reference.gather_rows(_rows(x), blocks).unflatten(-1, (heads, -1)) for x in (k, v)
-    )
-    query_extra = reference.gather_own(query_extra, blocks)
-    key_extra = reference.gather_rows(key_extra, blocks)
-    mask = reference.window_mask(blocks, causal)
-    attend = _attend_cpu.attend if q.device.type == "cpu" else reference.attend
-    out = attend(query, key, value, query_extra, key_extra, mask, scale)
-    return reference.resort(out.flatten(3), blocks).unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """(B, H, N, D) to (B, N, H * D), free where the heads were split off a projection."""
-    return x.transpose(1, 2).flatten(2)
+    kernel = _chunk_attention_cpu if q.device.type == "cpu" else reference
+    extra = extra or 2 * (q.new_empty(*q.shape[0::2], 0),)
+    return kernel.chunk_attention(q, k, v, blocks, scale=scale, causal=causal, extra=extra)

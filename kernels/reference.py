@@ -293,35 +293,45 @@ def window_mask(blocks: Blocks, causal: bool = False) -> Tensor:
     return (seen | ~own.any(-1, keepdim=True))[:, :, None]
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_extra: Tensor,
-    key_extra: Tensor,
-    mask: Tensor,
+def chunk_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: Blocks,
+    *,
     scale: float,
+    causal: bool,
+    extra: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Softmax attention of blocks over their windows.
+    """Softmax attention of each block over the blocks that it sees.
 
     Args:
-        query: (B, G, S, H, D).
-        key, value: (B, L, S, H, D), on places, L = G + R - 1.
-        query_extra, key_extra: (B, G, S, P) and (B, L, S, P): more columns of queries and keys,
-            the same for all heads; P may be 0.
-        mask: (B, G, 1 or S, R * S) bool, True = may attend.
+        q, k, v: (B, H, N, D). The logits are scale * q . k.
+        blocks: Which token stands where and sees what.
         scale: Factor on the logits.
+        causal: A token attends to itself and tokens before it only.
+        extra: Further columns of q and of k, (B, N, P) each, the same for all heads; P may be 0.
 
     Returns:
-        (B, G, S, H, D).
+        (B, H, N, D); 0 at padding.
     """
-    reach = key.shape[1] - query.shape[1] + 1
-    key, value, key_extra = (windows(x, reach) for x in (key, value, key_extra))
-    q, k, v = widen(query, query_extra), widen(key, key_extra), widen(value, None, key_extra)
-    mask = mask.flatten(0, 1)[:, None]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    out = out[..., : value.shape[-1]].transpose(1, 2)
-    return out.unflatten(0, query.shape[:2])
+    heads, reach = q.shape[1], blocks.visible.shape[-1]
+    query, key, value = (x.transpose(1, 2).flatten(2) for x in (q, k, v))  # (B, N, H * D)
+    query = gather_own(query, blocks).unflatten(-1, (heads, -1))
+    key, value = (
+        windows(gather_rows(x, blocks), reach).unflatten(-1, (heads, -1)) for x in (key, value)
+    )
+    columns = gather_own(extra[0], blocks), windows(gather_rows(extra[1], blocks), reach)
+    mask = window_mask(blocks, causal).flatten(0, 1)[:, None]
+    out = F.scaled_dot_product_attention(
+        widen(query, columns[0]),
+        widen(key, columns[1]),
+        widen(value, None, columns[1]),
+        attn_mask=mask,
+        scale=scale,
+    )
+    out = out[..., : v.shape[-1]].transpose(1, 2).flatten(2).unflatten(0, query.shape[:2])
+    return resort(out, blocks).unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def widen(x: Tensor, extra: Tensor | None, like: Tensor | None = None) -> Tensor:
