@@ -1,9 +1,13 @@
-"""Attention mechanisms under one contract. A new file here with an `AttentionCore` is a new one.
+"""Attention mechanisms under one contract.
 
-from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttention
+A new file in this folder with a subclass of `AttentionCore` is a new mechanism.
+
+Example:
+    >>> from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttention
 """
 
 from importlib import import_module
+from inspect import isabstract
 from pkgutil import iter_modules
 
 from clusterformer.attention.base import (
@@ -14,26 +18,35 @@ from clusterformer.attention.base import (
 )
 from clusterformer.attention.neural import PAPER_FORM
 
-__all__ = ["PAPER_FORM", "Attended", "AttentionCore", "Grouping", "MultiHeadAttention"]
+
+def mechanisms() -> list[type[AttentionCore]]:
+    """Every mechanism that has a file in this folder."""
+    modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+    return [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, AttentionCore)
+        and value.__module__ == module.__name__
+        and not isabstract(value)
+    ]
 
 
-def _import_mechanisms() -> None:
-    for found in iter_modules(__path__):
-        module = import_module(f"{__name__}.{found.name}")
-        for name, value in vars(module).items():
-            if (
-                isinstance(value, type)
-                and issubclass(value, AttentionCore)
-                and value.__module__ == module.__name__
-            ):
-                globals()[name] = value
-                if name not in __all__:
-                    __all__.append(name)
+_names = {kind.__name__: kind for kind in mechanisms()}
+globals().update(_names)
 
-
-_import_mechanisms()
+__all__ = [
+    "PAPER_FORM",
+    "Attended",
+    "AttentionCore",
+    "Grouping",
+    "MultiHeadAttention",
+    "mechanisms",
+    *_names,
+]
 
 
 def __getattr__(name: str) -> type[AttentionCore]:
     """Only for names that are not here: say which mechanisms are."""
-    raise AttributeError(f"no attention mechanism {name!r}; there are {', '.join(__all__)}")
+    raise AttributeError(f"no attention mechanism {name!r}; there are {', '.join(_names)}")

@@ -103,10 +103,10 @@ def _core(name: str, options: argparse.Namespace, length: int) -> AttentionCore:
     if name in FORMS:
         extra = {"paper": attention.PAPER_FORM, "strict": {"causal": True}}.get(name, {})
         name = "NeuralClusteringAttention"
-    kind = getattr(attention, name, None)
-    if not isinstance(kind, type) or not issubclass(kind, attention.AttentionCore):
-        known = [*(n for n in attention.__all__ if n.endswith("Attention")), *FORMS]
-        raise InputError(f"no mechanism {name!r}; there are {', '.join(known)}")
+    kinds = {kind.__name__: kind for kind in attention.mechanisms()}
+    if name not in kinds:
+        raise InputError(f"no mechanism {name!r}; there are {', '.join([*kinds, *FORMS])}")
+    kind = kinds[name]
     if "num_clusters" in signature(kind).parameters:
         extra = {**extra, "num_clusters": options.num_clusters or max(1, int(length**0.5))}
     return kind(options.d_model, options.num_heads, **extra)

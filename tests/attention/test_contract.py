@@ -7,19 +7,10 @@ import torch
 from torch import Tensor
 
 from clusterformer import attention
-from clusterformer.attention import AttentionCore, MultiHeadAttention
+from clusterformer.attention import AttentionCore, MultiHeadAttention, mechanisms
 
 WIDTH, HEADS = 32, 4
 SMALL = {"num_clusters": 5, "chunk_size": 4}  # several blocks at the lengths used here
-
-
-def mechanisms() -> list[type[AttentionCore]]:
-    found = [getattr(attention, name) for name in attention.__all__]
-    return [
-        cls
-        for cls in found
-        if isinstance(cls, type) and issubclass(cls, AttentionCore) and not inspect.isabstract(cls)
-    ]
 
 
 FORMS = [(cls, causal) for cls in mechanisms() for causal in cls.causal_forms]
