@@ -87,7 +87,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and the extra columns."""
     width = q.shape[-1]
-    totals = tuple(
+    d_q, d_k, d_v, d_q_extra, d_k_extra = (
         torch.zeros_like(x, memory_format=torch.contiguous_format)
         for x in (q, k, v, q_extra, k_extra)
     )
@@ -100,20 +100,12 @@ def _backward(
         )  # fmt: skip
         of_q = of_q.transpose(1, 2).unflatten(0, own.shape[:2])
         of_k, of_v = (_fold(x, own.shape[:2], places.shape) for x in (of_k, of_v))
-        for total, index, part in zip(
-            totals,
-            (own, places, places, own, places),
-            (
-                of_q[..., :width],
-                of_k[..., :width],
-                of_v[..., :width],
-                of_q[..., width:].sum(3),
-                of_k[..., width:].sum(3),
-            ),
-            strict=True,
-        ):
-            _add(total, index, part)
-    return totals
+        _add(d_q, own, of_q[..., :width])
+        _add(d_q_extra, own, of_q[..., width:].sum(3))
+        _add(d_k, places, of_k[..., :width])
+        _add(d_k_extra, places, of_k[..., width:].sum(3))
+        _add(d_v, places, of_v[..., :width])
+    return d_q, d_k, d_v, d_q_extra, d_k_extra
 
 
 @_forward.register_fake

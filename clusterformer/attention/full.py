@@ -44,8 +44,9 @@ class FullAttention(AttentionCore):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=alone), None
         # On CPU bfloat16 attention is up to ten times slower backward than float32 (torch 2.13).
         with torch.autocast("cpu", enabled=False):
-            wide = (x.float() for x in (q, k, v))
-            out = F.scaled_dot_product_attention(*wide, attn_mask=mask, is_causal=alone)
+            out = F.scaled_dot_product_attention(
+                q.float(), k.float(), v.float(), attn_mask=mask, is_causal=alone
+            )
         return out.to(q.dtype), None
 
     def cache(self, like: Tensor) -> Cache:
