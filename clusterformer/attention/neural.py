@@ -55,6 +55,8 @@ class NeuralClusteringAttention(AttentionCore):
         look_back: Blocks (or chunks) before its own that a token sees.
         look_ahead: Blocks after it; None: 1 where nothing is causal, else 0.
         coupling: Whether the clustering space takes part in the logits.
+        alpha: Where the learned strength of the coupling starts, above 0. It also draws a token to
+            itself: long texts with partners to find do well from 2, sentences from less.
         similarity: phi of eq. 2: "cosine" in a space of `cluster_width`, or "dot", the paper's
             inner product in d_model with W^C folded into the centroids.
         cluster_width: P for "cosine".
@@ -80,6 +82,7 @@ class NeuralClusteringAttention(AttentionCore):
         look_back: int = 1,
         look_ahead: int | None = None,
         coupling: bool = True,
+        alpha: float = 2.0,
         similarity: Literal["cosine", "dot"] = "cosine",
         cluster_width: int = 16,
         temperature: float = 0.1,
@@ -103,8 +106,9 @@ class NeuralClusteringAttention(AttentionCore):
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         if similarity not in ("cosine", "dot"):
             raise ValueError(f'similarity must be "cosine" or "dot", got {similarity!r}')
-        if temperature <= 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
+        for name, positive in (("temperature", temperature), ("alpha", alpha)):
+            if positive <= 0:
+                raise ValueError(f"{name} must be above 0, got {positive}")
         if coupling and similarity == "dot":
             raise ValueError('coupling needs similarity="cosine"; with "dot" set coupling=False')
         if causal and look_ahead:
@@ -127,8 +131,7 @@ class NeuralClusteringAttention(AttentionCore):
         width = cluster_width if similarity == "cosine" else d_model
         self.space = nn.Linear(d_model, width, bias=False)  # W^C
         self.centroids: nn.Parameter | None = nn.Parameter(torch.randn(num_clusters, width))
-        # alpha = exp(log_alpha) starts at 2; a logit of the heads is O(1).
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(2.0))) if coupling else None
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha))) if coupling else None
 
     def inherit(self) -> None:
         if self.causal is not True:
