@@ -217,7 +217,8 @@ def cluster_chunks(
         slot = slot.masked_fill(~key_mask, -1)
 
     offset = torch.arange(-look_back, 1, device=device)
-    visible = within[:, look_back:, None] + offset >= 0
+    live = filled[:, look_back:].any(-1, keepdim=True)  # (B, G, 1)
+    visible = live & (within[:, look_back:, None] + offset >= 0)
     return Blocks(members, filled, slot, slot[..., None], visible, look_back, key_mask is not None)
 
 
