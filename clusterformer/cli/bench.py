@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
+
     from clusterformer.attention import AttentionCore
 
 HELP = """
@@ -35,6 +37,7 @@ memory it takes in a fresh process. All mechanisms take turns in one run; the ta
   --config FILE         whole training steps of a configuration instead, optimizer included, on a
                         batch of its longest texts; mechanisms are then "configured" (its own) and
                         classes by name
+  --precision bf16      autocast to bfloat16, as --trainer.precision bf16-mixed does
   --repeats 7           measurements of each; --threads N (default: all cores)
   --no-memory           skip the fresh processes
   --out FILE            write everything measured as JSON
@@ -76,6 +79,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--config")
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--d_ff", type=int)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--no-memory", dest="memory", action="store_false")
@@ -118,9 +122,11 @@ Step = tuple[Callable[[], None], tuple[int, int]]
 
 def _step(name: str, options: argparse.Namespace, length: int) -> Step:
     """A function that runs forward and backward once."""
-    if options.config:
-        return _training_step(name, options.config)
     import torch
+
+    low = torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16")
+    if options.config:
+        return _training_step(name, options.config, low)
 
     from clusterformer.attention import MultiHeadAttention
     from clusterformer.models.transformer import Encoder
@@ -131,14 +137,14 @@ def _step(name: str, options: argparse.Namespace, length: int) -> Step:
     if options.layers:
         cores = [_core(name, options, length) for _ in range(options.layers)]
         encoder = Encoder(cores, d_ff=options.d_ff or 4 * options.d_model, dropout=0.0)
-        return lambda: encoder(x).hidden.backward(gradient), (batch, length)
+        return lambda: low(encoder)(x).hidden.backward(gradient), (batch, length)
     layer = MultiHeadAttention(_core(name, options, length))
     if not options.output:
         layer.out_proj = torch.nn.Identity()  # type: ignore[assignment]
-    return lambda: layer(x).values.backward(gradient), (batch, length)
+    return lambda: low(layer)(x).values.backward(gradient), (batch, length)
 
 
-def _training_step(name: str, config: str) -> Step:
+def _training_step(name: str, config: str, low: torch.autocast) -> Step:
     """A function that trains one step on a batch of the configuration's longest texts."""
     import torch
 
@@ -154,7 +160,8 @@ def _training_step(name: str, config: str) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=model.lr, fused=True)
 
     def step() -> None:
-        parts = model.objective(task, batch).values()
+        with low:
+            parts = model.objective(task, batch).values()
         optimizer.zero_grad()
         torch.stack([weight * total / count for total, count, weight in parts]).sum().backward()
         optimizer.step()
@@ -199,7 +206,8 @@ def _peak(name: str, options: argparse.Namespace, length: int) -> float:
 
 def _report_peak(pipe: Any, name: str, options: argparse.Namespace, length: int) -> None:
     small = argparse.Namespace(**vars(options) | {"tokens": 64, "config": None})
-    _step("FullAttention", small, 64)[0]()  # libraries and thread pools are not the mechanism's
+    for known in ("FullAttention", "neural"):
+        _step(known, small, 64)[0]()  # libraries and thread pools are not the mechanism's
     step, _ = _step(name, options, length)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts anew
     before = _resident("VmRSS")
