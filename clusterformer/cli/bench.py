@@ -249,7 +249,9 @@ def _write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 
     settings = {k: v for k, v in vars(options).items() if k != "out"}
     settings["threads"] = torch.get_num_threads()
-    report = {"environment": describe_environment(), "settings": settings, "rows": rows}
+    environment = describe_environment()
+    del environment["folder"]  # a report travels; where it was made is nobody's business
+    report = {"environment": environment, "settings": settings, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written: {options.out}")
