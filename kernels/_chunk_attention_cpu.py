@@ -11,7 +11,7 @@ from torch import Tensor
 from clusterformer.kernels.reference import Blocks, widen, window_mask, windows
 
 PIECE = 2**19
-"""Most numbers in the keys' windows of one piece, 2 MiB: less memory with less, more speed with more."""
+"""Most numbers in the keys' windows of one piece, 2 MiB; less takes less memory, and more time."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
