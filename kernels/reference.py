@@ -229,15 +229,8 @@ def window_blocks(
 
     A token sees between `window` and 2 * `window` - 1 tokens up to itself, less near the start.
     """
-    tokens = torch.arange(length, device=device).expand(batch, length)
-    if key_mask is not None:
-        order = (~key_mask).long().sort(dim=-1, stable=True).indices
-        inverse = torch.empty_like(order).scatter_(1, order, tokens)
-        counts = key_mask.sum(-1, keepdim=True)
-    else:
-        order = inverse = tokens
-        counts = torch.full((batch, 1), length, device=device)
-    return cluster_chunks(Sorted(order, inverse, counts), window, key_mask, look_back=1)
+    one_cluster = torch.zeros(batch, length, dtype=torch.long, device=device)
+    return cluster_chunks(sort(one_cluster, 1, key_mask), window, key_mask, look_back=1)
 
 
 def gather_rows(rows: Tensor, blocks: Blocks) -> Tensor:
