@@ -25,6 +25,7 @@ def chunk_attention(
     *,
     scale: float,
     causal: bool,
+    within: int | None,
     extra: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Softmax attention of each block over the blocks that it sees; see `reference`.
@@ -37,7 +38,7 @@ def chunk_attention(
     """
     rows = (x.transpose(1, 2).float() for x in (q, k, v))
     columns = (x.float() for x in extra)
-    mask = window_mask(blocks, causal)
+    mask = window_mask(blocks, causal, within)
     index = blocks.members, blocks.own_filled, mask
     out, _ = _forward(*rows, *columns, *index, blocks.back, scale)
     return out.to(q.dtype).transpose(1, 2)

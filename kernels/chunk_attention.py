@@ -18,6 +18,7 @@ def chunk_attention(
     *,
     scale: float,
     causal: bool = False,
+    within: int | None = None,
     extra: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Softmax attention of each block over the blocks that it sees (eq. 8-10, 12-14).
@@ -28,6 +29,8 @@ def chunk_attention(
         scale: Factor on the logits.
         causal: A token attends to itself and tokens before it only, by -inf (not by eq. 14's
             multiplication, under which a masked key still takes weight).
+        within: A token attends only to tokens fewer than this many slots away; of `window_blocks`
+            that is a sliding window of exact width.
         extra: Further columns of q and of k, (B, N, P) each, the same for all heads.
 
     Returns:
@@ -37,4 +40,6 @@ def chunk_attention(
     """
     kernel = _chunk_attention_cpu if q.device.type == "cpu" else reference
     extra = extra or 2 * (q.new_empty(*q.shape[0::2], 0),)
-    return kernel.chunk_attention(q, k, v, blocks, scale=scale, causal=causal, extra=extra)
+    return kernel.chunk_attention(
+        q, k, v, blocks, scale=scale, causal=causal, within=within, extra=extra
+    )

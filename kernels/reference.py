@@ -223,14 +223,37 @@ def cluster_chunks(
 
 
 def window_blocks(
-    length: int, batch: int, window: int, key_mask: Tensor | None = None, *, device: torch.device
+    length: int,
+    batch: int,
+    width: int,
+    key_mask: Tensor | None = None,
+    *,
+    device: torch.device,
+    look_back: int = 1,
+    look_ahead: int = 0,
 ) -> Blocks:
-    """Chunks of neighbouring tokens, each seeing itself and the one before: a local window.
+    """Chunks of `width` neighbouring tokens in a row that is no circle: a local window.
 
-    A token sees between `window` and 2 * `window` - 1 tokens up to itself, less near the start.
+    Looking back once and causal, a token sees between `width` and 2 * `width` - 1 tokens up to
+    itself, less near the start; `window_mask` can draw the border at an exact distance.
     """
-    one_cluster = torch.zeros(batch, length, dtype=torch.long, device=device)
-    return cluster_chunks(sort(one_cluster, 1, key_mask), window, key_mask, look_back=1)
+    order = torch.arange(length, device=device).expand(batch, length)
+    inverse, lengths = order, torch.full((batch, 1), length, device=device)
+    if key_mask is not None:
+        order, inverse, lengths = sort(torch.zeros_like(order), 1, key_mask)
+    groups = -(-length // width)
+    block = torch.arange(-look_back, groups + look_ahead, device=device)
+    position = block[:, None] * width + torch.arange(width, device=device)  # (L, S)
+    filled = (position >= 0) & (position < lengths[..., None])
+    members = order[:, position.clamp(0, length - 1).flatten()].view(batch, *position.shape)
+    slot = inverse + look_back * width
+    if key_mask is not None:
+        slot = slot.masked_fill(~key_mask, -1)
+    used = filled.any(-1)
+    visible = used.unfold(1, look_back + look_ahead + 1, 1)  # (B, G, R)
+    visible = visible & visible[..., look_back, None]
+    members = members.masked_fill(~filled, 0)
+    return Blocks(members, filled, slot, slot[..., None], visible, look_back, key_mask is not None)
 
 
 def gather_rows(rows: Tensor, blocks: Blocks) -> Tensor:
@@ -270,21 +293,32 @@ def windows(x: Tensor, reach: int) -> Tensor:
     return seen.movedim(-1, 2).flatten(2, 3)
 
 
-def window_mask(blocks: Blocks, causal: bool = False) -> Tensor:
-    """Which slots of its window a slot may attend to: (B, G, 1, R * S), causal (B, G, S, R * S).
+def window_mask(blocks: Blocks, causal: bool = False, within: int | None = None) -> Tensor:
+    """Which slots of its window a slot may attend to, (B, G, S, R * S).
 
+    The same for all slots of a block, (B, G, 1, R * S), if neither causal nor `within` a distance.
     A slot without a token sees everything, so that no row is empty; nothing reads it.
+
+    Args:
+        blocks: Which token stands where and sees what.
+        causal: A token attends to itself and tokens before it only.
+        within: A token attends only to slots fewer than this away from its own.
     """
     reach = blocks.visible.shape[-1]
     width = blocks.members.shape[-1]
     seen = windows(blocks.filled, reach) & blocks.visible.repeat_interleave(width, -1)
     own = blocks.own_filled
+    if not causal and within is None:
+        return (seen | ~own.any(-1, keepdim=True))[:, :, None]
+    seen = seen[:, :, None]
     if causal:
-        before = (
-            windows(blocks.members, reach)[:, :, None] <= blocks.members[:, blocks.own, :, None]
-        )
-        return (seen[:, :, None] & before) | ~own[..., None]
-    return (seen | ~own.any(-1, keepdim=True))[:, :, None]
+        keys, queries = windows(blocks.members, reach), blocks.members[:, blocks.own]
+        seen = seen & (keys[:, :, None] <= queries[..., None])
+    if within is not None:
+        slots = torch.arange(reach * width, device=seen.device)
+        distance = slots - slots[blocks.back * width :][:width, None]
+        seen = seen & (distance.abs() < within)
+    return seen | ~own[..., None]
 
 
 def chunk_attention(
@@ -295,6 +329,7 @@ def chunk_attention(
     *,
     scale: float,
     causal: bool,
+    within: int | None,
     extra: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Softmax attention of each block over the blocks that it sees.
@@ -304,6 +339,7 @@ def chunk_attention(
         blocks: Which token stands where and sees what.
         scale: Factor on the logits.
         causal: A token attends to itself and tokens before it only.
+        within: A token attends only to slots fewer than this away from its own.
         extra: Further columns of q and of k, (B, N, P) each, the same for all heads; P may be 0.
 
     Returns:
@@ -316,7 +352,7 @@ def chunk_attention(
         windows(gather_rows(x, blocks), reach).unflatten(-1, (heads, -1)) for x in (key, value)
     )
     columns = gather_own(extra[0], blocks), windows(gather_rows(extra[1], blocks), reach)
-    mask = window_mask(blocks, causal).flatten(0, 1)[:, None]
+    mask = window_mask(blocks, causal, within).flatten(0, 1)[:, None]
     out = F.scaled_dot_product_attention(
         widen(query, columns[0]),
         widen(key, columns[1]),

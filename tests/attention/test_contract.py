@@ -10,7 +10,7 @@ from clusterformer import attention
 from clusterformer.attention import AttentionCore, MultiHeadAttention, mechanisms
 
 WIDTH, HEADS = 32, 4
-SMALL = {"num_clusters": 5, "chunk_size": 4}  # several blocks at the lengths used here
+SMALL = {"num_clusters": 5, "chunk_size": 4, "window": 5}  # several blocks at the lengths used here
 
 
 FORMS = [(cls, causal) for cls in mechanisms() for causal in cls.causal_forms]

@@ -36,7 +36,8 @@ def test_pieces_are_the_reference(
     blocks = some_blocks(kind, batch, length, mask)
     tensors = inputs(batch, length, width, extra)
     q, k, v, *columns = tensors
-    options = {"scale": 0.3, "causal": causal, "extra": tuple(columns)}
+    within = 3 if kind == "window" else None
+    options = {"scale": 0.3, "causal": causal, "within": within, "extra": tuple(columns)}
     ours = _chunk_attention_cpu.chunk_attention(q, k, v, blocks, **options)
     theirs = reference.chunk_attention(q, k, v, blocks, **options)
     torch.testing.assert_close(ours, theirs)
@@ -59,7 +60,7 @@ def test_the_operator_is_sound_for_compilers() -> None:
 def test_bfloat16_is_at_least_as_good_as_plain_torch() -> None:
     q, k, v, *columns = inputs(2, 63, 12)
     blocks = some_blocks("blocks", 2, 63, None)
-    options = {"scale": 0.3, "causal": False}
+    options = {"scale": 0.3, "causal": False, "within": None}
     exact = reference.chunk_attention(q, k, v, blocks, extra=tuple(columns), **options)
     low = [x.bfloat16() for x in (q, k, v, *columns)]
     kernels = (_chunk_attention_cpu.chunk_attention, reference.chunk_attention)

@@ -1,0 +1,90 @@
+"""Attention within a sliding window.
+
+B batch   H heads   N tokens   D head width   W window
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.reference import window_blocks
+
+
+class LocalAttention(AttentionCore):
+    """Softmax attention of token i over the tokens j with |i - j| < window.
+
+    With causal=True over i - window < j <= i. Padding counts as no distance. A window of N or more
+    equals full attention.
+
+    Args:
+        d_model: E.
+        num_heads: H.
+        causal: True: a token attends to itself and tokens before it.
+        window: W, tokens; at least 1.
+
+    Cost: O(N W D) time, O(N D) memory on CPU; a cached step O(W D), however long the text.
+    """
+
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
+
+    def __init__(
+        self, d_model: int, num_heads: int, *, causal: Causal = False, window: int = 256
+    ) -> None:
+        super().__init__(d_model, num_heads, causal=causal)
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        self.window = window
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, None]:
+        width = -(-self.window // 2)  # blocks of half a window: three in sight are 1.5 windows
+        reach = -(-(self.window - 1) // width)
+        blocks = window_blocks(
+            q.shape[2],
+            q.shape[0],
+            width,
+            key_mask,
+            device=q.device,
+            look_back=reach,
+            look_ahead=0 if self.causal else reach,
+        )
+        mixed = chunk_attention(
+            q, k, v, blocks,
+            scale=self.head_width**-0.5, causal=bool(self.causal), within=self.window,
+        )  # fmt: skip
+        return mixed, None
+
+    def cache(self, like: Tensor) -> Cache:
+        """Rings of the last `window` keys and values, and how many tokens there were, (B,)."""
+        if not self.causal:
+            return super().cache(like)
+        ring = like.new_zeros(like.shape[0], self.num_heads, self.window, self.head_width)
+        return ring, ring.clone(), ring.new_zeros(ring.shape[0], dtype=torch.long)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """One token further. Writes into `cache` and hands it back."""
+        keys, values, count = cache
+        row = torch.arange(count.shape[0], device=count.device)
+        keys[row, :, count % self.window] = k[:, :, 0].to(keys.dtype)
+        values[row, :, count % self.window] = v[:, :, 0].to(values.dtype)
+        count += 1
+        held = torch.arange(self.window, device=count.device) < count[:, None]
+        mixed = F.scaled_dot_product_attention(
+            q, keys.to(q.dtype), values.to(q.dtype), attn_mask=held[:, None, None]
+        )
+        return mixed, cache
