@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clusterformer.attention.rotary import rotate
 from clusterformer.kernels.reference import Blocks
 
 Causal = bool | Literal["masked"]
@@ -41,6 +42,19 @@ class Attended(NamedTuple):
 
     values: Tensor
     grouping: Grouping | None
+
+
+class Memory(NamedTuple):
+    """What cross-attention reads, projected once for all steps of decoding.
+
+    Attributes:
+        keys, values: (B, H, M, D).
+        mask: (B, M), True at real tokens.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
 
 
 class AttentionCore(nn.Module, ABC):
@@ -134,11 +148,17 @@ class MultiHeadAttention(nn.Module):
     Args:
         core: The mechanism; gives the widths.
         bias: Whether the projections have a bias.
+        rotary_base: Gives self-attention rotary positions of this base; None: no positions.
     """
 
-    def __init__(self, core: AttentionCore, bias: bool = True) -> None:
+    def __init__(
+        self, core: AttentionCore, bias: bool = True, rotary_base: float | None = None
+    ) -> None:
         super().__init__()
+        if rotary_base is not None and core.head_width % 2:
+            raise ValueError(f"rotary positions need an even head width, got {core.head_width}")
         self.core = core
+        self.rotary_base = rotary_base
         width = core.d_model
         self.q_proj = nn.Linear(width, width, bias)
         self.k_proj = nn.Linear(width, width, bias)
@@ -187,9 +207,13 @@ class MultiHeadAttention(nn.Module):
             source = x
         elif source_mask is not None:
             source = source.masked_fill(~source_mask[..., None], 0.0)
+        q, k = self._split(self.q_proj(x)), self._split(self.k_proj(source))
+        if self.rotary_base is not None and memory is None:
+            places = torch.arange(x.shape[1], device=x.device)
+            q, k = (rotate(heads, places, self.rotary_base) for heads in (q, k))
         mixed, grouping = self.core(
-            self._split(self.q_proj(x)),
-            self._split(self.k_proj(source)),
+            q,
+            k,
             self._split(self.v_proj(source)),
             hidden=x,
             query_mask=key_mask,
@@ -200,7 +224,10 @@ class MultiHeadAttention(nn.Module):
 
     def cache(self, like: Tensor) -> Cache:
         """An empty cache for `step`; `like` (B, ...) gives batch, dtype and device."""
-        return self.core.cache(like)
+        cache = self.core.cache(like)
+        if self.rotary_base is None:
+            return cache
+        return torch.zeros(like.shape[0], dtype=torch.long, device=like.device), *cache
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """One token further: x (B, 1, E) -> its values (B, 1, E) and the next step's cache.
@@ -208,8 +235,37 @@ class MultiHeadAttention(nn.Module):
         The values are those that `forward` on the whole text gives at this token.
         """
         q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        place: Cache = ()
+        if self.rotary_base is not None:
+            place, cache = cache[:1], cache[1:]
+            q, k = (rotate(heads, place[0][:, None, None], self.rotary_base) for heads in (q, k))
+            place = (place[0] + 1,)
         mixed, cache = self.core.step(q, k, v, hidden=x, cache=cache)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2)), cache
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)), place + cache
+
+    def remember(self, memory: Tensor, memory_mask: Tensor | None = None) -> Memory:
+        """Project `memory` (B, M, E) once, for many calls of `read`."""
+        if memory_mask is None:
+            memory_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)
+        memory = memory.masked_fill(~memory_mask[..., None], 0.0)
+        return Memory(
+            self._split(self.k_proj(memory)), self._split(self.v_proj(memory)), memory_mask
+        )
+
+    def read(self, x: Tensor, memory: Memory) -> Tensor:
+        """Cross-attend from x (B * K, 1, E) to `memory`; K rows in turn read one row of it.
+
+        So the hypotheses of a beam share their sentence's keys and values.
+        """
+        together = x.view(memory.keys.shape[0], -1, x.shape[-1])  # (B, K, E)
+        mixed, _ = self.core(
+            self._split(self.q_proj(together)),
+            memory.keys,
+            memory.values,
+            hidden=together,
+            key_mask=memory.mask,
+        )
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)).view_as(x)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.core.num_heads, -1)).transpose(1, 2)
