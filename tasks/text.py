@@ -15,6 +15,9 @@ from clusterformer.errors import InputError
 from clusterformer.tasks.batches import PAD
 
 UNK = PAD + 1
+EDGE = UNK + 1
+"""Begins and ends a text, for tokenizers made with `edge`; no text can spell it."""
+
 SPECIAL = ["<pad>", "<unk>"]
 
 _SPLITS = {
@@ -44,6 +47,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def pieces(self, tokens: Iterable[int]) -> list[str]:
         """What each number stands for, to be read by people."""
+
+    @abstractmethod
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of the numbers; padding and edges say nothing."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -112,6 +119,9 @@ class WordTokenizer(Tokenizer):
     def pieces(self, tokens: Iterable[int]) -> list[str]:
         return [self._pieces[token] for token in tokens]
 
+    def decode(self, tokens: Iterable[int]) -> str:
+        return " ".join(self._pieces[token] for token in tokens if token != PAD)
+
     def state(self) -> dict[str, Any]:
         return {
             "kind": "word",
@@ -137,7 +147,12 @@ class BytePairTokenizer(Tokenizer):
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], *, vocab_size: int = 8000, lowercase: bool = True
+        cls,
+        texts: Iterable[str],
+        *,
+        vocab_size: int = 8000,
+        lowercase: bool = True,
+        edge: bool = False,
     ) -> BytePairTokenizer:
         """Learn `vocab_size` pieces, single bytes included, from `texts`.
 
@@ -145,6 +160,7 @@ class BytePairTokenizer(Tokenizer):
             texts: Training texts.
             vocab_size: Pieces to learn; fewer if the texts have no more.
             lowercase: Whether case is ignored.
+            edge: Whether number 2 is `EDGE`.
         """
         library = _library()
         bpe = library.Tokenizer(library.models.BPE())
@@ -154,7 +170,7 @@ class BytePairTokenizer(Tokenizer):
         bpe.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
             vocab_size=vocab_size,
-            special_tokens=SPECIAL,
+            special_tokens=[*SPECIAL, "<edge>"] if edge else SPECIAL,
             initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
@@ -173,6 +189,9 @@ class BytePairTokenizer(Tokenizer):
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:
         return [self._bpe.decode([token], skip_special_tokens=False) for token in tokens]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return self._bpe.decode(list(tokens)).removeprefix(" ")
 
     def state(self) -> dict[str, Any]:
         return {"kind": "bpe", "json": self._bpe.to_str()}

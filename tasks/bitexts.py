@@ -1,0 +1,147 @@
+"""The named translation sets: where their files lie, and how many pairs each part has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from clusterformer.errors import InputError
+from clusterformer.tasks.bitext import Bitext
+from clusterformer.tasks.folders import data_folder
+
+NamedBitext = Literal["multi30k", "iwslt14", "wmt14", "tatoeba"]
+Split = Literal["train", "valid", "test"]
+
+
+class Protocol(NamedTuple):
+    """What is agreed on for a set.
+
+    Attributes:
+        folder: In the folder of the data sets.
+        files: Candidates for each part, the best first, with the numbers of pairs allowed.
+        direction: Usual source and target language.
+        tokenised: Whether its publishers tokenised it (by Moses) and lower-cased it.
+    """
+
+    folder: str
+    files: dict[Split, dict[str, tuple[int, ...]]]
+    direction: tuple[str, str]
+    tokenised: bool
+
+
+_PROTOCOLS: dict[str, Protocol] = {
+    "multi30k": Protocol(
+        "multi30k",
+        {
+            "train": {"tok/train.lc.norm.tok.{}": (29_000,)},
+            "valid": {"tok/val.lc.norm.tok.{}": (1_014,)},
+            "test": {"tok/test_2016_flickr.lc.norm.tok.{}": (1_000,)},
+        },
+        ("de", "en"),
+        True,
+    ),
+    "multi30k-raw": Protocol(
+        "multi30k",
+        {
+            "train": {"raw/train.{}": (29_000,)},
+            "valid": {"raw/val.{}": (1_014,)},
+            "test": {"raw/test_2016_flickr.{}": (1_000,)},
+        },
+        ("de", "en"),
+        False,
+    ),
+    "iwslt14": Protocol(
+        "iwslt14-de-en",
+        {
+            "train": {"train.{}": (160_239,), "train-small.{}": (21_487,)},
+            "valid": {"valid.{}": (7_283,)},
+            "test": {"test.{}": (6_750,)},
+        },
+        ("de", "en"),
+        True,
+    ),
+    # europarl 7, common crawl and news commentary 9: as published, or without their empty lines
+    "wmt14": Protocol(
+        "wmt14-en-de",
+        {
+            "train": {"train.{}": (4_520_620, 4_508_785)},
+            "valid": {"newstest2013.{}": (3_000,)},
+            "test": {"newstest2014.{}": (3_003,)},
+        },
+        ("en", "de"),
+        False,
+    ),
+    "tatoeba": Protocol(
+        "tatoeba-de-en",
+        {
+            "train": {"train.tsv": (159_626,)},
+            "valid": {"valid.tsv": (5_129,)},
+            "test": {"test.tsv": ()},
+        },
+        ("de", "en"),
+        False,
+    ),
+}
+
+
+def protocol(name: NamedBitext, *, raw: bool = False) -> Protocol:
+    """The protocol of a set.
+
+    Args:
+        name: Of the set.
+        raw: multi30k: the text as written instead of tokenised and lower-cased.
+    """
+    return _PROTOCOLS["multi30k-raw" if raw else name]
+
+
+def find(
+    name: NamedBitext,
+    split: Split,
+    source: str,
+    target: str,
+    *,
+    root: str | Path | None = None,
+    raw: bool = False,
+) -> Bitext | None:
+    """Find one part of a named set; None where it has no such part, or none is there.
+
+    Args:
+        name: Of the set.
+        split: "train", "valid" or "test".
+        source: Language to translate from.
+        target: Language to translate to.
+        root: Folder of the data sets; None for the usual one.
+        raw: As in `protocol`.
+
+    Raises:
+        InputError: for a language that the set does not have.
+    """
+    _, files, languages, _ = agreed = protocol(name, raw=raw)
+    if sorted([source, target]) != sorted(languages):
+        raise InputError(
+            f"{name} is between {' and '.join(languages)}, got source_lang {source!r} and "
+            f"target_lang {target!r}"
+        )
+    folder = data_folder(root) / agreed.folder
+    for pattern, counts in files[split].items():
+        found = [_existing(folder / pattern.format(language)) for language in (source, target)]
+        if found[0] and found[1]:
+            columns = (languages.index(source), languages.index(target))
+            return Bitext(found[0], found[1], columns if pattern.endswith(".tsv") else None, counts)
+    return None
+
+
+def missing(name: NamedBitext, split: Split, *, root: str | Path | None, raw: bool) -> InputError:
+    """What to say where `find` finds nothing."""
+    agreed = protocol(name, raw=raw)
+    wanted = agreed.folder + "/" + next(iter(agreed.files[split])).format(agreed.direction[0])
+    return InputError(
+        f"{name}: no file {data_folder(root) / wanted}, also with .gz; set data.root, or "
+        f"$CLUSTERFORMER_DATA, to the folder that holds {wanted}, or run: "
+        f"clusterformer prepare {name}"
+    )
+
+
+def _existing(path: Path) -> Path | None:
+    packed = path.with_name(f"{path.name}.gz")
+    return next((found for found in (path, packed) if found.exists()), None)

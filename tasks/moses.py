@@ -1,0 +1,94 @@
+"""The text of a language as a model reads and writes it: Moses tokens, lower case, or as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from clusterformer.errors import InputError
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How text of one language is written down for the model, and back.
+
+    Moses normalises the punctuation and parts words from it, by the sacremoses library; without
+    XML escapes, so that `&` stays `&`.
+
+    Attributes:
+        language: Code, such as "de"; only Moses asks for it.
+        moses: Whether the model reads and writes Moses tokens.
+        lowercase: Whether it reads and writes lower case.
+
+    Raises:
+        InputError: for a language that Moses has no rules for.
+    """
+
+    language: str | None = None
+    moses: bool = False
+    lowercase: bool = False
+
+    def __post_init__(self) -> None:
+        if self.moses and self.language not in _languages():
+            known = ", ".join(sorted(_languages()))
+            raise InputError(f"Moses knows no language {self.language!r}, only {known}")
+
+    def write(self, text: str) -> str:
+        """Raw text -> the form of the model."""
+        if self.moses:
+            normal = self._moses.normaliser.normalize(text)
+            text = self._moses.tokenizer.tokenize(normal, return_str=True, escape=False)
+        return self.fold(text)
+
+    def fold(self, text: str) -> str:
+        """Tokenised text -> the form of the model: case as it should be, no spaces around."""
+        return (text.lower() if self.lowercase else text).strip()
+
+    def read(self, text: str) -> str:
+        """The form of the model -> text for people; the case stays."""
+        if not self.moses:
+            return text
+        return self._moses.detokenizer.detokenize(text.split(), unescape=False)
+
+    @cached_property
+    def _moses(self) -> _Moses:
+        return _Moses(str(self.language))
+
+
+class _Moses:
+    def __init__(self, language: str) -> None:
+        library = _library()
+
+        class Tokenizer(library.MosesTokenizer):
+            """The library's, which makes a set of every letter there is for each word it asks of."""
+
+            letters = frozenset(library.MosesTokenizer.IsAlpha)
+            small_letters = frozenset(library.MosesTokenizer.IsLower)
+
+            def isanyalpha(self, text: str) -> bool:
+                return not self.letters.isdisjoint(text)
+
+            def islower(self, text: str) -> bool:
+                return self.small_letters.issuperset(text)
+
+        self.normaliser = library.MosesPunctNormalizer(language)
+        self.tokenizer = Tokenizer(language)
+        self.detokenizer = library.MosesDetokenizer(language)
+
+
+def _languages() -> set[str]:
+    _library()
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    return set(NonbreakingPrefixes().available_langs.values())
+
+
+def _library() -> Any:
+    try:
+        import sacremoses
+    except ImportError:
+        raise InputError(
+            "Moses tokens need the sacremoses library: pip install 'clusterformer[text]'"
+        ) from None
+    return sacremoses

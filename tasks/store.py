@@ -1,0 +1,90 @@
+"""Token numbers of many texts on disk, mapped into memory: any corpus in little of it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TokenStore:
+    """Texts as token numbers, read from disk when asked for.
+
+    Args:
+        path: What a `TokenWriter` wrote.
+    """
+
+    def __init__(self, path: Path) -> None:
+        starts, tokens = _files(path)
+        self._starts = np.load(starts, mmap_mode="r")
+        total = int(self._starts[-1])
+        dtype = np.uint16 if tokens.stat().st_size == 2 * total else np.int32
+        self._tokens = (
+            np.memmap(tokens, dtype, "r", shape=(total,)) if total else np.empty(0, dtype)
+        )
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> NDArray[np.integer]:
+        return self._tokens[self._starts[index] : self._starts[index + 1]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each text."""
+        return np.diff(self._starts)
+
+
+class TokenWriter:
+    """Writes a store, text after text; `close()` completes it.
+
+    Args:
+        path: Of the store, without ending.
+        vocab_size: One more than the highest number: below 65,537, two bytes hold a token.
+    """
+
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        self._table, tokens = _files(path)
+        self._dtype = np.uint16 if vocab_size <= 2**16 else np.int32
+        self._starts = array("q", [0])
+        self._file = tokens.open("wb")
+
+    def extend(self, texts: Iterable[Sequence[int]]) -> None:
+        """Append the token numbers of some texts."""
+        for text in texts:
+            self._file.write(np.asarray(text, dtype=self._dtype).tobytes())
+            self._starts.append(self._starts[-1] + len(text))
+
+    def close(self) -> None:
+        """Write where each text begins."""
+        self._file.close()
+        np.save(self._table, np.frombuffer(self._starts, dtype=np.int64))
+
+
+def _files(path: Path) -> tuple[Path, Path]:
+    return path.with_suffix(".starts.npy"), path.with_suffix(".tokens")
+
+
+def kept(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """A folder of the cache; if it is not there yet, `fill` writes into an empty one first.
+
+    It appears whole or not at all. Processes may do this at once: each fills a folder of its own,
+    and the first to put it in its place wins.
+    """
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+        try:
+            fill(draft)
+            draft.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return folder
