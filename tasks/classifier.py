@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from clusterformer.models.architecture import Architecture
+from clusterformer.models.dropout import Dropout
 from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.models.pooling import pool
 from clusterformer.task import Batch, Output
@@ -44,7 +45,7 @@ class TextClassifier(nn.Module):
         )
         self.encoder = architecture.encoder()
         self.pooling = architecture.pooling
-        self.dropout = nn.Dropout(architecture.dropout)
+        self.dropout = Dropout(architecture.dropout)
         self.head = nn.Linear(architecture.d_model, num_labels)
 
     def forward(self, batch: Batch) -> Output:
