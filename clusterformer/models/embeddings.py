@@ -4,12 +4,18 @@ B batch   N tokens   E model width   V vocabulary
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-Positions = Literal["sinusoidal", "learned", "none"]
+from clusterformer.models.dropout import Dropout
+
+PAD = 0
+"""Number of the token that stands where a text has ended."""
+
+Positions = Literal["sinusoidal", "learned", "rotary", "none"]
+"""Rotary ones are the business of attention; an embedding then adds nothing."""
 
 
 def sinusoidal_positions(positions: Tensor, width: int) -> Tensor:
@@ -34,7 +40,8 @@ class TokenEmbedding(nn.Module):
     Args:
         vocab_size: V. Token 0 is padding.
         d_model: E.
-        positions: "sinusoidal" (any length), "learned" (up to `max_length`) or "none".
+        positions: "sinusoidal" (any length) or "learned" (up to `max_length`) are added; "rotary"
+            and "none" add nothing here.
         max_length: Longest text for learned positions, tokens.
         dropout: Share of entries dropped.
         pretrained: (V, P) vectors to start from; where P differs from E they are projected.
@@ -54,10 +61,10 @@ class TokenEmbedding(nn.Module):
         pretrained: Tensor | None = None,
     ) -> None:
         super().__init__()
-        if positions not in ("sinusoidal", "learned", "none"):
-            raise ValueError(f'positions: "sinusoidal", "learned" or "none", got {positions!r}')
+        if positions not in get_args(Positions):
+            raise ValueError(f"positions must be one of {get_args(Positions)}, got {positions!r}")
         width = d_model if pretrained is None else pretrained.shape[1]
-        self.tokens = nn.Embedding(vocab_size, width, padding_idx=0)
+        self.tokens = nn.Embedding(vocab_size, width, padding_idx=PAD)
         if pretrained is None:
             nn.init.normal_(self.tokens.weight, std=d_model**-0.5)
         else:
@@ -66,26 +73,33 @@ class TokenEmbedding(nn.Module):
             # Trained vectors come in any scale; rows of unit length on average, like random ones.
             norm = pretrained.norm(dim=1).mean().clamp(min=1e-8)
             self.tokens.weight.data.copy_(pretrained / norm)
-        self.tokens.weight.data[0].zero_()
+        self.tokens.weight.data[PAD].zero_()
         self.project = nn.Linear(width, d_model, bias=False) if width != d_model else nn.Identity()
         self.scale = math.sqrt(d_model)
         self.positions = positions
         if positions == "learned":
             self.table = nn.Embedding(max_length, d_model)
             nn.init.normal_(self.table.weight, std=0.02)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
-    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Tokens (B, N) at places start, start + 1, ... -> (B, N, E)."""
+    def forward(self, tokens: Tensor, start: int | Tensor = 0) -> Tensor:
+        """Tokens (B, N) at places start, start + 1, ... -> (B, N, E).
+
+        Args:
+            tokens: Integers.
+            start: One for all rows, or (B,).
+        """
         x = self.project(self.tokens(tokens)) * self.scale
-        places = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        places = places + (start[:, None] if isinstance(start, Tensor) else start)
         if self.positions == "sinusoidal":
             x = x + sinusoidal_positions(places, x.shape[-1]).to(x.dtype)
         elif self.positions == "learned":
             longest = self.table.num_embeddings
-            if start + tokens.shape[1] > longest:
+            furthest = int(start.max()) if isinstance(start, Tensor) else start
+            if (reached := furthest + tokens.shape[1]) > longest:
                 raise ValueError(
-                    f"a text of {start + tokens.shape[1]} tokens is longer than the {longest} "
+                    f"a text of {reached} tokens is longer than the {longest} "
                     "learned positions; raise max_length or use sinusoidal positions"
                 )
             x = x + self.table(places)
