@@ -46,8 +46,13 @@ class ClusterFormer(LightningModule):
         dropout: Probability of dropping a value, 0..1, where a Transformer does.
         norm: Layer norm before each part ("pre") or after it ("post", as in the paper).
         positions: How a token knows its place.
+        rotary_base: Longest wavelength of rotary positions over 2 pi, tokens.
+        outer_attention: Mechanism of all layers but the central one; none: `attention` too.
         pooling: How a classifier sums up the tokens.
         recompute: Compute the attention again in the backward pass: less memory, more time.
+        decoder_attention: Mechanism of a decoder's layers, in its causal form; None: that of
+            `attention`, which must then have one.
+        cross_attention: Mechanism by which a decoder reads the encoder; None: FullAttention.
         lr: Peak learning rate of AdamW.
         weight_decay: Of the weights of linear layers alone.
         warmup: Steps of linear warm-up.
@@ -72,9 +77,13 @@ class ClusterFormer(LightningModule):
         d_ff: int | None = None,
         dropout: float = 0.1,
         norm: Literal["pre", "post"] = "pre",
-        positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal",
+        positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal",
+        rotary_base: float = 10_000.0,
+        outer_attention: Callable[[int, int], AttentionCore] | None = None,
         pooling: Literal["mean", "max", "first"] = "mean",
         recompute: bool = False,
+        decoder_attention: Callable[[int, int], AttentionCore] | None = None,
+        cross_attention: Callable[[int, int], AttentionCore] | None = None,
         lr: float = 1e-3,
         weight_decay: float = 0.01,
         warmup: int = 200,
@@ -91,6 +100,7 @@ class ClusterFormer(LightningModule):
             ("num_heads", num_heads, 1),
             ("num_layers", num_layers, 1),
             ("d_ff", 1 if d_ff is None else d_ff, 1),
+            ("rotary_base", rotary_base, 1),
             ("warmup", warmup, 0),
             ("task_weight", task_weight, 0),
             ("clustering_weight", clustering_weight, 0),
@@ -114,8 +124,12 @@ class ClusterFormer(LightningModule):
             dropout=dropout,
             norm=norm,
             positions=positions,
+            rotary_base=rotary_base,
+            outer_attention=outer_attention,
             pooling=pooling,
             recompute=recompute,
+            decoder_attention=decoder_attention,
+            cross_attention=cross_attention,
         )
         self.lr = lr
         self.weight_decay = weight_decay

@@ -14,20 +14,15 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from clusterformer.errors import InputError
+from clusterformer.models.transformer import Output
 
 if TYPE_CHECKING:
     from clusterformer.models.architecture import Architecture
-    from clusterformer.models.transformer import Encoded
+
+__all__ = ["IGNORE", "Batch", "Output", "Position", "Task"]
 
 IGNORE = -100
 """Target of an example or token that counts in no loss and no metric."""
-
-
-class Output(NamedTuple):
-    """What a task's network returns."""
-
-    logits: Tensor
-    encoded: Encoded
 
 
 class Batch(NamedTuple):

@@ -13,7 +13,9 @@ from pkgutil import iter_modules
 from clusterformer.attention.base import (
     Attended,
     AttentionCore,
+    Cache,
     Grouping,
+    Memory,
     MultiHeadAttention,
 )
 from clusterformer.attention.neural import PAPER_FORM
@@ -40,7 +42,9 @@ __all__ = [
     "PAPER_FORM",
     "Attended",
     "AttentionCore",
+    "Cache",
     "Grouping",
+    "Memory",
     "MultiHeadAttention",
     "mechanisms",
     *_names,

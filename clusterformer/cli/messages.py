@@ -55,7 +55,7 @@ def explain(message: str, options: Iterable[str]) -> str:
         group = found[1].partition(".")[0]
         return f"no option {group!r}; {_suggest(group, {name.partition('.')[0] for name in names})}"
     if found := _CLASS.search(message):
-        base = AttentionCore if keys[:1] == ["model.attention"] else Task
+        base = Task if keys[:1] == ["data"] else AttentionCore
         return f"{where}no class {found[1]!r}; {_suggest(found[1], _subclasses(base))}"
     if found := _ARGUMENT.search(message):
         name = found[1].lstrip("-").partition("=")[0]
@@ -75,10 +75,22 @@ def explain(message: str, options: Iterable[str]) -> str:
 
 def _no_option(class_path: str, key: str) -> str:
     found = locate(class_path)
-    known = set(inspect.signature(found).parameters) if callable(found) else set()
+    known = _options(found) if isinstance(found, type) else set()
     if isinstance(found, type) and issubclass(found, AttentionCore):
         known -= {"d_model", "num_heads"}
     return f"{class_path.rpartition('.')[2]} has no option {key!r}; {_suggest(key, known)}"
+
+
+def _options(cls: type) -> set[str]:
+    """Parameters of the constructor, and of those it hands `**options` on to."""
+    known: set[str] = set()
+    for parent in cls.__mro__:
+        if "__init__" in vars(parent):
+            _, *parameters = inspect.signature(vars(parent)["__init__"]).parameters.values()
+            known |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+                break
+    return known
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

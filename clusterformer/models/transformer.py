@@ -110,7 +110,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stack of layers; what a layer grouped goes up to the next.
+    """A stack of layers; what a layer grouped goes up to the next of the same mechanism.
 
     Args:
         cores: One attention mechanism a layer.
@@ -134,8 +134,9 @@ class Encoder(nn.Module):
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f'norm must be "pre" or "post", got {norm!r}')
-        for below, core in pairwise(cores):
-            if type(below) is type(core):
+        self._inherits = [False, *(type(below) is type(core) for below, core in pairwise(cores))]
+        for core, inherits in zip(cores, self._inherits, strict=True):
+            if inherits:
                 core.inherit()
         self.layers = nn.ModuleList(
             EncoderLayer(core, d_ff, dropout, norm, recompute, rotary_base) for core in cores
@@ -145,7 +146,7 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Encoded:
         """Embedded tokens (B, N, E), mask (B, N), True at real tokens."""
         groupings: list[Grouping | None] = []
-        for layer in self.layers:
-            x, grouping = layer(x, key_mask, groupings[-1] if groupings else None)
+        for layer, inherits in zip(self.layers, self._inherits, strict=True):
+            x, grouping = layer(x, key_mask, groupings[-1] if inherits else None)
             groupings.append(grouping)
         return Encoded(self.norm(x), groupings)
