@@ -1,0 +1,97 @@
+"""What a language model's predictions are worth: bits per byte, and perplexity per word."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from clusterformer.tasks.spelling import Speller, WordSpeller
+
+_SPACES = b" \t\n\r\v\f"
+
+
+class CodeLength(Metric):
+    """Length of the code that the predictions make of a text (Shannon), by some unit of text.
+
+    Args:
+        scale: "bits" for log2 per unit, "perplexity" for the exponential of nats per unit.
+    """
+
+    nats: Tensor
+    units: Tensor
+
+    def __init__(self, scale: Literal["bits", "perplexity"]) -> None:
+        super().__init__()
+        self.scale = scale
+        self.add_state("nats", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("units", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, nats: Tensor, units: Tensor) -> None:
+        """Count the summed loss of some predicted tokens, and the units of text they spell."""
+        self.nats += nats.double()
+        self.units += units
+
+    def compute(self) -> Tensor:
+        """Over all that was counted, by all processes."""
+        mean = self.nats / self.units
+        return (mean / math.log(2) if self.scale == "bits" else mean.exp()).float()
+
+
+class Units(NamedTuple):
+    """How much text a token spells, by tables over the vocabulary.
+
+    A word is counted where it begins: at a byte that is no space, behind one or at the start of a
+    text. Where line ends are words too, at those as well.
+
+    Attributes:
+        bytes: (V,).
+        words: (2, V), in row 1 where the token before ends in a space.
+        spaced: (V,) 1 where a token ends in a space, or begins a text.
+    """
+
+    bytes: Tensor
+    words: Tensor
+    spaced: Tensor
+
+    @classmethod
+    def of(cls, speller: Speller, line_ends: bool) -> Units:
+        """Count for every token of a vocabulary.
+
+        Args:
+            speller: Whose tokens.
+            line_ends: Whether a line end is a word, as WikiText has it.
+        """
+        spellings = speller.spellings
+        if isinstance(speller, WordSpeller):
+            words = [[1] * len(spellings)] * 2
+            if not line_ends:
+                words = [[int(spelled != b"\n") for spelled in spellings]] * 2
+        else:
+            words = [_words(spellings, spaced, line_ends) for spaced in (False, True)]
+        spaced = [not spelled or spelled[-1] in _SPACES for spelled in spellings]
+        return cls(
+            torch.tensor([len(spelled) for spelled in spellings]),
+            torch.tensor(words),
+            torch.tensor(spaced, dtype=torch.long),
+        )
+
+    def count(self, tokens: Tensor, target: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+        """Bytes and words of the `counted` targets, each predicted behind the token beside it."""
+        tokens, target = tokens[counted], target[counted]
+        size, words, spaced = (table.to(target.device) for table in self)
+        return size[target].sum(), words[spaced[tokens], target].sum()
+
+
+def _words(spellings: Sequence[bytes], spaced: bool, line_ends: bool) -> list[int]:
+    counts = []
+    for spelled in spellings:
+        inside = len(spelled.split())
+        if spelled and not spaced and spelled[0] not in _SPACES:
+            inside -= 1  # goes on with a word
+        counts.append(inside + (spelled.count(b"\n") if line_ends else 0))
+    return counts

@@ -1,0 +1,249 @@
+"""Language modelling: named texts or the user's own, by bytes, byte pairs or words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics import MetricCollection
+
+from clusterformer.errors import InputError
+from clusterformer.models.architecture import Architecture
+from clusterformer.models.language_model import LanguageModel
+from clusterformer.task import IGNORE, Batch, Output, Task
+from clusterformer.tasks.batches import BucketPlan, loader, pad, run_seed
+from clusterformer.tasks.code_length import CodeLength, Units
+from clusterformer.tasks.documents import SPLITS, Document, NamedText, Split, named, own, read_all
+from clusterformer.tasks.spelling import (
+    TEXT,
+    BytePairSpeller,
+    ByteSpeller,
+    Speller,
+    Spelling,
+    WordSpeller,
+    restore,
+)
+from clusterformer.tasks.streams import ShiftedPlan, Strides, Windows, token_stream
+
+_FEWEST = 258  # pieces of byte-pair encoding: padding, the mark before a text, and single bytes
+
+
+class LanguageModeling(Task):
+    """Predict each token of running text from those before it.
+
+    A named set, or own files: plain text, `.txt` or `.txt.gz`, or a folder of such files. All
+    documents of a part make one row of tokens, a mark before each. Training reads it in windows
+    whose borders move from epoch to epoch; evaluation predicts every token exactly once.
+
+    Measures: bits per byte, the code length of the text over its bytes of UTF-8 (not of words,
+    which forget spaces); and word perplexity, the exponential of the same in nats over its words:
+    what stands between spaces, and for wikitext2 and the tokenizer "word" each line end as `<eos>`
+    too. On wikitext2's test part that is over 245,569 words, its published convention, however the
+    text is tokenised.
+
+    Args:
+        name: Named set: wikitext2, gutenberg (51 books, split by book and author), or pg19.
+        root: Folder of the named sets; default $CLUSTERFORMER_DATA, else the user's cache.
+        train: Own training text.
+        valid: Own validation text; without it, a tenth of `train` validates instead of training.
+        test: Own test text; without it, another tenth of `train`, its end, tests.
+        encoding: Of own files.
+        tokenizer: "bytes", "bpe" (byte pairs) or "word" (what spaces part; rare words may be
+            unknown). The latter two are learnt from the training text.
+        vocab_size: Most pieces for bpe, None is 8000; most words, None is no limit.
+        context: Tokens that the model sees at once.
+        stride: Evaluation: new tokens a window, the rest is context for them; None: all of it.
+            Shorter ones give a better score for more time.
+        batch_size: Windows a batch, over all processes.
+    """
+
+    monitor = "val/bits_per_byte"
+    mode = "min"
+
+    def __init__(
+        self,
+        name: NamedText | None = None,
+        *,
+        root: str | None = None,
+        train: str | None = None,
+        valid: str | None = None,
+        test: str | None = None,
+        encoding: str = "utf-8",
+        tokenizer: Spelling = "bytes",
+        vocab_size: int | None = None,
+        context: int = 1024,
+        stride: int | None = None,
+        batch_size: int = 8,
+    ) -> None:
+        super().__init__()
+        if (name is None) == (train is None):
+            found = f"name {name!r} and train {train!r}"
+            raise InputError(f"give either a named set (name) or own text (train), got {found}")
+        if context < 1:
+            raise InputError(f"context must be at least 1, got {context}")
+        if stride is not None and not 1 <= stride <= context:
+            raise InputError(f"stride must be in 1..context ({context}), got {stride}")
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {batch_size}")
+        least = {"bpe": _FEWEST, "word": 3}.get(tokenizer)
+        if vocab_size is not None and (least is None or vocab_size < least):
+            allowed = "there is none for bytes" if least is None else f"at least {least}"
+            raise InputError(f"vocab_size for tokenizer {tokenizer}: {allowed}, got {vocab_size}")
+        self._name, self._root, self._encoding = name, root, encoding
+        self._files = {"train": train, "valid": valid, "test": test}
+        self._kind, self._vocab_size = tokenizer, vocab_size
+        self._context, self._stride = context, stride or context
+        self._batch_size = batch_size
+        self._line_ends = name == "wikitext2" or tokenizer == "word"
+        self._speller: Speller | None = None
+        self._streams: dict[Split, NDArray[np.integer]] = {}
+        if tokenizer == "word":
+            self.monitor = "val/word_perplexity"
+
+    # Data
+
+    def setup(self, stage: str) -> None:
+        """Read what the stage needs; learn the tokens if no checkpoint brought them."""
+        if self._speller is None and stage != "predict":
+            self._speller = self._learn()
+        splits: dict[str, tuple[Split, ...]] = {
+            "fit": ("train", "valid"),
+            "validate": ("valid",),
+            "test": ("test",),
+        }
+        for split in splits.get(stage, ()):
+            if split not in self._streams:
+                documents = self._documents(split)
+                self._streams[split] = token_stream(documents, self.speller, self._encoding)
+
+    def train_dataloader(self) -> DataLoader:
+        stream = self._streams["train"]
+        plan = ShiftedPlan(len(stream), self._context, batch_size=self._batch_size, seed=run_seed())
+        return loader(Windows(stream, self._context), plan, self, training=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._evaluation("valid")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._evaluation("test")
+
+    def _evaluation(self, split: Split) -> DataLoader:
+        windows = Strides(self._streams[split], self._context, self._stride)
+        plan = BucketPlan([1] * len(windows), batch_size=self._batch_size, shuffle=False)
+        return loader(windows, plan, self)
+
+    def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
+        """Batches of user text in its order, one row a line, each a text of its own."""
+        return DataLoader(_Lines(lines, self.speller), batch_size=None)
+
+    def _documents(self, split: Split) -> list[Document]:
+        if self._name is not None:
+            return named(self._name, split, self._root)
+        file = self._files[split]
+        if file is not None and split != "train":
+            return own(file)
+        held = [part for part in SPLITS[1:] if self._files[part] is None]
+        first = 0.0 if split == "train" else 1 - (len(held) - held.index(split)) / 10
+        last = 1 - len(held) / 10 if split == "train" else first + 0.1
+        return own(str(self._files["train"]), first, min(1.0, last))
+
+    def _learn(self) -> Speller:
+        if self._kind == "bytes":
+            return ByteSpeller()
+        texts = read_all(self._documents("train"), self._encoding)
+        if self._kind == "word":
+            return WordSpeller.train(texts, max_words=self._vocab_size)
+        return BytePairSpeller.train(texts, vocab_size=self._vocab_size or 8000)
+
+    @property
+    def speller(self) -> Speller:
+        """Text to numbers and back; there after `setup()` or `load_state()`."""
+        assert self._speller is not None
+        return self._speller
+
+    # Network, loss and metrics
+
+    def build(self, architecture: Architecture) -> LanguageModel:
+        return LanguageModel(
+            architecture, vocab_size=self.speller.vocab_size, max_length=self._context
+        )
+
+    def loss(self, output: Output, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        total = F.cross_entropy(
+            output.logits.flatten(0, 1).float(),
+            batch.target.flatten(),
+            ignore_index=IGNORE,
+            reduction="sum",
+            label_smoothing=label_smoothing,
+        )
+        return total, (batch.target != IGNORE).sum()
+
+    def metrics(self) -> MetricCollection:
+        """Over what is evaluated: bits per byte, and perplexity per word (see the class)."""
+        found: dict[str, Any] = {"word_perplexity": CodeLength("perplexity")}
+        if not isinstance(self.speller, WordSpeller):
+            found["bits_per_byte"] = CodeLength("bits")
+        return MetricCollection(found, compute_groups=False)
+
+    def update(self, metrics: MetricCollection, output: Output, batch: Batch) -> None:
+        nats, _ = self.loss(output, batch, 0.0)
+        size, words = self._units.count(batch.tokens, batch.target, batch.target != IGNORE)
+        metrics["word_perplexity"].update(nats, words)
+        if "bits_per_byte" in metrics:
+            metrics["bits_per_byte"].update(nats, size)
+
+    @cached_property
+    def _units(self) -> Units:
+        return Units.of(self.speller, self._line_ends)
+
+    def predictions(self, output: Output, batch: Batch) -> list[dict[str, Any]]:
+        """How surprising each text is: bits, and tokens that they were for."""
+        nats = F.cross_entropy(
+            output.logits.float().transpose(1, 2),
+            batch.target,
+            ignore_index=IGNORE,
+            reduction="none",
+        )
+        counts = (batch.target != IGNORE).sum(-1)
+        return [
+            {"bits": bits, "tokens": count}
+            for bits, count in zip(
+                (nats.sum(-1) / math.log(2)).tolist(), counts.tolist(), strict=True
+            )
+        ]
+
+    def describe(self, batch: Batch, index: int) -> list[str]:
+        tokens = batch.tokens[index][batch.mask[index]].tolist()
+        return [self.speller.spellings[token].decode(errors="replace") for token in tokens]
+
+    # Checkpoints
+
+    def state(self) -> dict[str, Any]:
+        return {"speller": self.speller.state(), "line_ends": self._line_ends}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._speller = restore(state["speller"])
+        self._line_ends = state["line_ends"]
+
+
+class _Lines(IterableDataset[Batch]):
+    """User text as it comes, in batches of consecutive lines."""
+
+    def __init__(self, lines: Iterable[str], speller: Speller) -> None:
+        self._lines, self._speller = lines, speller
+
+    def __iter__(self) -> Iterator[Batch]:
+        lines = iter(self._lines)
+        while chunk := list(islice(lines, 64)):
+            texts = [[TEXT, *self._speller.encode(line).tolist()] for line in chunk]
+            tokens, mask = pad([text[:-1] for text in texts])
+            target, _ = pad([text[1:] for text in texts])
+            yield Batch(tokens, mask, target.masked_fill(~mask, IGNORE))
