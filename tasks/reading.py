@@ -1,4 +1,4 @@
-"""Read labelled text from the user's own files, and say in one line what is wrong with them.
+"""Read labelled texts or pairs from files, and say in one line what is wrong with them.
 
 The ending names the format, `.gz` behind it included: `.tsv` splits each line on tabs and nothing
 else (no quoting), `.csv` follows Python's csv module, `.jsonl` holds one JSON object a line.
@@ -13,59 +13,142 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from clusterformer.errors import InputError
 
 FORMATS = (".tsv", ".csv", ".jsonl")
 
+Column = int | str
+"""Name in the header line (JSON: key), or number counted from 1."""
+
 _Line = tuple[int, list[str]]  # line number from 1, fields
 
 
+class Example(Protocol):
+    """One or more texts with a label, and where they stand: file:line, lines counted from 1."""
+
+    @property
+    def texts(self) -> tuple[str, ...]: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def where(self) -> str: ...
+
+
 class Row(NamedTuple):
-    """One example and where it stands: file:line, lines counted from 1."""
+    """One text."""
 
     text: str
     label: str
+    where: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text,)
+
+
+class Pair(NamedTuple):
+    """Two texts; `group` names the question to which the second is one of several answers."""
+
+    first: str
+    second: str
+    label: str
+    where: str
+    group: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return self.first, self.second
+
+
+class _Columns(NamedTuple):
+    """Which columns to read: those that must hold some words, and those that name something."""
+
+    texts: tuple[Column, ...]
+    names: tuple[Column, ...]
+
+
+class _Fields(NamedTuple):
+    texts: list[str]
+    names: list[str]
     where: str
 
 
 def read_rows(
     path: str | Path,
     *,
-    text_column: int | str = "text",
-    label_column: int | str = "label",
+    text_column: Column = "text",
+    label_column: Column = "label",
     header: bool = False,
     encoding: str = "utf-8",
 ) -> list[Row]:
-    """Read every example of a file.
+    """Read every text of a file and its label.
 
     Args:
         path: A file whose name ends in one of `FORMATS`, compressed if `.gz` follows.
-        text_column: Name in the header line (JSON: key), or number counted from 1.
-        label_column: Likewise.
-        header: Whether to skip a header line although both columns are numbers.
+        text_column: Where the text stands.
+        label_column: Where the label stands.
+        header: Whether to skip a header line although all columns are numbers.
         encoding: Of the file's bytes, by Python's name for it.
 
     Raises:
         InputError: if the file cannot be read as told, or a line lacks text or label.
     """
-    path = Path(path).expanduser()
+    columns = _Columns((text_column,), (label_column,))
+    return [
+        Row(*fields.texts, *fields.names, fields.where)
+        for fields in _read(Path(path).expanduser(), columns, header, encoding)
+    ]
+
+
+def read_pairs(
+    path: str | Path,
+    *,
+    first_column: Column = "first",
+    second_column: Column = "second",
+    label_column: Column = "label",
+    group_column: Column | None = None,
+    header: bool = False,
+    encoding: str = "utf-8",
+) -> list[Pair]:
+    """Read every pair of a file and its label; likewise.
+
+    Args:
+        path: As for `read_rows`.
+        first_column: Where the first text stands.
+        second_column: Where the second text stands.
+        label_column: Where the label stands.
+        group_column: Where the name of the question stands; None if there is none.
+        header: As for `read_rows`.
+        encoding: As for `read_rows`.
+
+    Raises:
+        InputError: as for `read_rows`.
+    """
+    group = () if group_column is None else (group_column,)
+    columns = _Columns((first_column, second_column), (label_column, *group))
+    return [
+        Pair(*fields.texts, fields.names[0], fields.where, *fields.names[1:])
+        for fields in _read(Path(path).expanduser(), columns, header, encoding)
+    ]
+
+
+def _read(path: Path, columns: _Columns, header: bool, encoding: str) -> list[_Fields]:
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     suffix = suffixes[-1] if suffixes else ""
     if suffix not in FORMATS:
         allowed = ", ".join(FORMATS)
         raise InputError(f"{path}: unknown ending {suffix!r}, allowed are {allowed}, also with .gz")
     content = read_text(path, encoding)
-    columns = (text_column, label_column)
     if suffix == ".jsonl":
-        rows = list(_json_rows(path, content, columns))
+        found = list(_json_fields(path, content, columns))
     else:
         lines = _csv_lines(path, content) if suffix == ".csv" else _tsv_lines(content)
-        rows = list(_table_rows(path, lines, columns, header))
-    if not rows:
+        found = list(_table_fields(path, lines, columns, header))
+    if not found:
         raise InputError(f"{path}: no examples in it")
-    return rows
+    return found
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -119,22 +202,26 @@ def _csv_lines(path: Path, content: str) -> Iterator[_Line]:
         raise InputError(f"{path}:{line}: not CSV: {error}") from None
 
 
-def _table_rows(
-    path: Path, lines: Iterator[_Line], columns: tuple[int | str, int | str], header: bool
-) -> Iterator[Row]:
+def _table_fields(
+    path: Path, lines: Iterator[_Line], columns: _Columns, header: bool
+) -> Iterator[_Fields]:
     number, first = next(lines, (1, []))
-    text, label = (_index(path, first, column) for column in columns)
-    if not header and not any(isinstance(column, str) for column in columns):
-        yield _row(path, number, first[text], first[label])
-    for number, fields in lines:
-        if not fields:
+    texts, names = ([_index(path, first, column) for column in group] for group in columns)
+
+    def fields(number: int, line: list[str]) -> _Fields:
+        return _fields(path, number, [line[i] for i in texts], [line[i] for i in names])
+
+    if not header and not any(isinstance(column, str) for group in columns for column in group):
+        yield fields(number, first)
+    for number, line in lines:
+        if not line:
             raise InputError(f"{path}:{number}: empty line, allowed is text with a label")
-        if len(fields) != len(first):
-            raise InputError(f"{path}:{number}: {len(fields)} columns, line 1 has {len(first)}")
-        yield _row(path, number, fields[text], fields[label])
+        if len(line) != len(first):
+            raise InputError(f"{path}:{number}: {len(line)} columns, line 1 has {len(first)}")
+        yield fields(number, line)
 
 
-def _index(path: Path, first: list[str], column: int | str) -> int:
+def _index(path: Path, first: list[str], column: Column) -> int:
     if isinstance(column, int):
         if not 1 <= column <= len(first):
             raise InputError(f"{path}:1: no column {column}, there are {len(first)}")
@@ -147,7 +234,7 @@ def _index(path: Path, first: list[str], column: int | str) -> int:
     return first.index(column)
 
 
-def _json_rows(path: Path, content: str, columns: tuple[int | str, int | str]) -> Iterator[Row]:
+def _json_fields(path: Path, content: str, columns: _Columns) -> Iterator[_Fields]:
     for number, line in _lines(content):
         if not line:
             raise InputError(f"{path}:{number}: empty line, allowed is a JSON object")
@@ -158,23 +245,25 @@ def _json_rows(path: Path, content: str, columns: tuple[int | str, int | str]) -
         if not isinstance(record, dict):
             found = type(record).__name__
             raise InputError(f"{path}:{number}: found a JSON {found}, allowed is an object")
-        for column in columns:
+        for column in (*columns.texts, *columns.names):
             if column not in record:
                 raise InputError(f"{path}:{number}: no key {column!r}, there are {list(record)}")
-        text, label = (record[column] for column in columns)
-        if not isinstance(text, str):
-            raise InputError(f"{path}:{number}: {columns[0]} is {text!r}, allowed is a string")
-        if not isinstance(label, str | int):
-            raise InputError(
-                f"{path}:{number}: {columns[1]} is {label!r}, allowed is a string or an integer"
-            )
-        yield _row(path, number, text, str(label))
+        texts, names = ([record[column] for column in group] for group in columns)
+        for column, text in zip(columns.texts, texts, strict=True):
+            if not isinstance(text, str):
+                raise InputError(f"{path}:{number}: {column} is {text!r}, allowed is a string")
+        for column, name in zip(columns.names, names, strict=True):
+            if not isinstance(name, str | int):
+                raise InputError(
+                    f"{path}:{number}: {column} is {name!r}, allowed is a string or an integer"
+                )
+        yield _fields(path, number, texts, [str(name) for name in names])
 
 
-def _row(path: Path, line: int, text: str, label: str) -> Row:
+def _fields(path: Path, line: int, texts: list[str], names: list[str]) -> _Fields:
     where = f"{path}:{line}"
-    if not text.strip():
+    if not all(text.strip() for text in texts):
         raise InputError(f"{where}: empty text, allowed is at least one word")
-    if not label.strip():
+    if not all(name.strip() for name in names):
         raise InputError(f"{where}: empty label, allowed is any other string")
-    return Row(text, label.strip(), where)
+    return _Fields(texts, [name.strip() for name in names], where)
