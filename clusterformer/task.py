@@ -114,6 +114,9 @@ class Task(LightningDataModule, ABC):
         """Batches of user text, in its order, without targets; one row for each line."""
         raise InputError(f"{type(self).__name__} reads no text")
 
+    def check_text(self, line: str) -> None:
+        """Refuse, by an InputError, a line that `text_dataloader` cannot take."""
+
     def baselines(self) -> dict[str, Callable[[], float]]:
         """Simple methods by name; calling one gives its test result, in terms of `monitor`."""
         return {}

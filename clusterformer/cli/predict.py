@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ HELP = """
 usage: clusterformer predict --checkpoint RUN [--input FILE]
 
 Label text with a trained model: one text a line in, one line out for each, as soon as it is known.
-The checkpoint is all it needs.
+A pair of texts stands on one line, with a tab between them. The checkpoint is all it needs.
 
   --checkpoint RUN  run folder (its best checkpoint), or a .ckpt file
   --input FILE      texts, UTF-8, one a line; a file or pipe (default: standard input)
@@ -55,14 +55,14 @@ def run(arguments: list[str]) -> None:
         model.load_state_dict(checkpoint["state_dict"])
         model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
         stack.enter_context(torch.inference_mode())
-        for lines in _chunks(number, source or "standard input"):
+        for lines in _chunks(number, source or "standard input", task.check_text):
             for batch in task.text_dataloader(lines) if lines else ():
                 moved = model.transfer_batch_to_device(batch, model.device, 0)
                 for record in task.predictions(model(moved), moved):
                     print(_written(record, layout or "tsv"), flush=True)
 
 
-def _chunks(file: int, name: str) -> Iterator[list[str]]:
+def _chunks(file: int, name: str, check: Callable[[str], None]) -> Iterator[list[str]]:
     """Texts from a file descriptor, as many together as are there without waiting.
 
     A bad line raises when the texts before it have been given out.
@@ -73,10 +73,12 @@ def _chunks(file: int, name: str) -> Iterator[list[str]]:
         for line in lines:
             number += 1
             try:
-                chunk.append(_text(line, name, number))
-            except InputError:
+                text = _text(line)
+                check(text)
+            except InputError as error:
                 yield chunk
-                raise
+                raise InputError(f"{name}:{number}: {error}") from error
+            chunk.append(text)
             if len(chunk) == _MOST:
                 yield chunk
                 chunk = []
@@ -93,15 +95,15 @@ def _arrivals(file: int) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _text(line: bytes, name: str, number: int) -> str:
+def _text(line: bytes) -> str:
     try:
         text = line.removeprefix(codecs.BOM_UTF8).decode().strip()
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{name}:{number}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file"
+            f"byte 0x{line[error.start]:02x} is not UTF-8; convert the file"
         ) from error
     if not text:
-        raise InputError(f"{name}:{number}: empty line; each line must hold a text")
+        raise InputError("empty line; each line must hold a text")
     return text
 
 

@@ -11,7 +11,7 @@ Pooling = Literal["mean", "max", "first"]
 
 
 def pool(hidden: Tensor, mask: Tensor, how: Pooling = "mean") -> Tensor:
-    """Mean or maximum over real tokens, or the first token.
+    """Mean or maximum over real tokens, or the first of them.
 
     Args:
         hidden: (B, N, E).
@@ -22,7 +22,8 @@ def pool(hidden: Tensor, mask: Tensor, how: Pooling = "mean") -> Tensor:
         (B, E).
     """
     if how == "first":
-        return hidden[:, 0] * mask[:, :1]
+        place = mask.int().argmax(1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        return hidden.gather(1, place)[:, 0] * mask.any(1, keepdim=True)
     if how == "mean":
         total = hidden.masked_fill(~mask[..., None], 0.0).sum(1)
         return total / mask.sum(1, keepdim=True).clamp(min=1)

@@ -1,0 +1,71 @@
+"""Matching of texts: do two ask the same, and which candidate answers a question?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchmetrics import MetricCollection
+from torchmetrics.retrieval import RetrievalMAP, RetrievalMRR
+
+from clusterformer.errors import InputError
+from clusterformer.task import Output
+from clusterformer.tasks.pair_classifier import PairBatch
+from clusterformer.tasks.pair_corpora import MatchingCorpus
+from clusterformer.tasks.pairs import PairLabelling
+from clusterformer.tasks.reading import Column, Example
+
+
+class Matching(PairLabelling):
+    """Tell whether two texts match; or rank the answers to each question by that.
+
+    Ranking (wikiqa, and own files with `group_column`) is measured by mean average precision and
+    mean reciprocal rank over the questions that have a right answer, labelled 1 among 0s.
+
+    Args:
+        name: Named set: quora (BiMPM's split) or wikiqa. Without their training or test files:
+            quora-part trains on the development set and 1,897 more pairs, wikiqa-part tests on
+            the development set.
+        group_column: Own files: column that names the question, by name or by number from 1.
+        options: Those of `PairLabelling` and `Labelling`.
+    """
+
+    def __init__(
+        self,
+        name: MatchingCorpus | None = None,
+        *,
+        group_column: Column | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(name, **options)
+        if name is not None and group_column is not None:
+            raise InputError(f"group_column is for own files, got {group_column!r} with {name}")
+        self._columns["group_column"] = group_column
+        self._ranks = group_column is not None or name in ("wikiqa", "wikiqa-part")
+        if self._ranks:
+            self.monitor = "val/map"
+
+    def learn_labels(self, examples: Sequence[Example]) -> list[str]:
+        labels = super().learn_labels(examples)
+        if self._ranks and labels != ["0", "1"]:
+            raise InputError(f"ranking needs label 1 for right answers and 0 else, found {labels}")
+        return labels
+
+    def metrics(self) -> MetricCollection:
+        if not self._ranks:
+            return super().metrics()
+        return MetricCollection(
+            {
+                "map": RetrievalMAP(empty_target_action="skip"),
+                "mrr": RetrievalMRR(empty_target_action="skip"),
+            }
+        )
+
+    def update(self, metrics: MetricCollection, output: Output, batch: PairBatch) -> None:
+        if not self._ranks:
+            super().update(metrics, output, batch)
+            return
+        # torchmetrics takes what is not above 0 for no answer at all, so no logits. A dummy row is
+        # a wrong answer to question 0, which has no right one and is skipped.
+        scores = output.logits.float().softmax(-1)[:, 1]
+        metrics.update(scores, batch.target.clamp(min=0), indexes=batch.group)

@@ -1,0 +1,169 @@
+"""Tasks on pairs of texts: reading, batches and network, whatever the labels mean.
+
+Letters: B pairs, R rows of tokens, N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import Dataset
+
+from clusterformer.errors import InputError
+from clusterformer.models.architecture import Architecture
+from clusterformer.task import IGNORE
+from clusterformer.tasks.batches import pad
+from clusterformer.tasks.corpora import Split
+from clusterformer.tasks.labelling import Labelling
+from clusterformer.tasks.pair_classifier import PairBatch, PairClassifier
+from clusterformer.tasks.pair_corpora import PairCorpus, hold_out_pairs, read_pair_corpus
+from clusterformer.tasks.reading import Column, Pair, read_pairs
+
+SEPARATOR = "<sep>"
+
+
+class PairLabelling(Labelling):
+    """Give each pair of texts one of several labels.
+
+    A named set, or own files: `.tsv`, `.csv` or `.jsonl`, each also with `.gz`. What is held out of
+    `train` are whole groups of pairs: those that have one first text stay together.
+
+    Args:
+        name: Named set.
+        joint: Encode the texts of a pair in one sequence, so that they attend to each other; else
+            each by itself.
+        first_column: Own files: column of the first text, by name or by number from 1.
+        second_column: Own files: column of the second text, likewise.
+        options: Those of `Labelling`.
+    """
+
+    def __init__(
+        self,
+        name: PairCorpus | None = None,
+        *,
+        joint: bool = False,
+        first_column: Column = "first",
+        second_column: Column = "second",
+        **options: Any,
+    ) -> None:
+        super().__init__(name, **options)
+        self._name, self._joint = name, joint
+        self._columns |= {"first_column": first_column, "second_column": second_column}
+
+    def read(self, split: Split) -> list[Pair]:
+        if self._name is None:
+            return self.own_files(split, read_pairs, hold_out_pairs)
+        return read_pair_corpus(self._name, split, root=self._root)
+
+    def encoded(
+        self, examples: Sequence[Pair], tokens: list[list[list[int]]], targets: list[int]
+    ) -> Pairs:
+        names = dict.fromkeys(pair.group for pair in examples if pair.group)
+        questions = {name: number for number, name in enumerate(names, 1)}
+        groups = [questions.get(pair.group, 0) for pair in examples]
+        return Pairs(*tokens, targets, groups, self._separator)
+
+    @property
+    def _separator(self) -> int | None:
+        """Number of the separator, behind those of the words; None if texts stay apart."""
+        return self.tokenizer.vocab_size if self._joint else None
+
+    def check_text(self, line: str) -> None:
+        split_pair(line)
+
+    def text_batch(self, lines: list[str]) -> PairBatch:
+        first, second = zip(*map(split_pair, lines), strict=True)
+        nothing = [IGNORE] * len(lines)
+        return pair_batch(
+            self.encode(first), self.encode(second), nothing, [0] * len(lines), self._separator
+        )
+
+    def build(self, architecture: Architecture) -> PairClassifier:
+        pretrained, longest = self._pretrained, self._max_length
+        if self._joint:
+            pretrained = None if pretrained is None else F.pad(pretrained, (0, 0, 0, 1))
+            longest = None if longest is None else 2 * longest + 1
+        return PairClassifier(
+            architecture,
+            vocab_size=self.tokenizer.vocab_size + self._joint,
+            num_labels=len(self._labels),
+            joint=self._joint,
+            max_length=longest,
+            pretrained=pretrained,
+        )
+
+    def describe(self, batch: PairBatch, index: int) -> list[str]:
+        """Tokens of one row: one text, or both with a separator between them."""
+        tokens = batch.tokens[index][batch.mask[index]].tolist()
+        if not self._joint:
+            return self.tokenizer.pieces(tokens)
+        place = tokens.index(self._separator)
+        first, second = (self.tokenizer.pieces(t) for t in (tokens[:place], tokens[place + 1 :]))
+        return [*first, SEPARATOR, *second]
+
+
+def split_pair(line: str) -> tuple[str, str]:
+    """The two texts of a line of user text.
+
+    Raises:
+        InputError: if there are not two of them with one tab between.
+    """
+    first, tab, second = line.rstrip("\n").partition("\t")
+    if not (first.strip() and second.strip()) or "\t" in second:
+        found = "no tab" if not tab else f"{line.count(chr(9))} tabs"
+        raise InputError(f"{found} in {line!r}; a line holds two texts with one tab between them")
+    return first, second
+
+
+class Pairs(Dataset[PairBatch]):
+    """Encoded pairs in memory; a list of indices gives a batch.
+
+    Args:
+        first: Tokens of each first text.
+        second: Tokens of each second text.
+        targets: Number of each label.
+        groups: Number of each question, from 1, or 0 where there is none.
+        separator: Number of the token between two texts of one row; None for a row each.
+    """
+
+    def __init__(
+        self,
+        first: list[list[int]],
+        second: list[list[int]],
+        targets: list[int],
+        groups: list[int],
+        separator: int | None,
+    ) -> None:
+        self._columns = first, second, targets, groups
+        self._separator = separator
+        sizes = [(len(u), len(v)) for u, v in zip(first, second, strict=True)]
+        self.lengths = [2 * max(pair) if separator is None else sum(pair) + 1 for pair in sizes]
+
+    def __getitem__(self, indices: list[int]) -> PairBatch:
+        if not indices:
+            return pair_batch([[]], [[]], [IGNORE], [0], self._separator)
+        columns = ([column[index] for index in indices] for column in self._columns)
+        return pair_batch(*columns, self._separator)
+
+
+def pair_batch(
+    first: list[list[int]],
+    second: list[list[int]],
+    targets: list[int],
+    groups: list[int],
+    separator: int | None,
+) -> PairBatch:
+    """Put pairs in one rectangle; the arguments are those of `Pairs`."""
+    if separator is None:
+        tokens, mask = pad([*first, *second])
+        is_second = mask.clone()
+        is_second[: len(first)] = False
+    else:
+        rows = zip(first, second, strict=True)
+        tokens, mask = pad([[*u, separator, *v] if u else [] for u, v in rows])
+        starts = torch.tensor([len(u) + 1 for u in first])
+        is_second = mask & (torch.arange(mask.shape[1]) >= starts[:, None])
+    return PairBatch(tokens, mask, torch.tensor(targets), is_second, torch.tensor(groups))
