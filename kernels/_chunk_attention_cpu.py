@@ -1,6 +1,6 @@
 """`reference.chunk_attention` on CPU, piece by piece: blocks live in the cache, not in memory.
 
-Letters as in reference.py; T = B * N.
+Letters as in reference.py; T rows: B * N tokens, or B * N * H where every head has its own blocks.
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clusterformer.kernels.reference import Blocks, widen, window_mask, windows
+from clusterformer.kernels.reference import Blocks, widen, windows
 
 PIECE = 2**19
 """Most numbers in the keys' windows of one piece, 2 MiB; less takes less memory, and more time."""
@@ -23,25 +23,31 @@ def chunk_attention(
     v: Tensor,
     blocks: Blocks,
     *,
+    mask: Tensor,
     scale: float,
-    causal: bool,
-    within: int | None,
+    itself: float,
     extra: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Softmax attention of each block over the blocks that it sees; see `reference`.
 
     In float32 whatever comes in: PyTorch's bfloat16 attention is slower backward on CPU.
 
-    Traffic: reads q, k, v and writes the values once; what is gathered stays in the cache.
+    Traffic: reads q, k, v and writes the values once a round; what is gathered stays in the cache.
     4 B G R S^2 H (D + P) operations forward, 10 backward. Keeps q, k, v and the values, as full
-    attention does.
+    attention does, however many rounds.
     """
-    rows = (x.transpose(1, 2).float() for x in (q, k, v))
-    columns = (x.float() for x in extra)
-    mask = window_mask(blocks, causal, within)
-    index = blocks.members, blocks.own_filled, mask
-    out, _ = _forward(*rows, *columns, *index, blocks.back, scale)
-    return out.to(q.dtype).transpose(1, 2)
+    batch, heads, length, _ = q.shape
+    split = heads if blocks.members.shape[0] != batch else 1  # heads with blocks of their own
+    rows = (x.transpose(1, 2).float().reshape(-1, heads // split, x.shape[-1]) for x in (q, k, v))
+    columns = (x[:, :, None].expand(-1, -1, split, -1).float().flatten(0, 2) for x in extra)
+    start = torch.arange(batch * split, device=q.device)
+    start = start.div(split, rounding_mode="floor") * (length * split) + start % split
+    places, filled, mask = (
+        x.unflatten(0, (-1, batch * split)) for x in (blocks.members, blocks.own_filled, mask)
+    )
+    places = places * split + start[:, None, None]
+    out, _ = _forward(*rows, *columns, places, filled, mask, blocks.back, scale, itself)
+    return out.view(batch, length, heads, -1).to(q.dtype).transpose(1, 2)
 
 
 @torch.library.custom_op("clusterformer::chunk_attention", mutates_args=())
@@ -51,22 +57,42 @@ def _forward(
     v: Tensor,
     q_extra: Tensor,
     k_extra: Tensor,
-    members: Tensor,
+    places: Tensor,
     filled: Tensor,
     mask: Tensor,
     back: int,
     scale: float,
+    itself: float,
 ) -> tuple[Tensor, Tensor]:
-    """Values (B, N, H, D) and log-sum-exp (B, G, H, S); q, k, v are (B, N, H, D)."""
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    logsumexp = q.new_empty(*filled.shape[:2], q.shape[2], filled.shape[2])
-    for piece, own, places in _pieces(q, members, filled, back):
-        arguments = _gather(q, k, v, q_extra, k_extra, own, places)
-        values, sums = _flash(*arguments, 0.0, False, attn_mask=_bias(mask[piece]), scale=scale)
-        values = values[..., : q.shape[-1]].transpose(1, 2).flatten(0, 1)
-        values = values * filled[piece].flatten()[:, None, None]
-        _add(out, own, values)
-        logsumexp[piece] = sums.view_as(logsumexp[piece])
+    """Values (T, H, D) and log-sum-exp (T, H).
+
+    Args:
+        q, k, v: (T, H, D).
+        q_extra, k_extra: (T, P).
+        places: Row in each slot, (rounds, B, L, S).
+        filled: (rounds, B, G, S).
+        mask: (rounds, B, G, S or 1, R * S).
+        back: Blocks seen before the own one.
+        scale: Factor on the logits.
+        itself: Added to the logit of a token with itself.
+    """
+    out, logsumexp = q.new_empty(0), q.new_empty(0)
+    for turn in range(places.shape[0]):
+        values, sums = q.new_zeros(q.shape), q.new_zeros(q.shape[:2])
+        for piece, own, seen in _pieces(q, places[turn], filled.shape[2], back):
+            arguments = _gather(q, k, v, q_extra, k_extra, own, seen)
+            bias = _bias(mask[turn][piece], own.shape[-1], back, itself)
+            part, sums_part = _flash(*arguments, 0.0, False, attn_mask=bias, scale=scale)
+            full = filled[turn][piece].flatten()[:, None]
+            part = part[..., : q.shape[-1]].transpose(1, 2).flatten(0, 1)
+            _add(values, own, part * full[..., None])
+            _add(sums, own, sums_part.transpose(1, 2).flatten(0, 1) * full)
+        if turn:
+            total = torch.logaddexp(logsumexp, sums)
+            values.mul_((sums - total).exp_()[..., None])
+            values.addcmul_(out, (logsumexp - total).exp_()[..., None])
+            sums = total
+        out, logsumexp = values, sums
     return out, logsumexp
 
 
@@ -78,87 +104,92 @@ def _backward(
     v: Tensor,
     q_extra: Tensor,
     k_extra: Tensor,
-    members: Tensor,
+    places: Tensor,
     filled: Tensor,
     mask: Tensor,
     out: Tensor,
     logsumexp: Tensor,
     back: int,
     scale: float,
+    itself: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and the extra columns."""
+    """Gradients of q, k, v and the extra columns.
+
+    With the values and log-sum-exps of all rounds together, each round's part of the softmax over
+    their union has the gradient that a softmax of its own would have.
+    """
     width = q.shape[-1]
     d_q, d_k, d_v, d_q_extra, d_k_extra = (
-        torch.zeros_like(x, memory_format=torch.contiguous_format)
-        for x in (q, k, v, q_extra, k_extra)
+        x.new_zeros(x.shape) for x in (q, k, v, q_extra, k_extra)
     )
-    for piece, own, places in _pieces(q, members, filled, back):
-        arguments = _gather(q, k, v, q_extra, k_extra, own, places)
-        given = _take(grad, own) * filled[piece][..., None, None]
-        of_q, of_k, of_v = _flash_backward(
-            widen(given, None, q_extra), *arguments, widen(_take(out, own), None, q_extra),
-            logsumexp[piece].flatten(0, 1), 0.0, False, attn_mask=_bias(mask[piece]), scale=scale,
-        )  # fmt: skip
-        of_q = of_q.transpose(1, 2).unflatten(0, own.shape[:2])
-        of_k, of_v = (_fold(x, own.shape[:2], places.shape) for x in (of_k, of_v))
-        _add(d_q, own, of_q[..., :width])
-        _add(d_q_extra, own, of_q[..., width:].sum(3))
-        _add(d_k, places, of_k[..., :width])
-        _add(d_k_extra, places, of_k[..., width:].sum(3))
-        _add(d_v, places, of_v[..., :width])
+    for turn in range(places.shape[0]):
+        for piece, own, seen in _pieces(q, places[turn], filled.shape[2], back):
+            arguments = _gather(q, k, v, q_extra, k_extra, own, seen)
+            full = filled[turn][piece][..., None]
+            sums = _take(logsumexp, own).masked_fill_(~full, float("inf"))
+            of_q, of_k, of_v = _flash_backward(
+                widen(_take(grad, own) * full[..., None], None, q_extra),
+                *arguments,
+                widen(_take(out, own), None, q_extra),
+                sums.transpose(2, 3).flatten(0, 1),
+                0.0,
+                False,
+                attn_mask=_bias(mask[turn][piece], own.shape[-1], back, itself),
+                scale=scale,
+            )
+            of_q = of_q.transpose(1, 2).unflatten(0, own.shape[:2])
+            of_k, of_v = (_fold(x, own.shape[:2], seen.shape) for x in (of_k, of_v))
+            _add(d_q, own, of_q[..., :width])
+            _add(d_q_extra, own, of_q[..., width:].sum(3))
+            _add(d_k, seen, of_k[..., :width])
+            _add(d_k_extra, seen, of_k[..., width:].sum(3))
+            _add(d_v, seen, of_v[..., :width])
     return d_q, d_k, d_v, d_q_extra, d_k_extra
 
 
 @_forward.register_fake
-def _(q: Tensor, *tensors: Tensor, back: int = 0, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    filled = tensors[5]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    return out, q.new_empty(*filled.shape[:2], q.shape[2], filled.shape[2])
+def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2])
 
 
 @_backward.register_fake
 def _(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    contiguous = torch.contiguous_format
-    return tuple(torch.empty_like(x, memory_format=contiguous) for x in tensors[:5])
+    return tuple(x.new_empty(x.shape) for x in tensors[:5])
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.back, ctx.scale = inputs
+    *tensors, ctx.back, ctx.scale, ctx.itself = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _differentiate(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-    found = _backward(grad, *ctx.saved_tensors, ctx.back, ctx.scale)
-    return *found, None, None, None, None, None
+    found = _backward(grad, *ctx.saved_tensors, ctx.back, ctx.scale, ctx.itself)
+    return *found, None, None, None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup)
 
 
 def _pieces(
-    q: Tensor, members: Tensor, filled: Tensor, back: int
+    q: Tensor, places: Tensor, groups: int, back: int
 ) -> Iterator[tuple[tuple[slice, slice], Tensor, Tensor]]:
     """Cut the work: some whole sequences each, or some blocks of one.
 
     Yields the blocks as slices, and the rows, 0..T-1, of their tokens (B, G, S) and of all tokens
     in their sight (B, G + R - 1, S).
     """
-    batch, length, heads, head_width = q.shape
-    groups, width = filled.shape[1:]
-    reach = members.shape[1] - groups + 1
-    blocks = max(1, PIECE // max(1, reach * width * heads * head_width))
+    batch, length, width = places.shape
+    reach = length - groups + 1
+    blocks = max(1, PIECE // max(1, reach * width * q[0].numel()))
     rows, blocks = max(1, blocks // max(1, groups)), min(blocks, groups)
     for row in range(0, batch, rows):
         some = slice(row, min(row + rows, batch))
-        start = torch.arange(some.start, some.stop)[:, None, None] * length
-        tokens = members[some] + start
         for first in range(0, groups, max(1, blocks)):
             last = min(first + blocks, groups)
-            own = tokens[:, back + first : back + last]
             yield (
                 (some, slice(first, last)),
-                own,
-                windows(tokens[:, first : last + reach - 1], reach),
+                places[some, back + first : back + last],
+                windows(places[some, first : last + reach - 1], reach),
             )
 
 
@@ -183,13 +214,17 @@ def _fold(part: Tensor, blocks: torch.Size, places: torch.Size) -> Tensor:
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    return x.flatten(0, 1).index_select(0, index.flatten()).unflatten(0, index.shape)
+    return x.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
 def _add(total: Tensor, index: Tensor, part: Tensor) -> None:
     """Add to rows; two dimensions and contiguous, as PyTorch is fast for."""
-    total.flatten(0, 1).flatten(1).index_add_(0, index.flatten(), part.reshape(index.numel(), -1))
+    total.flatten(1).index_add_(0, index.flatten(), part.reshape(index.numel(), -1))
 
 
-def _bias(mask: Tensor) -> Tensor:
-    return torch.zeros(mask.shape).masked_fill_(~mask, float("-inf")).flatten(0, 1)[:, None]
+def _bias(mask: Tensor, width: int, back: int, itself: float) -> Tensor:
+    bias = torch.zeros(mask.shape).masked_fill_(~mask, float("-inf")).flatten(0, 1)
+    if itself:
+        bias = bias.expand(-1, width, -1).contiguous()
+        bias.diagonal(back * width, 1, 2).add_(itself)
+    return bias[:, None]

@@ -9,6 +9,9 @@ from torch import Tensor
 from clusterformer.kernels import _chunk_attention_cpu, reference
 from clusterformer.kernels.reference import Blocks
 
+LAST_RESORT = -5e4
+"""A logit that float16 still holds, and that weighs nothing beside any other (Reformer's)."""
+
 
 def chunk_attention(
     q: Tensor,
@@ -19,18 +22,26 @@ def chunk_attention(
     scale: float,
     causal: bool = False,
     within: int | None = None,
+    mask: Tensor | None = None,
+    itself: float = 0.0,
     extra: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Softmax attention of each block over the blocks that it sees (eq. 8-10, 12-14).
 
     Args:
         q, k, v: (B, H, N, D). The logits are scale * q . k.
-        blocks: From `equal_blocks`, `cluster_chunks` or `window_blocks`.
+        blocks: From `equal_blocks`, `cluster_chunks` or `window_blocks`: of each sequence
+            (B, ...), of each head (B * H, ...), or of each head in several rounds
+            (rounds * B * H, ...), whose softmax is one over all that a token sees in any round.
         scale: Factor on the logits.
         causal: A token attends to itself and tokens before it only, by -inf (not by eq. 14's
             multiplication, under which a masked key still takes weight).
         within: A token attends only to tokens fewer than this many slots away; of `window_blocks`
             that is a sliding window of exact width.
+        mask: Which slots of its window a slot may attend to, instead of what `causal` and `within`
+            say; see `reference.window_mask`.
+        itself: Added to the logit of a token with itself. `LAST_RESORT` leaves it no weight unless
+            it sees nothing else.
         extra: Further columns of q and of k, (B, N, P) each, the same for all heads.
 
     Returns:
@@ -40,6 +51,8 @@ def chunk_attention(
     """
     kernel = _chunk_attention_cpu if q.device.type == "cpu" else reference
     extra = extra or 2 * (q.new_empty(*q.shape[0::2], 0),)
+    if mask is None:
+        mask = reference.window_mask(blocks, causal, within)
     return kernel.chunk_attention(
-        q, k, v, blocks, scale=scale, causal=causal, within=within, extra=extra
+        q, k, v, blocks, mask=mask, scale=scale, itself=itself, extra=extra
     )

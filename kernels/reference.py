@@ -327,24 +327,49 @@ def chunk_attention(
     v: Tensor,
     blocks: Blocks,
     *,
+    mask: Tensor,
     scale: float,
-    causal: bool,
-    within: int | None,
+    itself: float,
     extra: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Softmax attention of each block over the blocks that it sees.
 
     Args:
         q, k, v: (B, H, N, D). The logits are scale * q . k.
-        blocks: Which token stands where and sees what.
+        blocks: Which token stands where and sees what: of each sequence (B, ...), of each head
+            (B * H, ...), or of each head in several rounds (rounds * B * H, ...), whose softmax
+            is one over all that a token sees in any round.
+        mask: Which slots of its window a slot may attend to, as from `window_mask`.
         scale: Factor on the logits.
-        causal: A token attends to itself and tokens before it only.
-        within: A token attends only to slots fewer than this away from its own.
+        itself: Added to the logit of a token with itself.
         extra: Further columns of q and of k, (B, N, P) each, the same for all heads; P may be 0.
 
     Returns:
         (B, H, N, D); 0 at padding.
     """
+    batch, heads = q.shape[:2]
+    if blocks.members.shape[0] == batch:
+        return _attend(q, k, v, blocks, mask, scale, itself, extra, False)[0]
+    rounds = blocks.members.shape[0] // (batch * heads)
+    q, k, v = (x.flatten(0, 1)[:, None].repeat(rounds, 1, 1, 1) for x in (q, k, v))
+    columns = tuple(x.repeat_interleave(heads, 0).repeat(rounds, 1, 1) for x in extra)
+    out, logsumexp = _attend(q, k, v, blocks, mask, scale, itself, columns, True)
+    weights = logsumexp.unflatten(0, (rounds, -1)).softmax(0).to(out.dtype)
+    return (out.unflatten(0, (rounds, -1)) * weights).sum(0)[:, 0].unflatten(0, (batch, heads))
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: Blocks,
+    mask: Tensor,
+    scale: float,
+    itself: float,
+    extra: tuple[Tensor, ...],
+    summed: bool,
+) -> tuple[Tensor, Tensor]:
+    """Values (B, H, N, D) of each row of `blocks` alone; if `summed`, log-sum-exps (B, H, N, 1)."""
     heads, reach = q.shape[1], blocks.visible.shape[-1]
     query, key, value = (x.transpose(1, 2).flatten(2) for x in (q, k, v))  # (B, N, H * D)
     query = gather_own(query, blocks).unflatten(-1, (heads, -1))
@@ -352,16 +377,25 @@ def chunk_attention(
         windows(gather_rows(x, blocks), reach).unflatten(-1, (heads, -1)) for x in (key, value)
     )
     columns = gather_own(extra[0], blocks), windows(gather_rows(extra[1], blocks), reach)
-    mask = window_mask(blocks, causal, within).flatten(0, 1)[:, None]
+    blocked, width = query.shape[:2], query.shape[2]
+    query, key = widen(query, columns[0]), widen(key, columns[1])
+    here = torch.eye(width, device=mask.device)
+    here = F.pad(here, (blocks.back * width, (reach - 1 - blocks.back) * width))
+    bias = (itself * here).masked_fill(~mask, float("-inf")).flatten(0, 1)[:, None]
+
+    def unblock(x: Tensor) -> Tensor:
+        rows = resort(x.transpose(1, 2).flatten(2).unflatten(0, blocked), blocks)
+        return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    value = widen(value, None, columns[1])
     out = F.scaled_dot_product_attention(
-        widen(query, columns[0]),
-        widen(key, columns[1]),
-        widen(value, None, columns[1]),
-        attn_mask=mask,
-        scale=scale,
+        query, key, value, attn_mask=bias.to(query.dtype), scale=scale
     )
-    out = out[..., : v.shape[-1]].transpose(1, 2).flatten(2).unflatten(0, query.shape[:2])
-    return resort(out, blocks).unflatten(-1, (heads, -1)).transpose(1, 2)
+    out = unblock(out[..., : v.shape[-1]])
+    if not summed:
+        return out, out.new_empty(0)
+    logits = scale * query.float() @ key.float().transpose(-1, -2) + bias
+    return out, unblock(logits.logsumexp(-1, keepdim=True))
 
 
 def widen(x: Tensor, extra: Tensor | None, like: Tensor | None = None) -> Tensor:

@@ -22,22 +22,30 @@ def inputs(batch: int, length: int, width: int, extra: int = 4) -> list[torch.Te
     return [x.detach().requires_grad_() for x in (*heads, *columns)]
 
 
-@pytest.mark.parametrize("piece", [1, 500, 10**9])
+ROWS = {"sequences": 1, "heads": 2, "rounds of heads": 6}  # of blocks, a sequence of two heads
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("piece", [1, 2000])
 @pytest.mark.parametrize(("batch", "length", "width"), [(1, 1, 1), (3, 17, 12), (2, 63, 9)])
 @pytest.mark.parametrize("kind", ["blocks", "chunks", "window"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("extra", "padded"), [(0, False), (4, True)])
+@pytest.mark.parametrize(
+    ("causal", "extra", "padded", "itself"),
+    [(False, 0, False, -2.0), (False, 4, True, 0.0), (True, 0, True, -2.0)],
+)
 def test_pieces_are_the_reference(
-    piece, batch, length, width, kind, causal, extra, padded, monkeypatch
+    rows, piece, batch, length, width, kind, causal, extra, padded, itself, monkeypatch
 ) -> None:
     monkeypatch.setattr(_chunk_attention_cpu, "PIECE", piece)
     lengths = torch.tensor([length, length // 2, 0])[:batch]
     mask = torch.arange(length) < lengths[:, None] if padded else None
-    blocks = some_blocks(kind, batch, length, mask)
+    each = None if mask is None else mask.repeat_interleave(min(ROWS[rows], 2), 0)
+    each = each if each is None or ROWS[rows] < 3 else each.repeat(ROWS[rows] // 2, 1)
+    blocks = some_blocks(kind, ROWS[rows] * batch, length, each)
     tensors = inputs(batch, length, width, extra)
     q, k, v, *columns = tensors
-    within = 3 if kind == "window" else None
-    options = {"scale": 0.3, "causal": causal, "within": within, "extra": tuple(columns)}
+    seen = reference.window_mask(blocks, causal, 3 if kind == "window" else None)
+    options = {"scale": 0.3, "mask": seen, "itself": itself, "extra": tuple(columns)}
     ours = _chunk_attention_cpu.chunk_attention(q, k, v, blocks, **options)
     theirs = reference.chunk_attention(q, k, v, blocks, **options)
     torch.testing.assert_close(ours, theirs)
@@ -51,16 +59,18 @@ def test_pieces_are_the_reference(
 def test_the_operator_is_sound_for_compilers() -> None:
     q, k, v, *columns = inputs(2, 17, 12)
     blocks = some_blocks("blocks", 2, 17, None)
-    rows = (x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v))
-    index = blocks.members, blocks.own_filled, reference.window_mask(blocks)
-    arguments = (*rows, *columns, *index, blocks.back, 0.3)
+    rows = (x.detach().transpose(1, 2).flatten(0, 1).requires_grad_() for x in (q, k, v))
+    columns = (x.detach().flatten(0, 1).requires_grad_() for x in columns)
+    places = (blocks.members + torch.tensor([0, 17])[:, None, None])[None]
+    index = places, blocks.own_filled[None], reference.window_mask(blocks)[None]
+    arguments = (*rows, *columns, *index, blocks.back, 0.3, 0.0)
     torch.library.opcheck(torch.ops.clusterformer.chunk_attention, arguments)
 
 
 def test_bfloat16_is_at_least_as_good_as_plain_torch() -> None:
     q, k, v, *columns = inputs(2, 63, 12)
     blocks = some_blocks("blocks", 2, 63, None)
-    options = {"scale": 0.3, "causal": False, "within": None}
+    options = {"scale": 0.3, "mask": reference.window_mask(blocks), "itself": 0.0}
     exact = reference.chunk_attention(q, k, v, blocks, extra=tuple(columns), **options)
     low = [x.bfloat16() for x in (q, k, v, *columns)]
     kernels = (_chunk_attention_cpu.chunk_attention, reference.chunk_attention)
