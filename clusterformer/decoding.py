@@ -79,18 +79,23 @@ def sample(
     Returns:
         One hypothesis a text; scores are log-probabilities of the network, before temperature.
     """
+    return _unroll(
+        step, state, first, eos, longest, lambda x: draw(x, temperature, top_p, generator)
+    )
+
+
+def draw(
+    scores: Tensor, temperature: float, top_p: float, generator: torch.Generator | None = None
+) -> Tensor:
+    """One token a row (R,), drawn from log-probabilities or logits (R, V) as `sample` does."""
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}; near 0 use greedy")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
-
-    def draw(scores: Tensor) -> Tensor:
-        likeliest, order = (scores / temperature).softmax(-1).sort(-1, descending=True)
-        # the token that crosses top_p still belongs to the nucleus
-        nucleus = likeliest.masked_fill(likeliest.cumsum(-1) - likeliest >= top_p, 0.0)
-        return order.gather(-1, nucleus.multinomial(1, generator=generator))[:, 0]
-
-    return _unroll(step, state, first, eos, longest, draw)
+    likeliest, order = (scores / temperature).softmax(-1).sort(-1, descending=True)
+    # the token that crosses top_p still belongs to the nucleus
+    nucleus = likeliest.masked_fill(likeliest.cumsum(-1) - likeliest >= top_p, 0.0)
+    return order.gather(-1, nucleus.multinomial(1, generator=generator))[:, 0]
 
 
 def _unroll(
@@ -253,6 +258,8 @@ def _scores(logits: Tensor, limits: Tensor, length: int, eos: int | None) -> Ten
     if eos is not None:
         if length == 0:
             scores[:, eos] = float("-inf")
-        others = torch.arange(scores.shape[1], device=scores.device) != eos
-        scores = scores.masked_fill((limits <= length)[:, None] & others, float("-inf"))
+        if (late := limits <= length).any():
+            end = scores[:, eos].clone()
+            scores[late] = float("-inf")
+            scores[:, eos] = end
     return scores

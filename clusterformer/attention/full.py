@@ -53,10 +53,18 @@ class FullAttention(AttentionCore):
         if not self.causal:
             return super().cache(like)
         empty = like.new_zeros(like.shape[0], self.num_heads, 0, self.head_width)
-        return empty, empty
+        return empty, empty, empty.new_zeros(empty.shape[0], dtype=torch.long)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        keys, values = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
-        return F.scaled_dot_product_attention(q, keys, values), (keys, values)
+        """One token further. Writes into `cache`, or a larger copy of it, and hands it back."""
+        keys, values, count = cache
+        place = int(count[0])  # the same in every row
+        if place == keys.shape[2]:  # each growth by half: few copies, little room unused
+            room = k.new_empty(*k.shape[:2], place // 2 + 8, k.shape[3])
+            keys, values = (torch.cat([x.to(k.dtype), room], 2) for x in (keys, values))
+        keys[:, :, place], values[:, :, place] = k[:, :, 0], v[:, :, 0]
+        held = slice(place + 1)
+        mixed = F.scaled_dot_product_attention(q, keys[:, :, held], values[:, :, held])
+        return mixed, (keys, values, count + 1)

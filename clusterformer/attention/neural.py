@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.clustering import latest
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.chunk_attention import chunk_attention
 
@@ -223,36 +224,36 @@ class NeuralClusteringAttention(AttentionCore):
         """
         if self.causal is not True:
             return super().cache(like)
-
-        def ring(clusters: int, size: int, heads: int, key_width: int) -> Cache:
-            shape = like.shape[0], clusters, size, heads
-            return (
-                like.new_zeros(*shape, key_width),
-                like.new_zeros(*shape, self.head_width),
-                like.new_zeros(*shape[:2], dtype=torch.long),
-            )
-
-        far, width = self.num_heads - self.local_heads, self.head_width
-        coupled = width + (self.space.out_features if self.coupling else 0)
-        size = (self.look_back + 1) * self.chunk_size
+        size, local = (self.look_back + 1) * self.chunk_size, self.local_heads
+        width = self.head_width + (self.space.out_features if self.coupling else 0)
         return (
-            *ring(self.num_clusters, size, far, coupled),
-            *ring(1, 2 * self.local_window, self.local_heads, width),
+            *latest.empty(
+                like,
+                clusters=self.num_clusters,
+                size=size,
+                heads=self.num_heads - local,
+                width=width,
+            ),
+            *latest.empty(
+                like, clusters=1, size=2 * self.local_window, heads=local, width=self.head_width
+            ),
         )
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """One token further. Writes into `cache` and hands it back."""
+        """One token further. Writes into `cache`, or a larger copy of it, and hands it back."""
         local = self.local_heads
         assert self.centroids is not None
         points, scores = self._similarity(hidden.float(), self.centroids)
-        cluster = scores.argmax(1)  # (B, 1)
+        cluster = scores.argmax(1)[:, 0]
         parts = []
+        far, near = latest.Rings(*cache[:4]), latest.Rings(*cache[4:])
         if local:
-            near = q[:, :local], k[:, :local], v[:, :local]
+            heads = q[:, :local], k[:, :local], v[:, :local]
             only = torch.zeros_like(cluster)
-            parts.append(self._ring_step(*near, only, self.local_window, cache[3:]))
+            part, near = self._ring_step(*heads, only, self.local_window, near)
+            parts.append(part)
         if local < self.num_heads:
             query, key, extra = q[:, local:], k[:, local:], self._extra(points)
             if extra is not None:
@@ -260,31 +261,23 @@ class NeuralClusteringAttention(AttentionCore):
                 query, key = (
                     torch.cat([x, y], -1) for x, y in zip((query, key), columns, strict=True)
                 )
-            parts.append(
-                self._ring_step(query, key, v[:, local:], cluster, self.chunk_size, cache[:3])
-            )
-        return torch.cat(parts, 1), cache
+            part, far = self._ring_step(query, key, v[:, local:], cluster, self.chunk_size, far)
+            parts.append(part)
+        return torch.cat(parts, 1), (*far, *near)
 
     def _ring_step(
-        self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, chunk: int, cache: Cache
-    ) -> Tensor:
+        self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, chunk: int, kept: latest.Rings
+    ) -> tuple[Tensor, latest.Rings]:
         """Write a token into its cluster's ring and attend to the chunks in sight."""
-        keys, values, counts = cache
-        size = keys.shape[2]
-        row = torch.arange(cluster.shape[0], device=cluster.device)
-        cluster = cluster[:, 0]
-        rank = counts[row, cluster]
-        keys[row, cluster, rank % size] = k[:, :, 0].to(keys.dtype)
-        values[row, cluster, rank % size] = v[:, :, 0].to(values.dtype)
-        counts[row, cluster] += 1
-        # Place s of the ring holds the latest token of its cluster whose rank is s modulo size.
-        age = (rank[:, None] - torch.arange(size, device=rank.device)) % size
-        mask = age <= torch.minimum(rank, rank % chunk + size - chunk)[:, None]
-        key, value = keys[row, cluster].transpose(1, 2), values[row, cluster].transpose(1, 2)
-        return F.scaled_dot_product_attention(
+        size, width = kept.places.shape[2], v.shape[-1]
+        v = F.pad(v, (0, k.shape[-1] - width))  # the fused kernel wants values as wide as keys
+        kept, held = latest.push(kept, cluster, k[:, :, 0], v[:, :, 0])
+        reach = torch.minimum(held.rank, held.rank % chunk + size - chunk)
+        mixed = F.scaled_dot_product_attention(
             q,
-            key.to(q.dtype),
-            value.to(q.dtype),
-            attn_mask=mask[:, None, None],
+            held.keys.to(q.dtype),
+            held.values.to(q.dtype),
+            attn_mask=(held.age <= reach[:, None])[:, None, None],
             scale=self.head_width**-0.5,
         )
+        return mixed[..., :width], kept

@@ -44,7 +44,7 @@ class State(NamedTuple):
     def overwrite(self, rows: Tensor, sources: Tensor) -> None:
         """Make `rows` what the rows `sources` were, in place."""
         for tensor in (self.place, *(tensor for cache in self.caches for tensor in cache)):
-            tensor[rows] = tensor[sources]
+            tensor.index_copy_(0, rows, tensor.index_select(0, sources))
 
 
 class DecoderLayer(EncoderLayer):

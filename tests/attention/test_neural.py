@@ -198,11 +198,11 @@ def test_decoding_takes_bounded_memory() -> None:
         NeuralClusteringAttention(32, 4, causal=True, num_clusters=3, chunk_size=4)
     )
     cache = layer.cache(torch.zeros(2, 1, 32))
-    before = sum(tensor.numel() for tensor in cache)
     with torch.no_grad():
-        for _ in range(50):
+        for _ in range(100):
             _, cache = layer.step(torch.randn(2, 1, 32), cache)
-    assert sum(tensor.numel() for tensor in cache) == before
+    keys = cache[0]
+    assert keys.shape[1] <= 3 * 2 * 4  # clusters, chunks in sight, tokens a chunk
 
 
 @pytest.mark.parametrize(
