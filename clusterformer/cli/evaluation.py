@@ -1,4 +1,4 @@
-"""What `validate`, `test` and `predict` share: a trained model from its checkpoint alone."""
+"""What commands on a checkpoint share: a trained model, from the checkpoint alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from clusterformer.checkpoints import CHECKPOINT_KEY, read
 from clusterformer.cli.options import Options, take
 from clusterformer.cli.runs import Run, first_process
 from clusterformer.errors import InputError
+from clusterformer.module import ClusterFormer
 
 
 class Trained(NamedTuple):
@@ -43,6 +46,22 @@ def load(arguments: list[str]) -> Trained:
         options = Options(["--config", file.name, *arguments], fitting=False)
     options.datamodule.load_state(ours["task"])
     return Trained(path, checkpoint, options)
+
+
+def ready(trained: Trained, device: str | None = None) -> ClusterFormer:
+    """The model with its weights, in evaluation mode on `device`; None: cuda where there is one.
+
+    Raises:
+        InputError: for a device that is neither cpu nor cuda, or is not there.
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(f"--device is cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: there is no CUDA device")
+    model = trained.options.model
+    model.network = trained.options.datamodule.build(model.architecture)
+    model.load_state_dict(trained.checkpoint["state_dict"])
+    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
 
 def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:

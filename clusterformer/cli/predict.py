@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> None:
     """Read texts, write predictions, both line by line."""
     import torch
 
-    from clusterformer.cli.evaluation import load
+    from clusterformer.cli.evaluation import load, ready
     from clusterformer.cli.options import take
 
     source, arguments = take(arguments, "--input")
@@ -43,17 +43,10 @@ def run(arguments: list[str]) -> None:
     device, arguments = take(arguments, "--device")
     if layout not in (None, "tsv", "jsonl"):
         raise InputError(f"--format is tsv or jsonl, got {layout!r}")
-    if device not in (None, "cpu", "cuda"):
-        raise InputError(f"--device is cpu or cuda, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: there is no CUDA device")
     with ExitStack() as stack:
         number = stack.enter_context(Path(source).open("rb")).fileno() if source else 0
-        _, checkpoint, options = load(arguments)
-        model, task = options.model, options.datamodule
-        model.network = task.build(model.architecture)
-        model.load_state_dict(checkpoint["state_dict"])
-        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+        trained = load(arguments)
+        model, task = ready(trained, device), trained.options.datamodule
         stack.enter_context(torch.inference_mode())
         for lines in _chunks(number, source or "standard input", task.check_text):
             for batch in task.text_dataloader(lines) if lines else ():
