@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 
 from clusterformer.clustering.statistics import statistics
-from clusterformer.task import Output, Task
+from clusterformer.task import Output, Task, stacks
 
 
 class Evaluation:
@@ -33,14 +33,15 @@ class Evaluation:
         self._task.update(self._metrics, output, batch)
         total, count = self._task.loss(output, batch, 0.0)
         self._means["loss"].update(total / count.clamp(min=1), count)
-        sequences = batch.mask.any(-1).sum()
-        for layer, grouping in enumerate(output.encoded.groupings, start=1):
-            if grouping is not None:
-                found = statistics(
-                    grouping.assignment, grouping.num_clusters, batch.mask, grouping.blocks
-                )
-                for name, value in found._asdict().items():
-                    self._means[f"layer{layer}/{name}"].update(value, sequences)
+        for stack in stacks(output, batch):
+            sequences = stack.mask.any(-1).sum()
+            for layer, grouping in enumerate(stack.groupings, start=1):
+                if grouping is not None:
+                    found = statistics(
+                        grouping.assignment, grouping.num_clusters, stack.mask, grouping.blocks
+                    )
+                    for name, value in found._asdict().items():
+                        self._means[f"{stack.name}layer{layer}/{name}"].update(value, sequences)
 
     def compute(self) -> dict[str, Tensor]:
         """Every measure by its name, over all processes."""

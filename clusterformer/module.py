@@ -26,7 +26,7 @@ from clusterformer.evaluation import Evaluation
 from clusterformer.models.architecture import Architecture
 from clusterformer.nonfinite import first_nonfinite
 from clusterformer.schedule import Schedule, factor
-from clusterformer.task import Output, Task
+from clusterformer.task import Output, Task, stacks
 
 
 class ClusterFormer(LightningModule):
@@ -192,13 +192,19 @@ class ClusterFormer(LightningModule):
         output = self(batch)
         parts = {"loss": (*task.loss(output, batch, self.label_smoothing), self.task_weight)}
         if self.clustering_weight or self.sorting_weight:
-            clustering, sorting = losses.auxiliary(
-                output.encoded.groupings, batch.mask, self.clustering_form
-            )
-            tokens, sequences = batch.mask.sum(), batch.mask.any(-1).sum()
-            if clustering is not None and sorting is not None:
-                parts["clustering_loss"] = clustering, tokens, self.clustering_weight
-                parts["sorting_loss"] = sorting, sequences, self.sorting_weight
+            for stack in stacks(output, batch):
+                clustering, sorting = losses.auxiliary(
+                    stack.groupings, stack.mask, self.clustering_form
+                )
+                if clustering is None or sorting is None:
+                    continue
+                tokens, sequences = stack.mask.sum(), stack.mask.any(-1).sum()
+                for name, summed, count, weight in (
+                    ("clustering_loss", clustering, tokens, self.clustering_weight),
+                    ("sorting_loss", sorting, sequences, self.sorting_weight),
+                ):
+                    before, counted, _ = parts.get(name, (0.0, 0, weight))
+                    parts[name] = before + summed, counted + count, weight
         return parts
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

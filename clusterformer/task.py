@@ -17,9 +17,10 @@ from clusterformer.errors import InputError
 from clusterformer.models.transformer import Output
 
 if TYPE_CHECKING:
+    from clusterformer.attention import Grouping
     from clusterformer.models.architecture import Architecture
 
-__all__ = ["IGNORE", "Batch", "Output", "Position", "Task"]
+__all__ = ["IGNORE", "Batch", "Output", "Position", "Stack", "Task", "stacks"]
 
 IGNORE = -100
 """Target of an example or token that counts in no loss and no metric."""
@@ -35,6 +36,28 @@ class Batch(NamedTuple):
     tokens: Tensor  # (B, N) int64
     mask: Tensor  # (B, N) bool, True at real tokens
     target: Tensor  # (B,) or (B, N) int64
+
+
+class Stack(NamedTuple):
+    """The layers of an encoder or decoder: what each grouped, and of which tokens.
+
+    Attributes:
+        name: "" of a stack that is alone or the encoder, "decoder/" of a pair's other one.
+        groupings: One a layer.
+        mask: (B, N), True at real tokens.
+    """
+
+    name: str
+    groupings: list[Grouping | None]
+    mask: Tensor
+
+
+def stacks(output: Output, batch: Any) -> list[Stack]:
+    """Every stack of a network; of a pair, `batch` also has the decoder's `decoder_mask`."""
+    found = [Stack("", output.encoded.groupings, batch.mask)]
+    if output.decoded is not None:
+        found.append(Stack("decoder/", output.decoded.groupings, batch.decoder_mask))
+    return found
 
 
 class Position(NamedTuple):

@@ -74,10 +74,16 @@ class AttentionCore(nn.Module, ABC):
 
     Attributes:
         cross: True if queries and keys may come from different sequences.
+        shared_qk: True if queries are keys too: there is then no projection of keys, and `forward`
+            and `step` get the queries for both.
+        reads_alone: True if, in cross-attention, what a query gets depends on no other query: by
+            such a mechanism a decoder may read its memory.
         causal_forms: Values of `causal` that the mechanism can keep its word on.
     """
 
     cross: ClassVar[bool] = False
+    reads_alone: ClassVar[bool] = False
+    shared_qk: ClassVar[bool] = False
     causal_forms: ClassVar[tuple[Causal, ...]] = (False,)
 
     def __init__(self, d_model: int, num_heads: int, *, causal: Causal = False) -> None:
@@ -161,13 +167,15 @@ class MultiHeadAttention(nn.Module):
         self.rotary_base = rotary_base
         width = core.d_model
         self.q_proj = nn.Linear(width, width, bias)
-        self.k_proj = nn.Linear(width, width, bias)
+        if not core.shared_qk:
+            self.k_proj = nn.Linear(width, width, bias)
         self.v_proj = nn.Linear(width, width, bias)
         self.out_proj = nn.Linear(width, width, bias)
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            nn.init.xavier_uniform_(projection.weight)
-            if bias:
-                nn.init.zeros_(projection.bias)
+        for projection in self.children():
+            if isinstance(projection, nn.Linear):
+                nn.init.xavier_uniform_(projection.weight)
+                if bias:
+                    nn.init.zeros_(projection.bias)
 
     def forward(
         self,
@@ -207,7 +215,8 @@ class MultiHeadAttention(nn.Module):
             source = x
         elif source_mask is not None:
             source = source.masked_fill(~source_mask[..., None], 0.0)
-        q, k = self._split(self.q_proj(x)), self._split(self.k_proj(source))
+        q = self._split(self.q_proj(x))
+        k = q if self.core.shared_qk else self._split(self.k_proj(source))
         if self.rotary_base is not None and memory is None:
             places = torch.arange(x.shape[1], device=x.device)
             q, k = (rotate(heads, places, self.rotary_base) for heads in (q, k))
@@ -234,7 +243,8 @@ class MultiHeadAttention(nn.Module):
 
         The values are those that `forward` on the whole text gives at this token.
         """
-        q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, v = self._split(self.q_proj(x)), self._split(self.v_proj(x))
+        k = q if self.core.shared_qk else self._split(self.k_proj(x))
         place: Cache = ()
         if self.rotary_base is not None:
             place, cache = cache[:1], cache[1:]

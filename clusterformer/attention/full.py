@@ -25,6 +25,7 @@ class FullAttention(AttentionCore):
     """
 
     cross: ClassVar[bool] = True
+    reads_alone: ClassVar[bool] = True
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
 
     def forward(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, Cache, Grouping, Memory, MultiHeadAttention
-from clusterformer.models.transformer import Encoded, EncoderLayer, Norm
+from clusterformer.models.transformer import Encoded, EncoderLayer, Norm, let_inherit
 
 
 class State(NamedTuple):
@@ -115,8 +115,8 @@ class Decoder(nn.Module):
         rotary_base: Of the self-attention.
 
     Raises:
-        ValueError: if a mechanism of `cores` is not causal, or one of `crosses` cannot read from
-            another text.
+        ValueError: if a mechanism of `cores` is not causal, or one of `crosses` cannot read
+            another text token by token.
     """
 
     def __init__(
@@ -139,8 +139,12 @@ class Decoder(nn.Module):
         for cross in crosses or ():
             if not cross.cross:
                 raise ValueError(f"{type(cross).__name__} has no cross-attention")
-        for core in cores[1:]:
-            core.inherit()
+            if not cross.reads_alone:
+                raise ValueError(
+                    f"{type(cross).__name__} groups queries, so a decoder that read its memory by "
+                    "it would see later tokens"
+                )
+        self._inherits = let_inherit(cores)
         self.layers = nn.ModuleList(
             DecoderLayer(core, cross, d_ff, dropout, norm, recompute, rotary_base)
             for core, cross in zip(cores, crosses or [None] * len(cores), strict=True)
@@ -164,8 +168,8 @@ class Decoder(nn.Module):
         """
         self._check(memory)
         groupings: list[Grouping | None] = []
-        for layer in self.layers:
-            previous = groupings[-1] if groupings else None
+        for layer, inherits in zip(self.layers, self._inherits, strict=True):
+            previous = groupings[-1] if inherits else None
             x, grouping = layer(x, key_mask, previous, memory, memory_mask)
             groupings.append(grouping)
         return Encoded(self.norm(x), groupings)

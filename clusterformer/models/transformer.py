@@ -3,7 +3,8 @@
 B batch   N tokens   E model width   F inner width of the feed-forward part
 """
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import compress, pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -109,6 +110,14 @@ class EncoderLayer(nn.Module):
         )
 
 
+def let_inherit(cores: Sequence[AttentionCore]) -> list[bool]:
+    """Prepare a stack: which layers take the grouping of the layer below, of the same mechanism."""
+    inherits = [False, *(type(below) is type(core) for below, core in pairwise(cores))]
+    for core in compress(cores, inherits):
+        core.inherit()
+    return inherits
+
+
 class Encoder(nn.Module):
     """A stack of layers; what a layer grouped goes up to the next of the same mechanism.
 
@@ -134,10 +143,7 @@ class Encoder(nn.Module):
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f'norm must be "pre" or "post", got {norm!r}')
-        self._inherits = [False, *(type(below) is type(core) for below, core in pairwise(cores))]
-        for core, inherits in zip(cores, self._inherits, strict=True):
-            if inherits:
-                core.inherit()
+        self._inherits = let_inherit(cores)
         self.layers = nn.ModuleList(
             EncoderLayer(core, d_ff, dropout, norm, recompute, rotary_base) for core in cores
         )
