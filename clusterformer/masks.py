@@ -23,3 +23,13 @@ def attention_mask(key_mask: Tensor, causal: bool = False) -> Tensor:
         mask = mask & triangle
         return mask | (triangle & ~mask.any(-1, keepdim=True))
     return mask | ~mask.any(-1, keepdim=True)
+
+
+def mask_by_head(mask: Tensor | None, num_heads: int) -> Tensor | None:
+    """(B, N) to (B * H, N), for what treats every head as a sequence of its own.
+
+    A sequence of padding only counts as real: nothing reads it, and no cluster of it is empty.
+    """
+    if mask is None:
+        return None
+    return (mask | ~mask.any(-1, keepdim=True)).repeat_interleave(num_heads, 0)

@@ -10,7 +10,13 @@ from clusterformer import attention
 from clusterformer.attention import AttentionCore, MultiHeadAttention, mechanisms
 
 WIDTH, HEADS = 32, 4
-SMALL = {"num_clusters": 5, "chunk_size": 4, "window": 5}  # several blocks at the lengths used here
+SMALL = {  # several blocks at the lengths used here
+    "num_clusters": 5,
+    "chunk_size": 4,
+    "window": 5,
+    "top_k": 4,
+    "block_size": 7,
+}
 
 
 FORMS = [(cls, causal) for cls in mechanisms() for causal in cls.causal_forms]

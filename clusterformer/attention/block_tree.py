@@ -1,0 +1,187 @@
+"""Causal multipole attention: a binary tree of blocks (MuSe, section 6).
+
+B batch, heads folded in   N tokens   D head width   P expansion points   C clusters   G groups
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.clustering.kmeans import (
+    capped_blocks,
+    cluster_means,
+    kmeans,
+    most_points,
+    nearest,
+)
+from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.merged_attention import merged_attention
+from clusterformer.kernels.multipole import NOTHING, Expansion, evaluate, expand
+
+
+class Settings(NamedTuple):
+    """What multipole attention is told, in plain numbers: see `MultipoleAttention`."""
+
+    num_clusters: int
+    iterations: int
+    cap: float
+    monopole: bool
+    dipole: bool
+    two_stage: bool
+    block_size: int
+
+
+def query_clusters(
+    q: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings
+) -> tuple[Tensor, int]:
+    """Cluster of each query (B, N), and the number of clusters: one without two stages."""
+    if not settings.two_stage:
+        return torch.zeros(q.shape[:2], dtype=torch.long, device=q.device), 1
+    return _cluster(q, mask, offset, settings), settings.num_clusters
+
+
+def expand_keys(
+    points: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    offset: Tensor,
+    settings: Settings,
+) -> Expansion:
+    """Cluster the keys (B, N, D), and summarise them as seen from `points` (B, P, D)."""
+    assignment = _cluster(k, mask, offset, settings)
+    places = most_points(k.shape[1], settings.num_clusters, settings.cap)
+    blocks = capped_blocks(assignment, settings.num_clusters, places, mask)
+    return expand(
+        points,
+        kernels.gather_own(k, blocks),
+        kernels.gather_own(v, blocks),
+        blocks.filled,
+        monopole=settings.monopole,
+        dipole=settings.dipole,
+    )
+
+
+def tree_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings
+) -> Tensor:
+    """Strictly causal attention: exact within blocks, multipoles of completed blocks before.
+
+    Args:
+        q, k, v: (B, N, D), the scale folded into q.
+        mask: (B, N), True at real tokens; only those count as places.
+        offset: Where k-means starts.
+        settings: Of the mechanism.
+
+    Returns:
+        (B, N, D); anything at padding.
+    """
+    if torch.compiler.is_exporting() or (
+        torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    ):
+        return _opaque(q, k, v, mask, offset, *settings)
+    if mask is None:
+        return _tree(q, k, v, offset, settings)
+    grouped = kernels.sort(torch.zeros_like(mask, dtype=torch.long), 1, mask)
+    out = _tree(*(_pick(x, grouped.order) for x in (q, k, v)), offset, settings)
+    return _pick(out, grouped.inverse)
+
+
+def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -> Tensor:
+    batch, length, width = q.shape
+    far, far_mass = torch.zeros_like(q), q.new_full((batch, length, 1), NOTHING)
+    size = settings.block_size
+    while size < length:
+        pairs = -(-(length - size) // (2 * size))
+        halves = (_blocks(x, pairs, 2 * size).chunk(2, dim=1) for x in (q, k, v))
+        (behind, looking), (keys, _), (values, _) = halves  # (B * pairs, size, D)
+        seen, mass = _recall(looking, remember(behind, keys, values, offset, settings))
+        seen = F.pad(seen, (0, 0, size, 0)).reshape(batch, -1, width)
+        mass = F.pad(mass, (0, 0, size, 0), value=NOTHING).reshape(batch, -1, 1)
+        rest = length - seen.shape[1]  # what a last block without a sibling leaves, or too much
+        seen, mass = F.pad(seen, (0, 0, 0, rest)), F.pad(mass, (0, 0, 0, rest), value=NOTHING)
+        far, far_mass = merge(far, far_mass, seen, mass)
+        size *= 2
+    count = -(-length // settings.block_size)
+    near = (_blocks(x, count, settings.block_size) for x in (q, k, v, far, far_mass))
+    return merged_attention(*near).view(batch, -1, width)[:, :length]
+
+
+def remember(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -> Expansion:
+    """Summarise completed blocks (B, N, D), as seen from the centroids of their own queries."""
+    assignment, count = query_clusters(q, None, offset, settings)
+    points, _ = cluster_means(q, assignment, count)
+    return expand_keys(points, k, v, None, offset, settings)
+
+
+def _recall(q: Tensor, memory: Expansion) -> tuple[Tensor, Tensor]:
+    """Attend from queries (B, N, D), each through its nearest point: values, log-mass (B, N, 1)."""
+    count = memory.points.shape[1]
+    chosen = nearest(q.detach(), memory.points.detach())
+    grouped = kernels.sort(chosen, count)
+    groups = kernels.cluster_chunks(grouped, max(8, -(-q.shape[1] // count)), look_back=0)
+    owner = chosen.gather(1, groups.members[..., 0])  # (B, G)
+    found = evaluate(kernels.gather_own(q, groups), through(memory, owner))
+    values, mass = kernels.resort(torch.cat(found, -1), groups).split((q.shape[-1], 1), -1)
+    return values, mass
+
+
+def through(memory: Expansion, owner: Tensor) -> Expansion:
+    """The expansions at the points `owner` (B, G)."""
+    return Expansion(*(_pick(x, owner) for x in memory))
+
+
+def merge(a: Tensor, a_mass: Tensor, b: Tensor, b_mass: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention to two sets of keys as attention to both (eq. 8): (B, N, D), masses (B, N, 1)."""
+    mass = torch.logaddexp(a_mass, b_mass)
+    return (a_mass - mass).exp() * a + (b_mass - mass).exp() * b, mass
+
+
+def _cluster(x: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings) -> Tensor:
+    return kmeans(
+        x,
+        settings.num_clusters,
+        mask,
+        iterations=settings.iterations,
+        cap=settings.cap,
+        offset=offset,
+    )
+
+
+def _blocks(x: Tensor, count: int, size: int) -> Tensor:
+    """Cut (B, N, D) into (B * count, size, D), filling up with zeros."""
+    x = F.pad(x, (0, 0, 0, count * size - x.shape[1]))
+    return x.reshape(-1, size, x.shape[-1])
+
+
+def _pick(x: Tensor, index: Tensor) -> Tensor:
+    """Entries of x (B, N, ...) at index (B, G): (B, G, ...)."""
+    row = torch.arange(len(index), device=x.device)[:, None] * x.shape[1]
+    return x.flatten(0, 1).index_select(0, (index + row).flatten()).unflatten(0, index.shape)
+
+
+@torch.library.custom_op("clusterformer::tree_attention", mutates_args=())
+def _opaque(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    offset: Tensor,
+    num_clusters: int,
+    iterations: int,
+    cap: float,
+    monopole: bool,
+    dipole: bool,
+    two_stage: bool,
+    block_size: int,
+) -> Tensor:
+    """`tree_attention` as one node of a graph: how many levels it has depends on the length."""
+    settings = Settings(num_clusters, iterations, cap, monopole, dipole, two_stage, block_size)
+    return tree_attention(q, k, v, mask, offset, settings).contiguous()
+
+
+@_opaque.register_fake
+def _(q: Tensor, *_others: object) -> Tensor:
+    return torch.empty_like(q)

@@ -1,0 +1,182 @@
+"""Clustered and improved clustered attention (Vyas, Katharopoulos, Fleuret, NeurIPS 2020).
+
+B batch   H heads   N queries   M keys   D head width   C clusters   W hash bits   K top keys
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.attention.base import AttentionCore, Causal, Grouping
+from clusterformer.clustering.hamming import hamming_kmeans
+from clusterformer.clustering.hashing import MOST_BITS, SignHash
+from clusterformer.clustering.kmeans import cluster_means, spread
+from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.gathered_attention import gathered_attention
+from clusterformer.masks import mask_by_head
+
+
+class ClusteredAttention(AttentionCore):
+    """Queries that lie together attend once, through their mean (eq. 3-6).
+
+    Queries are hashed to the signs of random projections and clustered in Hamming space, each
+    head by itself. V_i = softmax(mean(Q_c) K^T / sqrt(D)) V for every query i of cluster c.
+    Gradients flow as if the assignment were constant. There is no causal form: a cluster's mean
+    holds queries, and its one distribution keys, of all places.
+
+    With a cluster for each different query it is full attention.
+
+    Args:
+        d_model: E.
+        num_heads: H.
+        causal: Only False.
+        num_clusters: C (100 in the paper's benchmark).
+        bits: W, 1..63.
+        iterations: Of k-means, 10 in the paper.
+        seed: Of the planes; they are drawn once and lie in a buffer.
+
+    Cost: O(N (W D + C iterations) + C M D) time, O((N + M) D) memory.
+    """
+
+    cross: ClassVar[bool] = True
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False,)
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        causal: Causal = False,
+        num_clusters: int = 100,
+        bits: int = MOST_BITS,
+        iterations: int = 10,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(d_model, num_heads, causal=causal)
+        if num_clusters < 1:
+            raise ValueError(f"num_clusters must be at least 1, got {num_clusters}")
+        if iterations < 0:
+            raise ValueError(f"iterations must be at least 0, got {iterations}")
+        self.num_clusters = num_clusters
+        self.iterations = iterations
+        self.hash = SignHash(self.head_width, bits, seed)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, Grouping]:
+        with torch.autocast(q.device.type, enabled=False):
+            query, key, value = (x.float().flatten(0, 1) for x in (q, k, v))  # (B * H, N, D)
+            query_mask, key_mask = (
+                mask_by_head(mask, self.num_heads) for mask in (query_mask, key_mask)
+            )
+            assignment = hamming_kmeans(
+                self.hash(query), self.num_clusters, query_mask, self.iterations
+            )
+            values = self._attend(query, key, value, assignment, query_mask, key_mask)
+        heads = q.shape[:2]
+        grouping = Grouping(assignment.unflatten(0, heads), self.num_clusters)
+        return values.unflatten(0, heads).to(q.dtype), grouping
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        assignment: Tensor,
+        query_mask: Tensor | None,
+        key_mask: Tensor | None,
+    ) -> Tensor:
+        """Values (B * H, N, D) of queries (B * H, N, D) in clusters (B * H, N)."""
+        means, _ = cluster_means(q, assignment, self.num_clusters, query_mask)
+        mask = None if key_mask is None else key_mask[:, None, None]
+        of_clusters = F.scaled_dot_product_attention(means[:, None], k[:, None], v[:, None], mask)
+        return spread(of_clusters[:, 0], assignment)
+
+
+class ImprovedClusteredAttention(ClusteredAttention):
+    """Clustered attention, exact on the keys that matter most to a cluster (eq. 9-11).
+
+    The `top_k` keys of largest weight in a cluster's distribution keep their common mass m, but
+    each query of the cluster shares m out by its own dot products; the other keys keep the
+    cluster's weights. Never further from full attention than clustered attention, in the L1
+    distance of the weights (proposition 2). There is no causal form, as of clustered attention.
+
+    With top_k no less than the number of keys it is full attention.
+
+    Args:
+        d_model: E.
+        num_heads: H.
+        causal: Only False.
+        num_clusters: C.
+        bits: W, 1..63.
+        iterations: Of k-means.
+        seed: Of the planes.
+        top_k: K, keys a cluster, 32 in the paper.
+
+    Cost: O(N (W D + C iterations + K D) + C M D) time, O((N + M) D + C M) memory.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        causal: Causal = False,
+        num_clusters: int = 100,
+        bits: int = MOST_BITS,
+        iterations: int = 10,
+        seed: int = 0,
+        top_k: int = 32,
+    ) -> None:
+        super().__init__(
+            d_model,
+            num_heads,
+            causal=causal,
+            num_clusters=num_clusters,
+            bits=bits,
+            iterations=iterations,
+            seed=seed,
+        )
+        if top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {top_k}")
+        self.top_k = top_k
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        assignment: Tensor,
+        query_mask: Tensor | None,
+        key_mask: Tensor | None,
+    ) -> Tensor:
+        scale = self.head_width**-0.5
+        means, _ = cluster_means(q, assignment, self.num_clusters, query_mask)
+        scores = (means * scale) @ k.transpose(1, 2)  # (B * H, C, M)
+        if key_mask is not None:
+            scores = scores.masked_fill(~key_mask[:, None], float("-inf"))
+        top = scores.detach().topk(torch.sym_min(self.top_k, k.shape[1]), sorted=False).indices
+        others = scores.softmax(-1).scatter(-1, top, 0.0)
+        rest, mass = others @ v, 1 - others.sum(-1, keepdim=True)
+        # Groups of few queries of one cluster, so that each group gathers its keys once.
+        width = max(8, -(-q.shape[1] // (2 * self.num_clusters)))
+        grouped = kernels.sort(assignment, self.num_clusters, query_mask)
+        blocks = kernels.cluster_chunks(grouped, width, query_mask, look_back=0)
+        owner = assignment.gather(1, blocks.members[..., 0])
+        seen = top.gather(1, owner[..., None].expand(-1, -1, top.shape[-1]))
+        if key_mask is None:
+            mask = torch.ones_like(seen, dtype=torch.bool)
+        else:
+            mask = key_mask.gather(1, seen.flatten(1)).view(seen.shape)
+        exact = gathered_attention(q, k, v, blocks.members, blocks.filled, seen, mask, scale=scale)
+        return spread(rest, assignment) + spread(mass, assignment) * exact

@@ -1,0 +1,180 @@
+"""K-means in a vector space: Lloyd's iterations, with clusters of limited size if wished.
+
+B batch   N points   D width   C clusters   U places a cluster
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from clusterformer.clustering.seeding import seeds
+from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.reference import Blocks
+
+
+@torch.no_grad()
+def kmeans(
+    points: Tensor,
+    num_clusters: int,
+    mask: Tensor | None = None,
+    *,
+    iterations: int = 3,
+    cap: float | None = None,
+    offset: Tensor | float = 0.5,
+) -> Tensor:
+    """Cluster points by squared distance, all sequences at once, each as if it were alone.
+
+    Starts from points drawn with chances in proportion to their squared norms, as k-means++ draws
+    its first one (MuSe, Mitchell and Kersting, 2025, section 5). A cluster without points keeps
+    its centroid.
+
+    Args:
+        points: (B, N, D).
+        num_clusters: C. With no fewer clusters than different points, each point has its own.
+        mask: (B, N), True at real points; None means all real.
+        iterations: Lloyd's iterations before the last assignment.
+        cap: Most points a cluster, as a multiple of n / C (of the n real points of a sequence);
+            at least 1. None: no limit. Where more want in, the nearest stay, and the others go to
+            the nearest cluster with room.
+        offset: Where the draw starts, in 0..1.
+
+    Returns:
+        (B, N) integer, cluster of each point; padding holds any cluster.
+
+    Cost: O(N C D) an iteration.
+    """
+    points = points.float()
+    squares = points.square().sum(-1)
+    weights = squares + torch.finfo(squares.dtype).eps  # a zero vector is a point too
+    if mask is not None:
+        weights = weights.masked_fill(~mask, 0.0)
+    start = seeds(weights, num_clusters, offset)
+    centroids = points.gather(1, start[..., None].expand(-1, -1, points.shape[-1]))
+    for _ in range(iterations):
+        means, counts = cluster_means(points, nearest(points, centroids), num_clusters, mask)
+        centroids = torch.where(counts > 0, means, centroids)
+    if cap is None:
+        return nearest(points, centroids)
+    return _capped(_closeness(points, centroids), squares / 2, mask, cap)
+
+
+def nearest(points: Tensor, centroids: Tensor) -> Tensor:
+    """Index (B, N) of the centroid (B, C, D) nearest to each point (B, N, D)."""
+    return _place_of_largest(_closeness(points, centroids))
+
+
+def cluster_means(
+    points: Tensor, assignment: Tensor, num_clusters: int, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean (B, C, D) and number (B, C, 1) of the points (B, N, D) of each cluster.
+
+    A cluster without points has the mean 0. Gradients flow to the points.
+    """
+    batch, _, width = points.shape
+    flat = _flat(assignment, num_clusters)
+    weights = torch.ones_like(points[..., :1]) if mask is None else mask[..., None].float()
+    if mask is not None:
+        points = points.masked_fill(~mask[..., None], 0.0)
+    counts = points.new_zeros(batch * num_clusters, 1).index_add(0, flat, weights.flatten(0, 1))
+    sums = points.new_zeros(batch * num_clusters, width).index_add(0, flat, points.flatten(0, 1))
+    means = sums / counts.clamp(min=1)
+    return means.view(batch, num_clusters, width), counts.view(batch, num_clusters, 1)
+
+
+def spread(of_clusters: Tensor, assignment: Tensor) -> Tensor:
+    """What each point's cluster has: (B, C, D) to (B, N, D)."""
+    flat = _flat(assignment, of_clusters.shape[1])
+    return of_clusters.flatten(0, 1).index_select(0, flat).view(*assignment.shape, -1)
+
+
+Number = TypeVar("Number", int, Tensor)
+
+
+def most_points(length: Number, num_clusters: int, cap: float) -> Number:
+    """U: most points of a cluster, of `length` points in all: cap * length / C, rounded up."""
+    hundredths = round(100 * cap)
+    return -(-length * hundredths // (100 * num_clusters))
+
+
+def capped_blocks(
+    assignment: Tensor, num_clusters: int, places: int, mask: Tensor | None = None
+) -> Blocks:
+    """One block a cluster, of `places` slots each; no cluster may have more points.
+
+    Args:
+        assignment: (B, N), of `kmeans` with the cap that gave `places`.
+        num_clusters: C.
+        places: U.
+        mask: (B, N), True at real points.
+    """
+    order, inverse, counts = kernels.sort(assignment, num_clusters, mask)
+    start = counts.cumsum(1) - counts
+    rank = torch.arange(places, device=order.device)
+    filled = rank < counts[..., None]  # (B, C, U)
+    position = (start[..., None] + rank).clamp(max=order.shape[1] - 1)
+    members = order.gather(1, position.flatten(1)).view(position.shape).masked_fill(~filled, 0)
+    slot = assignment * places + inverse - start.gather(1, assignment)
+    if mask is not None:
+        slot = slot.masked_fill(~mask, -1)
+    visible = filled.any(-1, keepdim=True)
+    return Blocks(members, filled, slot, slot[..., None], visible, 0, mask is not None)
+
+
+def _closeness(points: Tensor, centroids: Tensor) -> Tensor:
+    """(|x|^2 - |x - c|^2) / 2 = x . c - |c|^2 / 2, (B, N, C): the larger, the nearer."""
+    offsets = centroids.square().sum(-1)[:, None] / 2
+    return torch.baddbmm(offsets, points, centroids.transpose(1, 2), beta=-1)
+
+
+def _place_of_largest(values: Tensor) -> Tensor:
+    """The argmax over the last dimension, by two maxima, which are faster than one argmax."""
+    index = torch.arange(values.shape[-1], dtype=torch.int32, device=values.device)
+    largest = values.amax(-1, keepdim=True)
+    return torch.where(values == largest, index, 0).amax(-1).long()
+
+
+def _capped(closeness: Tensor, ground: Tensor, mask: Tensor | None, cap: float) -> Tensor:
+    """Nearest clusters with room: two rounds of wishes, then whatever is free.
+
+    Args:
+        closeness: (B, N, C).
+        ground: (B, N), what takes from closeness to make it a distance.
+        mask: (B, N).
+        cap: Most points a cluster, in n / C.
+    """
+    batch, length, num_clusters = closeness.shape
+    if mask is None:
+        mask = torch.ones(batch, length, dtype=torch.bool, device=closeness.device)
+    room = most_points(mask.sum(-1, keepdim=True), num_clusters, cap).expand(-1, num_clusters)
+    waiting, assignment = mask, torch.zeros_like(mask, dtype=torch.long)
+    for _ in range(2):
+        open_only = closeness.masked_fill((room <= 0)[:, None], float("-inf"))
+        choice = _place_of_largest(open_only).masked_fill(~waiting, num_clusters)
+        wish = open_only.amax(-1) - ground
+        taken, counts = _first_in(choice, wish, room)
+        assignment = torch.where(taken, choice, assignment)
+        waiting, room = waiting & ~taken, room - counts
+    free = room.cumsum(-1)
+    turn = waiting.cumsum(-1) - 1
+    anywhere = torch.searchsorted(free, turn, right=True).clamp(max=num_clusters - 1)
+    return torch.where(waiting, anywhere, assignment)
+
+
+def _first_in(choice: Tensor, wish: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+    """Which points (B, N) get into the cluster of their choice, the strongest wish first.
+
+    Returns that, and how many points (B, C) each cluster took.
+    """
+    by_wish = wish.argsort(dim=-1, descending=True, stable=True)
+    grouped = kernels.sort(choice.gather(1, by_wish), room.shape[1] + 1)
+    start = grouped.counts.cumsum(1) - grouped.counts
+    rank = torch.empty_like(choice).scatter_(1, by_wish, grouped.inverse)
+    rank = rank - start.gather(1, choice)
+    limit = torch.nn.functional.pad(room, (0, 1)).gather(1, choice)
+    return rank < limit, torch.minimum(grouped.counts[:, :-1], room.clamp(min=0))
+
+
+def _flat(assignment: Tensor, num_clusters: int) -> Tensor:
+    row = torch.arange(assignment.shape[0], device=assignment.device)[:, None]
+    return (assignment + row * num_clusters).flatten()

@@ -1,0 +1,89 @@
+"""Causal attention to near keys, merged with what a far field gives.
+
+B batch   N tokens   D width
+"""
+
+import torch
+from torch import Tensor
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def merged_attention(q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor) -> Tensor:
+    """Causal softmax attention within blocks, joined with other keys' share (MuSe, eq. 8).
+
+    out = (exp(near_mass) near + exp(far_mass) far) / (exp(near_mass) + exp(far_mass))
+
+    Args:
+        q, k, v: (B, N, D), a block each; the scale is folded into q.
+        far: (B, N, D) values that attention to other keys gave.
+        far_mass: (B, N, 1) log of the sum of exp(q . k) over them; -1e30 for none.
+
+    Cost: O(N^2 D) time, O(N D) memory on CPU.
+    """
+    if q.device.type == "cpu":
+        return _forward(q, k, v, far, far_mass)[0]
+    return reference(q, k, v, far, far_mass)
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor) -> Tensor:
+    """The definition of `merged_attention`."""
+    length = q.shape[1]
+    before = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    scores = (q @ k.transpose(1, 2)).masked_fill(~before, float("-inf"))
+    weights = torch.cat([scores, far_mass], -1).softmax(-1)
+    return weights[..., :-1] @ v + weights[..., -1:] * far
+
+
+@torch.library.custom_op("clusterformer::merged_attention", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Values (B, N, D) and the log-sum-exp (B, N, 1) over near and far keys."""
+    near, near_mass = _flash(q[:, None], k[:, None], v[:, None], 0.0, True, scale=1.0)
+    near_mass = near_mass[:, 0, :, None]
+    mass = torch.logaddexp(near_mass, far_mass)
+    out = near[:, 0] * (near_mass - mass).exp()
+    return out.addcmul_(far, (far_mass - mass).exp()), mass
+
+
+@torch.library.custom_op("clusterformer::merged_attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    far: Tensor,
+    far_mass: Tensor,
+    out: Tensor,
+    mass: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients: from values and mass of ALL keys, the fused backward gives those of the near."""
+    near = _flash_backward(
+        *(x[:, None] for x in (grad, q, k, v, out)), mass[:, None, :, 0], 0.0, True, scale=1.0
+    )
+    d_q, d_k, d_v = (x[:, 0].contiguous() for x in near)
+    share = (far_mass - mass).exp()
+    return d_q, d_k, d_v, share * grad, share * (grad * (far - out)).sum(-1, keepdim=True)
+
+
+@_forward.register_fake
+def _(q: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(*q.shape[:2], 1)
+
+
+@_backward.register_fake
+def _(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(x) for x in tensors[:5])
+
+
+def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _differentiate(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
+    return _backward(grad, *ctx.saved_tensors)
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup)

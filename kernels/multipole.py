@@ -1,0 +1,97 @@
+"""Multipole expansions of attention to clusters of keys (MuSe, Mitchell and Kersting, 2025).
+
+B batch   D head width   P expansion points (centroids of queries)   C clusters of keys
+U places a cluster   G groups of queries   S queries a group
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NOTHING = -1e30
+"""Log-mass of no keys: finite, so that differences and gradients stay so."""
+
+
+class Expansion(NamedTuple):
+    """What queries near an expansion point need to know about all keys.
+
+    Attributes:
+        points: (B, P, D) expansion points.
+        keys: (B, P, C, D) mean key of each cluster, tilted by the expansion point (eq. 5).
+        values: (B, P, C, D) mean value likewise; zeros without monopoles.
+        mass: (B, P, C) log of the sum of exp(q . k) over the cluster, mu of algorithm 3.
+        dipole: (B, P, D, D) covariance of keys and values, joined over clusters (algorithm 5);
+            (B, P, D, 0) without dipoles.
+    """
+
+    points: Tensor
+    keys: Tensor
+    values: Tensor
+    mass: Tensor
+    dipole: Tensor
+
+
+def expand(
+    points: Tensor,
+    k: Tensor,
+    v: Tensor,
+    filled: Tensor,
+    *,
+    monopole: bool = True,
+    dipole: bool = True,
+) -> Expansion:
+    """Summarise clusters of keys as seen from each expansion point (algorithms 3 and 5).
+
+    Args:
+        points: (B, P, D); the scale of the logits is folded into them.
+        k, v: (B, C, U, D), keys and values in their clusters.
+        filled: (B, C, U) bool, False at places that hold none.
+        monopole: Whether to keep the mean values.
+        dipole: Whether to keep the covariances.
+
+    Cost: O(P C U D) time, and O(C U D^2) for the dipoles.
+    """
+    width = k.shape[-1]
+    scores = points[:, None] @ k.transpose(2, 3)  # (B, C, P, U)
+    scores = scores.masked_fill(~filled[:, :, None], NOTHING)
+    mass = scores.logsumexp(-1)
+    tilted = (scores - mass[..., None]).exp() @ torch.cat([k, v], -1)
+    tilted, mass = tilted.transpose(1, 2), mass.transpose(1, 2)
+    keys, values = tilted.split(width, -1)
+    if dipole:
+        joint = mass.softmax(-1) @ covariances(k, v, filled).flatten(2)
+        joint = joint.unflatten(-1, (width, width))
+    else:
+        joint = points.new_zeros(*points.shape, 0)
+    return Expansion(points, keys, values if monopole else torch.zeros_like(values), mass, joint)
+
+
+def covariances(k: Tensor, v: Tensor, filled: Tensor) -> Tensor:
+    """Cov(k, v) within each cluster, not tilted, (B, C, D, D): keys first."""
+    real = filled[..., None].to(k.dtype)
+    share = real / real.sum(2, keepdim=True).clamp(min=1)
+    centred = (k - (k * share).sum(2, keepdim=True)) * share
+    return centred.transpose(2, 3) @ (v - (v * share).sum(2, keepdim=True))
+
+
+def evaluate(q: Tensor, expansion: Expansion) -> tuple[Tensor, Tensor]:
+    """Attend from queries to what their expansion point knows (algorithm 4).
+
+    Args:
+        q: (B, G, S, D), the queries of each group.
+        expansion: Of each group's point, P = G.
+
+    Returns:
+        Values (B, G, S, D), and the log of their mass (B, G, S, 1).
+
+    Cost: O(G S (C + D) D).
+    """
+    points, keys, values, mass, dipole = expansion
+    residual = q - points[:, :, None]
+    scores = residual @ keys.transpose(2, 3) + mass[:, :, None]
+    total = scores.logsumexp(-1, keepdim=True)
+    out = (scores - total).exp() @ values
+    if dipole.shape[-1]:
+        out = out + residual @ dipole
+    return out, total
