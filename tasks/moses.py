@@ -58,23 +58,28 @@ class TextForm:
 
 class _Moses:
     def __init__(self, language: str) -> None:
-        library = _library()
+        self.normaliser = _library().MosesPunctNormalizer(language)
+        self.tokenizer = tokenizer(language)
+        self.detokenizer = _library().MosesDetokenizer(language)
 
-        class Tokenizer(library.MosesTokenizer):
-            """The library's, which makes a set of every letter there is for each word it asks of."""
 
-            letters = frozenset(library.MosesTokenizer.IsAlpha)
-            small_letters = frozenset(library.MosesTokenizer.IsLower)
+def tokenizer(language: str) -> Any:
+    """Moses' tokenizer for a language: the library's, only faster."""
+    library = _library()
 
-            def isanyalpha(self, text: str) -> bool:
-                return not self.letters.isdisjoint(text)
+    class Tokenizer(library.MosesTokenizer):
+        """The library's, but for making a set of all letters anew for each word it asks of."""
 
-            def islower(self, text: str) -> bool:
-                return self.small_letters.issuperset(text)
+        letters = frozenset(library.MosesTokenizer.IsAlpha)
+        small_letters = frozenset(library.MosesTokenizer.IsLower)
 
-        self.normaliser = library.MosesPunctNormalizer(language)
-        self.tokenizer = Tokenizer(language)
-        self.detokenizer = library.MosesDetokenizer(language)
+        def isanyalpha(self, text: str) -> bool:
+            return not self.letters.isdisjoint(text)
+
+        def islower(self, text: str) -> bool:
+            return self.small_letters.issuperset(text)
+
+    return Tokenizer(language)
 
 
 def _languages() -> set[str]:

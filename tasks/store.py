@@ -23,7 +23,7 @@ class TokenStore:
         starts, tokens = _files(path)
         self._starts = np.load(starts, mmap_mode="r")
         total = int(self._starts[-1])
-        dtype = np.uint16 if tokens.stat().st_size == 2 * total else np.int32
+        dtype: type[np.integer] = np.uint16 if tokens.stat().st_size == 2 * total else np.int32
         self._tokens = (
             np.memmap(tokens, dtype, "r", shape=(total,)) if total else np.empty(0, dtype)
         )

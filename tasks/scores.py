@@ -1,6 +1,7 @@
-"""BLEU and chrF of a whole corpus, by sacrebleu, however many processes share it.
+"""Scores of generated text over a whole corpus, however many processes share it.
 
-Both are functions of counts that add up over sentences; only the counts are kept.
+BLEU and chrF, by sacrebleu, are functions of counts that add up over sentences, and these alone are
+kept.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
 
 from clusterformer.errors import InputError
 
@@ -61,6 +62,17 @@ class CorpusScore(Metric):
 
     def _count(self, hypotheses: Sequence[str], references: Sequence[str]) -> list[list[int]]:
         return self._score._extract_corpus_statistics(hypotheses, [references])
+
+
+class Perplexity(MeanMetric):
+    """Exponential of the mean loss a token, in nats; update with mean losses and their weights."""
+
+    def __init__(self) -> None:
+        super().__init__(nan_strategy="ignore")
+
+    def compute(self) -> torch.Tensor:
+        """Over all tokens counted."""
+        return super().compute().exp()
 
 
 def _split_compounds(sentences: Sequence[str]) -> list[str]:
