@@ -56,7 +56,7 @@ def test_wheel_holds_every_module_and_configuration(wheel: Path) -> None:
         ("configs", "clusterformer/configs"),
     ):
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in {".py", ".yaml"}:
+            if path.suffix in {".py", ".yaml", ".tsv"}:
                 expected.add(f"{prefix}/{path.relative_to(ROOT / folder).as_posix()}")
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == expected

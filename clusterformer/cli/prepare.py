@@ -1,0 +1,143 @@
+"""`clusterformer prepare`: bring a named data set to where the tasks look for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+
+from clusterformer.cli.arguments import Arguments
+from clusterformer.errors import InputError
+
+HELP = """
+usage: clusterformer prepare NAME [NAME ...] [options]
+       clusterformer prepare --list
+
+Bring named data sets to the folder of the data sets, from their publishers, checked against
+published checksums and counts. A cut or killed download goes on where it ended when run again.
+
+  --list            what there is: task, size, licence, source, and whether it is here
+  --root DIR        folder of the data sets (default: $CLUSTERFORMER_DATA, else the user's cache)
+  --accept-licence  say that you accept the licence of a set that asks for it
+  --mirror URL      fetch from URL/NAME/FILE instead, such as a server of your own
+  --keep            leave what was fetched in DIR/downloads/NAME, ready to serve as a mirror
+  --timeout 30      seconds without a byte after which a connection is given up and made anew
+
+sets
+  classification      mr subj cr mpqa 20news
+  inference           snli scitail mnli sick
+  matching            quora (by hand: it says how) wikiqa
+  translation         multi30k iwslt14 wmt14 tatoeba
+  language modelling  wikitext2 gutenberg pg19 (needs the extra hub)
+  others              mnist glove
+
+examples:
+  clusterformer prepare mr multi30k
+  clusterformer prepare wikiqa --accept-licence
+  clusterformer prepare wmt14 --root /data --mirror http://mirror.example.org/sets
+"""
+
+
+def run(arguments: list[str]) -> None:
+    """Prepare each set, or list them all."""
+    from clusterformer.tasks.preparation import prepare
+    from clusterformer.tasks.publishers import find
+
+    options = _parse(arguments)
+    if options.list:
+        _list(options.root)
+        return
+    sets = [find(name) for name in options.names]
+    for published in sets:
+        folder = prepare(
+            published.name,
+            root=options.root,
+            mirror=options.mirror,
+            accept=options.accept_licence,
+            keep=options.keep,
+            timeout=options.timeout,
+            say=_say,
+            meter=_meter,
+        )
+        print(f"{published.name}: {folder} (licence: {published.licence})", flush=True)
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    parser = Arguments("prepare")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--root")
+    parser.add_argument("--accept-licence", "--accept-license", action="store_true")
+    parser.add_argument("--mirror")
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--timeout", type=float, default=30.0)
+    options = parser.parse_args(arguments)
+    if not options.names and not options.list:
+        raise InputError("which data set? give its name, or --list to see what there is")
+    if options.mirror and not options.mirror.startswith(("http://", "https://")):
+        raise InputError(f"--mirror must begin with http:// or https://, got {options.mirror!r}")
+    if not options.timeout > 0:
+        raise InputError(f"--timeout must be more than 0 seconds, got {options.timeout:g}")
+    return options
+
+
+def _list(root: str | None) -> None:
+    from clusterformer.tasks.folders import data_folder
+    from clusterformer.tasks.preparation import presence
+    from clusterformer.tasks.publishers import sets
+
+    folder = data_folder(root)
+    rows = [("name", "task", "size", "here", "terms", "licence", "source")]
+    rows += [
+        (
+            published.name,
+            published.task,
+            _size(published.bytes) if published.bytes else "?",
+            presence(published, folder),
+            published.terms,
+            published.licence,
+            published.page,
+        )
+        for published in sets().values()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print(f"folder of the data sets: {folder}\n")
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _meter(file: str) -> Callable[[int, int | None], None]:
+    """Tells how far a download is: on a terminal in place, else every ten seconds."""
+    live = sys.stderr.isatty()
+    pause = 0.2 if live else 10.0
+    begun = shown = time.monotonic()
+    first: int | None = None
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal shown, first
+        first = done if first is None else first
+        now = time.monotonic()
+        if now - shown < pause and done != total:
+            return
+        shown = now
+        share = f" of {_size(total)} ({done / total:.0%})" if total else ""
+        rate = f", {_size((done - first) / (now - begun))}/s" if now - begun > 1 else ""
+        line = f"{file}: {_size(done)}{share}{rate}"
+        end = "" if live and done != total else "\n"
+        print(f"\r{line:<70}" if live else line, end=end, file=sys.stderr, flush=True)
+
+    return report
+
+
+def _size(count: float) -> str:
+    """Bytes for people, in decimal units."""
+    unit, name = next(
+        (pair for pair in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if count >= pair[0]), (1, "bytes")
+    )
+    return f"{count / unit:.3g} {name}"
