@@ -1,0 +1,270 @@
+"""Language modelling end to end: measures, resume, honesty of the causal models, generation."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clusterformer.attention import (
+    FullAttention,
+    LocalAttention,
+    NeuralClusteringAttention,
+)
+from clusterformer.checkpoints import read
+from clusterformer.cli.generate import load
+from clusterformer.cli.main import main
+from clusterformer.errors import InputError
+from clusterformer.evaluation import Evaluation
+from clusterformer.models.architecture import Architecture
+from clusterformer.models.language_model import LanguageModel
+from clusterformer.models.transformer import Encoded, Output
+from clusterformer.task import IGNORE, Batch
+from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.spelling import PAD, TEXT
+from clusterformer.tasks.streams import batch_of
+
+NEURAL = partial(
+    NeuralClusteringAttention, num_clusters=4, chunk_size=4, local_heads=1, local_window=4
+)
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "–", "Zoë", "saw", "it", "there", "today"]
+
+
+def text(lines: int) -> str:
+    generator = torch.Generator().manual_seed(lines)
+    picks = torch.randint(len(WORDS), (lines, 8), generator=generator).tolist()
+    return "".join(" ".join(WORDS[pick] for pick in line) + "\n" for line in picks)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(text(40), encoding="utf-8")
+    return tmp_path
+
+
+def network(attention, positions: str = "rotary", size: int = 20, **options) -> LanguageModel:
+    shape = {"d_model": 16, "num_heads": 2, "d_ff": 32, "dropout": 0.0, **options}
+    return LanguageModel(
+        Architecture(attention, positions=positions, **shape), vocab_size=size
+    ).eval()
+
+
+def neural_and_local(**options) -> LanguageModel:
+    return network(NEURAL, num_layers=3, outer_attention=partial(LocalAttention, window=5))
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("attention", [FullAttention, NEURAL], ids=["full", "neural"])
+def test_step_by_step_equals_the_full_forward(attention, positions: str) -> None:
+    check_steps(network(attention, positions))
+
+
+def test_step_by_step_equals_the_full_forward_in_a_mixed_stack() -> None:
+    model = neural_and_local()
+    kinds = [type(layer.attention.core) for layer in model.decoder.layers]
+    assert kinds == [LocalAttention, NeuralClusteringAttention, LocalAttention]
+    check_steps(model)
+
+
+def check_steps(model: LanguageModel) -> None:
+    tokens = torch.randint(1, 20, (3, 31))
+    with torch.no_grad():
+        expected = model(batch_of(tokens, tokens)).logits
+        state, found = model.start(3), []
+        for column in tokens.unbind(1):
+            logits, state = model.step(column, state)
+            found.append(logits)
+    torch.testing.assert_close(torch.stack(found, 1), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["neural", "mixed"])
+def test_random_tokens_cannot_be_predicted(model: str) -> None:
+    """A causal model that reads the answer would go below ln V; an honest one cannot."""
+    torch.manual_seed(1)
+    net = network(NEURAL, d_model=32, size=9) if model == "neural" else neural_and_local()
+    net.train()
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(100):
+        tokens = torch.randint(1, 9, (16, 33))
+        logits = net(batch_of(tokens[:, :-1], tokens[:, 1:])).logits
+        # the 8 tokens that occur are a free choice; what never occurs is soon ruled out
+        loss = F.cross_entropy(logits[..., 1:9].flatten(0, 1), tokens[:, 1:].flatten() - 1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    last = torch.tensor(losses[-40:])
+    assert last.mean() > math.log(8) - 4 * last.std() / math.sqrt(40)
+    assert last.mean() < math.log(8) + 0.05
+
+
+class Uniform(nn.Module):
+    """Gives every byte the same probability."""
+
+    def forward(self, batch: Batch) -> Output:
+        logits = torch.full((*batch.tokens.shape, 258), float("-inf"))
+        logits[..., TEXT + 1 :] = 0.0
+        return Output(logits, Encoded(logits, []))
+
+
+def evaluated(task: LanguageModeling, model: nn.Module) -> dict[str, Tensor]:
+    task.setup("test")
+    evaluation = Evaluation(task, torch.device("cpu"))
+    for batch in task.test_dataloader():
+        evaluation.add(model(batch), batch)
+    return evaluation.compute()
+
+
+@pytest.mark.parametrize(("context", "stride"), [(64, None), (64, 17), (10_000, None)])
+def test_a_uniform_model_needs_eight_bits_a_byte(folder: Path, context: int, stride) -> None:
+    task = LanguageModeling(train="text.txt", test="text.txt", context=context, stride=stride)
+    found = evaluated(task, Uniform())
+    content = (folder / "text.txt").read_bytes()
+    assert found["bits_per_byte"].item() == pytest.approx(8)
+    assert found["loss"].item() == pytest.approx(math.log(256))
+    expected = len(content) / len(content.split()) * math.log(256)
+    assert found["word_perplexity"].log().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "word"])
+def test_measures_do_not_hang_on_the_windows(folder: Path, tokenizer) -> None:
+    """A model that sees one token alone says the same whatever the context and stride."""
+    options = {"tokenizer": tokenizer, "vocab_size": 300 if tokenizer == "bpe" else None}
+    found = []
+    for context, stride in ((8, None), (50, 3), (5000, None)):
+        task = LanguageModeling(
+            train="text.txt", test="text.txt", context=context, stride=stride, **options
+        )
+        task.setup("test")
+        torch.manual_seed(3)
+        one = partial(LocalAttention, window=1)
+        model = network(one, "none", size=task.speller.vocab_size, num_layers=1)
+        with torch.no_grad():
+            found.append(evaluated(task, model))
+    for other in found[1:]:
+        for name, value in found[0].items():
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-4)
+    assert ("bits_per_byte" in found[0]) == (tokenizer != "word")
+
+
+def test_word_perplexity_of_words_counts_line_ends(folder: Path) -> None:
+    task = LanguageModeling(train="text.txt", test="text.txt", tokenizer="word", context=32)
+    assert task.monitor == "val/word_perplexity"
+    task.setup("test")
+    size = task.speller.vocab_size
+
+    class Even(nn.Module):
+        def forward(self, batch: Batch) -> Output:
+            logits = torch.zeros(*batch.tokens.shape, size)
+            return Output(logits, Encoded(logits, []))
+
+    assert evaluated(task, Even())["word_perplexity"].item() == pytest.approx(size)
+    assert sum((batch.target != IGNORE).sum() for batch in task.test_dataloader()) == 40 * 9
+
+
+def command(*more: str) -> list[str]:
+    return [
+        *("fit", "--data=LanguageModeling", "--data.train=text.txt", "--data.context=16"),
+        *("--model.attention=NeuralClusteringAttention", "--model.attention.num_clusters=4"),
+        *("--model.attention.chunk_size=4", "--model.d_model=16", "--model.num_heads=2"),
+        *("--model.num_layers=2", "--model.warmup=5", "--model.positions=rotary"),
+        *("--trainer.accelerator=cpu", "--trainer.max_epochs=1", *more),
+    ]
+
+
+def test_it_trains_resumes_and_generates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command()) == 0
+    assert main(command("--checkpoint_every=3", "--trainer.max_steps=7")) == 0
+    run = folder / "runs/languagemodeling/2"
+    assert read(run / "checkpoints/last.ckpt")["global_step"] == 7
+    assert main(["fit", f"--resume={run}", "--trainer.max_steps=-1"]) == 0
+    whole, resumed = (
+        read(folder / f"runs/languagemodeling/{number}/checkpoints/last.ckpt")["state_dict"]
+        for number in (1, 2)
+    )
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert main(["test", f"--checkpoint={run}"]) == 0
+    assert "test/bits_per_byte\t" in capsys.readouterr().out
+
+    prompt = ["--prompt", "the Zoë", "--tokens", "40"]
+    generate = ["generate", "--checkpoint", str(run), *prompt]
+    written = []
+    for options in (["--seed=1"], ["--seed=1"], ["--seed=2"], ["--temperature=0"]):
+        assert main([*generate, *options]) == 0
+        written.append(capsys.readouterr().out)
+    assert written[0] == written[1] != written[2]
+    assert all(piece.startswith("the Zoë") for piece in written)
+    (folder / "some.txt").write_text("the cat sat\nsat – the Zoë\n", encoding="utf-8")
+    assert main(["predict", f"--checkpoint={run}", "--input=some.txt"]) == 0
+    bits, tokens = capsys.readouterr().out.splitlines()[1].split("\t")
+    assert float(bits) > 0
+    assert int(tokens) == len("sat – the Zoë".encode())
+
+    with pytest.raises(InputError, match="tokens must be at least 1, got 0"):
+        next(load(str(run)).stream("x", tokens=0))
+    for wrong, message in (
+        (["--top_p=2"], "top_p must be above 0 and at most 1, got 2.0"),
+        (["--tokens=many"], "--tokens is a number (int), got 'many'"),
+        (["--length=3"], "no option --length=3"),
+    ):
+        assert main(["generate", f"--checkpoint={run}", *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_text_is_streamed_in_whole_characters(folder: Path) -> None:
+    """A model that has learnt a text of long characters by heart says them whole."""
+    from clusterformer.tasks.generation import TextGenerator
+    from clusterformer.tasks.spelling import ByteSpeller
+
+    class Parrot(nn.Module):
+        embedding = nn.Module()
+
+        def start(self) -> int:
+            return 0
+
+        def step(self, tokens: Tensor, state: int) -> tuple[Tensor, int]:
+            logits = F.one_hot(torch.tensor([said[state]]), 258) * 100.0
+            logits[:, PAD] = 1000.0  # is never drawn
+            return logits, state + 1
+
+    said = [*ByteSpeller().encode("é🌊東 x").tolist(), TEXT]
+    model = Parrot()
+    model.embedding.tokens = nn.Embedding(1, 1)
+    pieces = list(TextGenerator(model, ByteSpeller()).stream())  # type: ignore[arg-type]
+    assert pieces == ["é", "🌊", "東", " ", "x"]
+    said[4:] = [TEXT]  # cut within a character
+    pieces = list(TextGenerator(model, ByteSpeller()).stream())  # type: ignore[arg-type]
+    assert pieces == ["é", "\N{REPLACEMENT CHARACTER}"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either a named set"),
+        ({"name": "wikitext2", "train": "x.txt"}, "either a named set"),
+        (
+            {"train": "x.txt", "context": 8, "stride": 9},
+            r"1..context \(8\), got 9",
+        ),
+        ({"train": "x.txt", "vocab_size": 300}, "there is none for bytes, got 300"),
+        ({"train": "x.txt", "tokenizer": "bpe", "vocab_size": 257}, "at least 258, got 257"),
+    ],
+)
+def test_bad_options_are_refused(options, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LanguageModeling(**options)
+
+
+def test_generate_refuses_a_classifier(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "rows.tsv").write_text("".join(f"{i % 2}\tword {i}\n" for i in range(40)))
+    fit = ["fit", "--data=Classification", "--data.train=rows.tsv", "--data.text_column=2"]
+    fit += ["--data.label_column=1", "--model.d_model=8", "--model.num_heads=2"]
+    assert main([*fit, "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]) == 0
+    assert main(["generate", "--checkpoint=runs/classification/1"]) == 2
+    assert "generate needs a language model" in capsys.readouterr().err
