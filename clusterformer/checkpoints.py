@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from clusterformer.errors import InputError
 
@@ -35,6 +40,33 @@ def read(path: str | Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise InputError(f"{path}: refused, clusterformer did not write this file")
     return checkpoint
+
+
+def average(paths: Sequence[str | Path]) -> dict[str, Tensor]:
+    """The mean of the weights in checkpoints of one training, as `load_state_dict` takes them.
+
+    What is not a fractional number, such as a count, comes from the last of them.
+
+    Raises:
+        InputError: if there are none, one cannot be read, or they are not of one network.
+    """
+    if not paths:
+        raise InputError("no checkpoints to average")
+    first = read(paths[0])["state_dict"]
+    total = {name: tensor.double() for name, tensor in first.items()}
+    for path in paths[1:]:
+        weights = read(path)["state_dict"]
+        shapes = {name: tensor.shape for name, tensor in weights.items()}
+        if shapes != {name: tensor.shape for name, tensor in first.items()}:
+            raise InputError(f"{path}: not of the same network as {paths[0]}")
+        for name, tensor in weights.items():
+            total[name] = (total[name] if tensor.is_floating_point() else 0) + tensor
+    return {
+        name: (tensor / len(paths) if first[name].is_floating_point() else tensor).to(
+            first[name].dtype
+        )
+        for name, tensor in total.items()
+    }
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -84,6 +116,76 @@ class BestCheckpoint(ModelCheckpoint):
                 "best_k_models": {path: state_dict["best_model_score"]},
             }
         super().load_state_dict(state_dict)
+
+
+class Kept(NamedTuple):
+    """A checkpoint of weights, named by the step and the validation result that they gave."""
+
+    step: int
+    score: float
+    path: Path
+
+    @classmethod
+    def all(cls, folder: str | Path) -> list[Kept]:
+        """Those in a folder, in the order of training."""
+        found = (_KEPT.fullmatch(path.name) for path in Path(folder).glob("step*.ckpt"))
+        return sorted(
+            cls(int(name["step"]), float(name["score"]), Path(folder, name[0]))
+            for name in found
+            if name
+        )
+
+    @staticmethod
+    def last(kept: list[Kept], count: int) -> list[Kept]:
+        """The latest `count`."""
+        return sorted(kept)[-count:]
+
+    @staticmethod
+    def best(kept: list[Kept], count: int, mode: str) -> list[Kept]:
+        """The `count` with the most ("max") or least ("min") score; NaN is worst."""
+        sign = -1 if mode == "max" else 1
+        worst = float("inf")
+        ranked = sorted(kept, key=lambda one: worst if math.isnan(one.score) else sign * one.score)
+        return ranked[:count]
+
+
+_KEPT = re.compile(r"step(?P<step>\d+)_(?P<score>\S+)\.ckpt")
+
+
+class KeptCheckpoints(Checkpoint):
+    """Keeps the weights after the last few validations, and those after the best few.
+
+    Files alone say what is kept, so a resumed run goes on wherever its folder lies.
+
+    Args:
+        folder: Where to write; only the first process needs it.
+        monitor: The logged value to compare.
+        mode: "max" if more of it is better, else "min".
+        count: How many last ones, and how many best ones.
+    """
+
+    def __init__(self, folder: str | Path | None, monitor: str, mode: str, count: int) -> None:
+        if count < 0:
+            raise InputError(f"keep must be at least 0, got {count}")
+        self._folder, self._monitor, self._mode, self._count = folder, monitor, mode, count
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._folder = trainer.strategy.broadcast(self._folder)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._count or trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        score = float(trainer.callback_metrics[self._monitor])
+        path = Path(str(self._folder)) / f"step{trainer.global_step}_{score:.6g}.ckpt"
+        trainer.save_checkpoint(path, weights_only=True)
+        if trainer.is_global_zero:
+            kept = Kept.all(path.parent)
+            wanted = Kept.last(kept, self._count) + Kept.best(kept, self._count, self._mode)
+            for one in kept:
+                if one not in wanted:
+                    one.path.unlink()
 
 
 class LastCheckpoint(Checkpoint):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from clusterformer.checkpoints import CHECKPOINT_KEY, read
+from clusterformer.checkpoints import CHECKPOINT_KEY, Kept, average, read
 from clusterformer.cli.options import Options, take
 from clusterformer.cli.runs import Run, first_process
 from clusterformer.errors import InputError
@@ -30,6 +31,7 @@ def load(arguments: list[str]) -> Trained:
         InputError: without `--checkpoint`, or with a file that is not such a checkpoint.
     """
     given, arguments = take(arguments, "--checkpoint")
+    which, arguments = take(arguments, "--average")
     if given is None:
         raise InputError("give --checkpoint, a run folder or a .ckpt file")
     path = Path(given)
@@ -45,7 +47,26 @@ def load(arguments: list[str]) -> Trained:
         file.flush()
         options = Options(["--config", file.name, *arguments], fitting=False)
     options.datamodule.load_state(ours["task"])
+    if which is not None:
+        paths = _kept(Run.open(given), which, options.datamodule.mode)
+        checkpoint["state_dict"] = average(paths)
     return Trained(path, checkpoint, options)
+
+
+def _kept(run: Run, which: str, mode: str) -> list[Path]:
+    """The kept checkpoints that `--average` means."""
+    found = re.fullmatch(r"(best:)?([1-9]\d*)", which)
+    if not found:
+        raise InputError(f"--average takes N for the last N or best:N, got {which!r}")
+    best, count = found[1], int(found[2])
+    kept = Kept.all(run.checkpoints)
+    if len(kept) < count:
+        raise InputError(
+            f"--average {which}: {run.checkpoints} holds the weights of {len(kept)} validations; "
+            f"train with --keep {count}"
+        )
+    chosen = Kept.best(kept, count, mode) if best else Kept.last(kept, count)
+    return [one.path for one in chosen]
 
 
 def ready(trained: Trained, device: str | None = None) -> ClusterFormer:
@@ -60,18 +81,20 @@ def ready(trained: Trained, device: str | None = None) -> ClusterFormer:
         raise InputError("--device cuda: there is no CUDA device")
     model = trained.options.model
     model.network = trained.options.datamodule.build(model.architecture)
-    model.load_state_dict(trained.checkpoint["state_dict"])
+    try:
+        model.load_state_dict(trained.checkpoint["state_dict"])
+    except RuntimeError as error:
+        first = str(error).partition("\n\t")[2].partition("\n")[0]
+        raise InputError(f"{trained.path}: its weights do not fit the model: {first}") from error
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
 
 def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     """Measure a trained model and print each result on a line of its own."""
-    path, _, options = load(arguments)
-    trainer = options.make_trainer([], [])
+    trained = load(arguments)
+    trainer = trained.options.make_trainer([], [])
     measure = trainer.validate if stage == "validate" else trainer.test
-    results = measure(
-        options.model, options.datamodule, ckpt_path=path, verbose=False, weights_only=True
-    )
+    results = measure(ready(trained, "cpu"), trained.options.datamodule, verbose=False)
     if first_process():
         for name, value in sorted(results[0].items()):
             print(f"{name}\t{value:.4f}")

@@ -14,6 +14,7 @@ Train a model. Progress, metrics, pictures and checkpoints go to a new folder, r
   --wandb                         log to Weights & Biases too (offline without an API key)
   --seed_everything N             seed of weights, dropout and batches (default: 0)
   --checkpoint_every N            steps between checkpoints within an epoch (default: 500)
+  --keep N                        weights of the last N and best N validations, for test --average
   --against MODELS                train others likewise, end with a table (see quickstart.yaml)
 
 data
@@ -25,6 +26,8 @@ model
   --model.attention CLASS         FullAttention, NeuralClusteringAttention, ...; options follow:
   --model.attention.num_clusters 16
   --model.attention.help CLASS    all options of a mechanism
+  --model.decoder_attention CLASS of a decoder (default: as attention); also cross_attention, by
+                                  which it reads the encoder (default: FullAttention)
   --model.d_model 128             width; also num_heads, num_layers, d_ff, dropout, norm, pooling
   --model.lr 0.001                peak learning rate; also weight_decay, warmup, schedule
   --model.clustering_weight 0.02  weight of the clustering loss; also sorting_weight

@@ -82,6 +82,12 @@ class Options(LightningCLI):
                 help="Steps between two checkpoints within an epoch.",
             )
             parser.add_argument(
+                "--keep",
+                type=int,
+                default=0,
+                help="Last and best validated weights to keep, for --average of test and predict.",
+            )
+            parser.add_argument(
                 "--against",
                 type=dict[str, dict] | None,
                 default=None,

@@ -19,6 +19,7 @@ Label text with a trained model: one text a line in, one line out for each, as s
 A pair of texts stands on one line, with a tab between them. The checkpoint is all it needs.
 
   --checkpoint RUN  run folder (its best checkpoint), or a .ckpt file
+  --average N       the mean of the weights after the last N validations, or best:N
   --input FILE      texts, UTF-8, one a line; a file or pipe (default: standard input)
   --format tsv      label, tab, probability; or jsonl: one JSON object a line
   --device cpu      cpu or cuda (default: cuda where there is one)

@@ -14,7 +14,13 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from clusterformer.checkpoints import CHECKPOINT_KEY, BestCheckpoint, LastCheckpoint, read
+from clusterformer.checkpoints import (
+    CHECKPOINT_KEY,
+    BestCheckpoint,
+    KeptCheckpoints,
+    LastCheckpoint,
+    read,
+)
 from clusterformer.cli.against import Trained, against
 from clusterformer.cli.illustrate import illustrate
 from clusterformer.cli.metrics import MetricsFile
@@ -56,7 +62,7 @@ def _train(arguments: list[str], name: str | None = None) -> tuple[Options, Trai
     path = Run.open(resumed).last if resumed and checkpoint else None
     try:
         trainer = options.make_trainer(
-            callbacks=_callbacks(task, run, options.config["checkpoint_every"]),
+            callbacks=_callbacks(task, run, options),
             loggers=_loggers(options, run, checkpoint.get("global_step", 0)) if run else [],
         )
         trainer.fit(model, datamodule=task, ckpt_path=path, weights_only=True)
@@ -105,11 +111,12 @@ def _finish(
     _say(run, trainer, results, pictures, seconds)
 
 
-def _callbacks(task: Task, run: Run | None, every: int) -> list[Callback]:
+def _callbacks(task: Task, run: Run | None, options: Options) -> list[Callback]:
     folder = run.checkpoints if run else None
     callbacks: list[Callback] = [
         BestCheckpoint(folder, task.monitor, task.mode),
-        LastCheckpoint(folder, every),
+        LastCheckpoint(folder, options.config["checkpoint_every"]),
+        KeptCheckpoints(folder, task.monitor, task.mode, options.config["keep"]),
     ]
     if run:
         said = f"run folder: {run.folder}"

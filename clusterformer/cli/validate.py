@@ -8,6 +8,8 @@ usage: clusterformer validate --checkpoint RUN [options]
 Measure a trained model on the validation data of its training.
 
   --checkpoint RUN           run folder (its best checkpoint), or a .ckpt file
+  --average N                the mean of the weights after the last N validations, or best:N; of a
+                             training with --keep N
   --data.root DIR            where the data sets are, if not where they were
   --trainer.accelerator cpu  or any other option of Lightning's Trainer
   --help-all                 every option there is
