@@ -32,6 +32,7 @@ LAYERS = {
     "clusterformer.models": 4,
     "clusterformer.losses": 4,
     "clusterformer.pictures": 4,
+    "clusterformer.benchmark": 5,
     "clusterformer.tasks": 6,
     "clusterformer.configs": 6,
     "clusterformer.cli": 7,

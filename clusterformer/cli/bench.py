@@ -1,248 +1,235 @@
-"""`clusterformer bench`: time and memory of mechanisms, measured side by side in one run."""
+"""`clusterformer bench`: time, memory and error of mechanisms, side by side in one run."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
-import time
-from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
-
-    from clusterformer.attention import AttentionCore
+    from clusterformer.benchmark.subjects import Setting
 
 HELP = """
 usage: clusterformer bench [options]
+       clusterformer bench steps --config FILE [options]
 
-Time the attention layer, projections and clustering included, forward and backward, and the peak
-memory it takes in a fresh process. All mechanisms take turns in one run; the table shows medians.
+Time the attention layer, projections and clustering included, forward, and forward and backward;
+the peak memory it takes in a fresh process; its error against full attention with the same
+projections; and how far it is from the time that its operations alone would take as one matrix
+product. All take turns in one run; the table shows medians.
 
   --lengths 512 1024 2048 4096 8192
                         tokens a sequence
   --tokens 8192         tokens a batch
   --d_model 256         width; --num_heads 4
   --num_clusters K      default: the square root of the length
-  --mechanisms FullAttention paper neural strict
-                        what to measure: a class by its name, or a form of neural clustering:
-                        paper (two blocks, no coupling), neural (the default), strict (causal)
+  --mechanisms NAME ... what to measure (default: all): a class by its name, a form of neural
+                        clustering (paper: two blocks, no coupling; neural: the default), or a
+                        public package: reformer-pytorch, routing-transformer,
+                        fast-transformers-clustered, fast-transformers-improved
+  --causal              strictly causal forms
   --no-output           leave out the output projection
   --layers N            a stack of N encoder layers instead of one attention layer; --d_ff 4*d_model
-  --config FILE         whole training steps of a configuration instead, optimizer included, on a
-                        batch of its longest texts; mechanisms are then "configured" (its own) and
-                        classes by name
-  --precision bf16      autocast to bfloat16, as --trainer.precision bf16-mixed does
+  --device cpu          or cuda;  --dtype fp32, bf16 or fp16: autocast
   --repeats 7           measurements of each; --threads N (default: all cores)
   --no-memory           skip the fresh processes
-  --out FILE            write everything measured as JSON
+  --out FILE.json       write everything measured, and beside it a plot, FILE.png
+
+bench steps times whole training steps of a configuration, optimizer included, on a batch of its
+longest texts: --mechanisms configured (its own) and classes by name; --dtype, --repeats, --threads,
+--no-memory and --out as above.
 """
 
-FORMS = ("paper", "neural", "strict")
+SUBCOMMANDS = {"steps": "bench_steps"}
+"""Each is a file of this folder with `run(arguments)`."""
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Options that `bench` and its subcommands share."""
+
+    def __init__(self) -> None:
+        super().__init__(prog="clusterformer bench", add_help=False, allow_abbrev=False)
+        self.add_argument("--mechanisms", nargs="+")
+        self.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
+        self.add_argument("--repeats", type=int, default=7)
+        self.add_argument("--threads", type=int)
+        self.add_argument("--no-memory", dest="memory", action="store_false")
+        self.add_argument("--out", type=Path)
+
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
 
+    def parse(self, arguments: list[str]) -> argparse.Namespace:
+        """Parse, and set the number of threads."""
+        import torch
+
+        options = self.parse_args(arguments)
+        for name, value in vars(options).items():
+            if (
+                isinstance(value, int)
+                and not isinstance(value, bool)
+                and value < (name == "repeats")
+            ):
+                raise InputError(f"--{name} must be at least 1, got {value}")
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        return options
+
 
 def run(arguments: list[str]) -> None:
-    """Measure, print the table, write the JSON."""
-    import torch
-
+    """Measure, print the table, write JSON and plot."""
+    if arguments and arguments[0] in SUBCOMMANDS:
+        import_module(f"clusterformer.cli.{SUBCOMMANDS[arguments[0]]}").run(arguments[1:])
+        return
     options = _parse(arguments)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    rows = []
+    from clusterformer.benchmark.clock import matmul_rate
+    from clusterformer.benchmark.subjects import DTYPES
+
+    rate = matmul_rate(options.device, DTYPES[options.dtype])
+    print(f"matrix product: {rate / 1e9:.0f} GFLOP/s")
+    rows: list[dict[str, Any]] = []
     for length in options.lengths:
-        for row in _measure(options, length):
+        for row in _measure(options, length, rate):
             rows.append(row)
-            _show(row, rows)
+            show(row, rows)
     if options.out:
-        _write(options, rows)
+        write(options, rows, matmul_gflops=rate / 1e9)
+        _plot(options, rows)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = _Parser(prog="clusterformer bench", add_help=False, allow_abbrev=False)
+    parser = Parser()
     lengths = [512, 1024, 2048, 4096, 8192]
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--d_model", type=int, default=256)
     parser.add_argument("--num_heads", type=int, default=4)
     parser.add_argument("--num_clusters", type=int)
-    parser.add_argument("--mechanisms", nargs="+")
-    parser.add_argument("--config")
+    parser.add_argument("--causal", action="store_true")
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--d_ff", type=int)
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--no-memory", dest="memory", action="store_false")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--no-output", dest="output", action="store_false")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
-    if options.config:
-        options.lengths = [0]  # those of the data
-    mine = ["configured"] if options.config else FORMS[:2]
-    options.mechanisms = options.mechanisms or ["FullAttention", *mine]
-    for name in ("tokens", "d_model", "num_heads", "repeats"):
+    options = parser.parse(arguments)
+    for name in ("tokens", "d_model", "num_heads"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} must be at least 1, got {getattr(options, name)}")
-    if (not options.config and min(options.lengths) < 1) or max(options.lengths) > options.tokens:
+    if min(options.lengths) < 1 or max(options.lengths) > options.tokens:
         raise InputError(f"--lengths must be in 1..--tokens ({options.tokens})")
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: there is no CUDA device")
     return options
 
 
-def _core(name: str, options: argparse.Namespace, length: int) -> AttentionCore:
-    from inspect import signature
+def _measure(options: argparse.Namespace, length: int, rate: float) -> list[dict[str, Any]]:
+    from clusterformer.attention import mechanisms
+    from clusterformer.benchmark.clock import take_turns
+    from clusterformer.benchmark.memory import peak
+    from clusterformer.benchmark.operations import count
+    from clusterformer.benchmark.subjects import FORMS, Subject, make_step, relative_error
 
-    from clusterformer import attention
-
-    extra: dict[str, Any] = {}
-    if name in FORMS:
-        extra = {"paper": attention.PAPER_FORM, "strict": {"causal": True}}.get(name, {})
-        name = "NeuralClusteringAttention"
-    kinds = {kind.__name__: kind for kind in attention.mechanisms()}
-    if name not in kinds:
-        raise InputError(f"no mechanism {name!r}; there are {', '.join([*kinds, *FORMS])}")
-    kind = kinds[name]
-    if "num_clusters" in signature(kind).parameters:
-        extra = {**extra, "num_clusters": options.num_clusters or max(1, int(length**0.5))}
-    return kind(options.d_model, options.num_heads, **extra)
-
-
-Step = tuple[Callable[[], None], tuple[int, int]]
-"""What to time, and the shape of its batch: texts, tokens a text."""
-
-
-def _step(name: str, options: argparse.Namespace, length: int) -> Step:
-    """A function that runs forward and backward once."""
-    import torch
-
-    low = torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16")
-    if options.config:
-        return _training_step(name, options.config, low)
-
-    from clusterformer.attention import MultiHeadAttention
-    from clusterformer.models.transformer import Encoder
-
-    batch = options.tokens // length
-    x = torch.randn(batch, length, options.d_model, requires_grad=True)
-    gradient = torch.randn(batch, length, options.d_model)
-    if options.layers:
-        cores = [_core(name, options, length) for _ in range(options.layers)]
-        encoder = Encoder(cores, d_ff=options.d_ff or 4 * options.d_model, dropout=0.0)
-        return lambda: low(encoder)(x).hidden.backward(gradient), (batch, length)
-    layer = MultiHeadAttention(_core(name, options, length))
-    if not options.output:
-        layer.out_proj = torch.nn.Identity()  # type: ignore[assignment]
-    return lambda: low(layer)(x).values.backward(gradient), (batch, length)
-
-
-def _training_step(name: str, config: str, low: torch.autocast) -> Step:
-    """A function that trains one step on a batch of the configuration's longest texts."""
-    import torch
-
-    from clusterformer.cli.options import Options
-
-    chosen = [] if name == "configured" else ["--model.attention", name]
-    parsed = Options(["--config", config, *chosen], fitting=True)
-    task, model = parsed.datamodule, parsed.model
-    task.prepare_data()
-    task.setup("fit")
-    model.network = task.build(model.architecture)
-    batch = max(task.train_dataloader(), key=lambda batch: batch.tokens.shape[1])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=model.lr, fused=True)
-
-    def step() -> None:
-        with low:
-            parts = model.objective(task, batch).values()
-        optimizer.zero_grad()
-        torch.stack([weight * total / count for total, count, weight in parts]).sum().backward()
-        optimizer.step()
-
-    return step, tuple(batch.tokens.shape)
+    setting = _setting(options, length)
+    kinds = [kind for kind in mechanisms() if not options.causal or True in kind.causal_forms]
+    every = [*(kind.__name__ for kind in kinds), *FORMS]
+    every.remove("NeuralClusteringAttention")  # that is "neural"
+    if options.causal:
+        every.remove("paper")  # it leaks
+    subjects = {name: Subject(name, setting) for name in options.mechanisms or every}
+    exact = Subject("FullAttention", setting).forward()
+    rows = []
+    forward = take_turns(
+        {n: s.forward for n, s in subjects.items()}, options.repeats, options.device
+    )
+    both = take_turns({n: s.step for n, s in subjects.items()}, options.repeats, options.device)
+    for name, subject in subjects.items():
+        milliseconds = statistics.median(both[name])
+        operations = count(subject.step)
+        small = _setting(options, 64, tokens=64)
+        memory = None
+        if options.memory:
+            warm_up = partial(_run, [name, "FullAttention", "neural"], small)
+            memory = peak(warm_up, partial(make_step, name, setting), options.device)
+        rows.append(
+            {
+                "mechanism": name,
+                "length": length,
+                "batch": max(1, options.tokens // length),
+                "forward_ms": statistics.median(forward[name]),
+                "median_ms": milliseconds,
+                "forward_samples_ms": forward[name],
+                "samples_ms": both[name],
+                "peak_mib": memory,
+                "relative_squared_error": relative_error(subject.forward(), exact),
+                "gflop": operations / 1e9,
+                "times_floor": milliseconds * 1e-3 * rate / operations,
+            }
+        )
+    return rows
 
 
-def _measure(options: argparse.Namespace, length: int) -> list[dict[str, Any]]:
-    steps = {name: _step(name, options, length) for name in options.mechanisms}
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(-2, options.repeats):  # two turns to warm up
-        for name, (step, _) in steps.items():
-            begun = time.perf_counter()
-            step()
-            if turn >= 0:
-                samples[name].append((time.perf_counter() - begun) * 1e3)
-    return [
-        {
-            "mechanism": name,
-            "length": steps[name][1][1],
-            "batch": steps[name][1][0],
-            "median_ms": statistics.median(times),
-            "samples_ms": times,
-            "peak_mib": _peak(name, options, length) if options.memory else None,
-        }
-        for name, times in samples.items()
-    ]
+def _setting(options: argparse.Namespace, length: int, tokens: int | None = None) -> Setting:
+    from clusterformer.benchmark.subjects import Setting
+
+    return Setting(
+        length=length,
+        tokens=tokens or options.tokens,
+        d_model=options.d_model,
+        num_heads=options.num_heads,
+        num_clusters=options.num_clusters,
+        causal=options.causal,
+        output=options.output,
+        layers=options.layers,
+        d_ff=options.d_ff or 4 * options.d_model,
+        dtype=options.dtype,
+        device=options.device,
+    )
 
 
-def _peak(name: str, options: argparse.Namespace, length: int) -> float:
-    """Growth of the resident set over one step, MiB, in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_report_peak, args=(theirs, name, options, length))
-    process.start()
-    theirs.close()
-    try:
-        return float(ours.recv())
-    finally:
-        process.join()
+def _run(names: list[str], setting: Setting) -> None:
+    from clusterformer.benchmark.subjects import make_step
+
+    for name in names:
+        make_step(name, setting)()
 
 
-def _report_peak(pipe: Any, name: str, options: argparse.Namespace, length: int) -> None:
-    small = argparse.Namespace(**vars(options) | {"tokens": 64, "config": None})
-    for known in ("FullAttention", "neural"):
-        _step(known, small, 64)[0]()  # libraries and thread pools are not the mechanism's
-    step, _ = _step(name, options, length)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts anew
-    before = _resident("VmRSS")
-    step()
-    pipe.send((_resident("VmHWM") - before) / 1024)
+COLUMNS = {
+    "forward_ms": ("forward", "{:.1f}"),
+    "median_ms": ("ms", "{:.1f}"),
+    "peak_mib": ("MiB", "{:.0f}"),
+    "relative_squared_error": ("error", "{:.3f}"),
+    "times_floor": ("x floor", "{:.2f}"),
+}
 
 
-def _resident(field: str) -> int:
-    """Memory of this process in KiB: VmRSS now, VmHWM at its highest.
-
-    Not getrusage: its highest starts from that of the parent process.
-    """
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(field):
-            return int(line.split()[1])
-    raise InputError(f"/proc/self/status has no {field}; use --no-memory")
-
-
-def _show(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def show(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Print a row of the table; `rows` are those until now, this one included."""
+    columns = {key: spec for key, spec in COLUMNS.items() if key in row}
     if len(rows) == 1:
-        print(f"{'length':>7}  {'mechanism':<28}{'ms':>9}{'of full':>9}{'MiB':>9}")
+        heads = "".join(f"{head:>9}" for head, _ in columns.values())
+        print(f"{'length':>7}  {'mechanism':<28}{heads}{'of full':>9}")
     full = [
         r["median_ms"]
         for r in rows
         if r["length"] == row["length"] and r["mechanism"] == "FullAttention"
     ]
     share = f"{row['median_ms'] / full[0]:.2f}" if full else "-"
-    peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
-    print(
-        f"{row['length']:>7}  {row['mechanism']:<28}{row['median_ms']:>9.1f}{share:>9}{peak:>9}",
-        flush=True,
+    cells = "".join(
+        f"{'-' if row[key] is None else form.format(row[key]):>9}"
+        for key, (_, form) in columns.items()
     )
+    print(f"{row['length']:>7}  {row['mechanism']:<28}{cells}{share:>9}", flush=True)
 
 
-def _write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def write(options: argparse.Namespace, rows: list[dict[str, Any]], **measured: float) -> None:
+    """Write everything measured as JSON."""
     import torch
 
     from clusterformer.cli.runs import describe_environment
@@ -251,7 +238,30 @@ def _write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     settings["threads"] = torch.get_num_threads()
     environment = describe_environment()
     del environment["folder"]  # a report travels; where it was made is nobody's business
-    report = {"environment": environment, "settings": settings, "rows": rows}
+    report = {"environment": environment, "settings": settings, **measured, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written: {options.out}")
+
+
+def _plot(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        print("no plot: pip install 'clusterformer[plots]'")
+        return
+    from clusterformer.pictures.scaling import scaling
+
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for title, key, unit in (
+        ("time a token, µs", "median_ms", 1e3),
+        ("peak memory a token, KiB", "peak_mib", 1024),
+    ):
+        for row in rows:
+            if row[key] is not None:
+                value = row[key] * unit / (row["batch"] * row["length"])
+                points = panels.setdefault(title, {}).setdefault(row["mechanism"], [])
+                points.append((row["length"], value))
+    title = f"Attention layer, width {options.d_model}, {options.dtype}, {options.device}"
+    scaling(panels, options.out.with_suffix(".png"), title=title)
+    print(f"written: {options.out.with_suffix('.png')}")

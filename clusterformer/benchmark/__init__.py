@@ -1,0 +1,1 @@
+"""Measuring mechanisms side by side: time, memory, operations and error."""
