@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -32,7 +33,7 @@ class Plan(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, epoch: int) -> list[list[int]]: ...
+    def batches(self, epoch: int) -> Sequence[list[int]]: ...
 
 
 class BucketPlan:
@@ -66,37 +67,69 @@ class BucketPlan:
                 raise ValueError(f"{name} must be at least 1, got {limit}")
         self._shuffle, self._seed = shuffle, seed
         tokens = np.maximum(np.asarray(lengths, dtype=np.int64), 1)
-        self._bucket = (np.log(tokens) / np.log(_SLACK)).astype(np.int64)
-        longest = np.zeros(self._bucket.max(initial=0) + 1, dtype=np.int64)
+        self._bucket = (np.log(tokens) / np.log(_SLACK)).astype(np.int16)
+        sizes = np.bincount(self._bucket)
+        longest = np.zeros(len(sizes), dtype=np.int64)
         np.maximum.at(longest, self._bucket, tokens)
-        self._cuts = _cuts(longest[np.sort(self._bucket)].tolist(), batch_size, tokens_per_batch)
+        most = np.full(len(sizes), batch_size or len(tokens))
+        if tokens_per_batch is not None:
+            bound = np.maximum.accumulate(np.maximum(longest, 1))
+            most = np.minimum(most, np.maximum(tokens_per_batch // bound, 1))
+        self._cuts = _cuts(sizes.cumsum().tolist(), most.tolist())
 
     def __len__(self) -> int:
         return len(self._cuts) - 1
 
-    def batches(self, epoch: int) -> list[list[int]]:
+    def batches(self, epoch: int) -> Sequence[list[int]]:
         """Global batches of `epoch`, lists of example indices."""
         rng = np.random.default_rng([self._seed, epoch])
         size = len(self._bucket)
         order = rng.permutation(size) if self._shuffle else np.arange(size)
         order = order[np.argsort(self._bucket[order], kind="stable")]
-        batches = [order[start:stop].tolist() for start, stop in pairwise(self._cuts)]
+        cuts = list(pairwise(self._cuts))
         if self._shuffle:
-            rng.shuffle(batches)
-        return batches
+            rng.shuffle(cuts)
+        return _Slices(order, cuts)
 
 
-def _cuts(bounds: list[int], batch_size: int | None, tokens_per_batch: int | None) -> list[int]:
-    """Cut examples with ascending length bounds into the largest batches within the limits."""
-    cuts, start = [0], 0
-    for index, bound in enumerate(bounds):
-        rows = index - start + 1
-        full = batch_size is not None and rows > batch_size
-        long = tokens_per_batch is not None and rows * bound > tokens_per_batch
-        if index > start and (full or long):
-            cuts.append(index)
-            start = index
-    return cuts if not bounds else [*cuts, len(bounds)]
+class _Slices(Sequence[list[int]]):
+    """Parts of an array, as lists made when asked for: as Python's numbers all take much memory."""
+
+    def __init__(self, array: NDArray[np.int64], cuts: list[tuple[int, int]]) -> None:
+        self._array, self._cuts = array, cuts
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> _Slices: ...
+    def __getitem__(self, index: int | slice) -> list[int] | _Slices:
+        if isinstance(index, slice):
+            return _Slices(self._array, self._cuts[index])
+        start, stop = self._cuts[index]
+        return self._array[start:stop].tolist()
+
+
+def _cuts(ends: list[int], most: list[int]) -> list[int]:
+    """Cut examples, sorted into buckets, into the largest batches within the limits.
+
+    Args:
+        ends: How many examples lie in each bucket and those before it.
+        most: Examples a batch may have that reaches into the bucket, ever fewer.
+    """
+    cuts, bucket = [0], 0
+    while ends and cuts[-1] < ends[-1]:
+        start = stop = cuts[-1]
+        while ends[bucket] <= start:
+            bucket += 1
+        reached = bucket
+        while reached < len(ends) and stop - start < most[reached]:
+            stop = max(stop, min(ends[reached], start + most[reached]))
+            reached += 1
+        cuts.append(stop)
+    return cuts
 
 
 class EndlessPlan:
@@ -186,7 +219,7 @@ def pad(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(sequence) for sequence in sequences] or [0])
     mask = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
     tokens = torch.full(mask.shape, PAD)
-    tokens[mask] = torch.tensor(
-        [token for sequence in sequences for token in sequence], dtype=torch.long
-    )
+    if sequences:
+        flat = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
+        tokens[mask] = torch.from_numpy(flat)
     return tokens, mask
