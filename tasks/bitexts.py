@@ -76,7 +76,7 @@ _PROTOCOLS: dict[str, Protocol] = {
         {
             "train": {"train.tsv": (159_626,)},
             "valid": {"valid.tsv": (5_129,)},
-            "test": {"test.tsv": ()},
+            "test": {"test.tsv": (5_058,)},
         },
         ("de", "en"),
         False,
