@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clusterformer.kernels.reference import Blocks, widen, windows
+from clusterformer.kernels.reference import LATER, Blocks, widen, windows
 
 PIECE = 2**19
 """Most numbers in the keys' windows of one piece, 2 MiB; less takes less memory, and more time."""
@@ -78,10 +78,11 @@ def _forward(
     """
     out, logsumexp = q.new_empty(0), q.new_empty(0)
     for turn in range(places.shape[0]):
+        alone = itself * LATER if turn else itself
         values, sums = q.new_zeros(q.shape), q.new_zeros(q.shape[:2])
         for piece, own, seen in _pieces(q, places[turn], filled.shape[2], back):
             arguments = _gather(q, k, v, q_extra, k_extra, own, seen)
-            bias = _bias(mask[turn][piece], own.shape[-1], back, itself)
+            bias = _bias(mask[turn][piece], own.shape[-1], back, alone)
             part, sums_part = _flash(*arguments, 0.0, False, attn_mask=bias, scale=scale)
             full = filled[turn][piece].flatten()[:, None]
             part = part[..., : q.shape[-1]].transpose(1, 2).flatten(0, 1)
@@ -123,6 +124,7 @@ def _backward(
         x.new_zeros(x.shape) for x in (q, k, v, q_extra, k_extra)
     )
     for turn in range(places.shape[0]):
+        alone = itself * LATER if turn else itself
         for piece, own, seen in _pieces(q, places[turn], filled.shape[2], back):
             arguments = _gather(q, k, v, q_extra, k_extra, own, seen)
             full = filled[turn][piece][..., None]
@@ -134,7 +136,7 @@ def _backward(
                 sums.transpose(2, 3).flatten(0, 1),
                 0.0,
                 False,
-                attn_mask=_bias(mask[turn][piece], own.shape[-1], back, itself),
+                attn_mask=_bias(mask[turn][piece], own.shape[-1], back, alone),
                 scale=scale,
             )
             of_q = of_q.transpose(1, 2).unflatten(0, own.shape[:2])

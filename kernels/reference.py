@@ -14,6 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+LATER = 1.2
+"""In rounds after the first, a token's logit with itself is lower by this factor of `itself`: as a
+last resort it then counts once. Reformer's -5e4 and this much of it are numbers of float16."""
+
+
 class Sorted(NamedTuple):
     """Tokens in the order of their clusters.
 
@@ -341,7 +346,7 @@ def chunk_attention(
             is one over all that a token sees in any round.
         mask: Which slots of its window a slot may attend to, as from `window_mask`.
         scale: Factor on the logits.
-        itself: Added to the logit of a token with itself.
+        itself: Added to the logit of a token with itself; `LATER` times that in later rounds.
         extra: Further columns of q and of k, (B, N, P) each, the same for all heads; P may be 0.
 
     Returns:
@@ -349,13 +354,15 @@ def chunk_attention(
     """
     batch, heads = q.shape[:2]
     if blocks.members.shape[0] == batch:
-        return _attend(q, k, v, blocks, mask, scale, itself, extra, False)[0]
+        return _attend(q, k, v, blocks, mask, scale, itself, extra, batch)[0]
     rounds = blocks.members.shape[0] // (batch * heads)
     q, k, v = (x.flatten(0, 1)[:, None].repeat(rounds, 1, 1, 1) for x in (q, k, v))
     columns = tuple(x.repeat_interleave(heads, 0).repeat(rounds, 1, 1) for x in extra)
-    out, logsumexp = _attend(q, k, v, blocks, mask, scale, itself, columns, True)
-    weights = logsumexp.unflatten(0, (rounds, -1)).softmax(0).to(out.dtype)
-    return (out.unflatten(0, (rounds, -1)) * weights).sum(0)[:, 0].unflatten(0, (batch, heads))
+    out, logsumexp = _attend(q, k, v, blocks, mask, scale, itself, columns, batch * heads)
+    if rounds > 1:
+        weights = logsumexp.unflatten(0, (rounds, -1)).softmax(0).to(out.dtype)
+        out = (out.unflatten(0, (rounds, -1)) * weights).sum(0)
+    return out[:, 0].unflatten(0, (batch, heads))
 
 
 def _attend(
@@ -367,9 +374,12 @@ def _attend(
     scale: float,
     itself: float,
     extra: tuple[Tensor, ...],
-    summed: bool,
+    first: int,
 ) -> tuple[Tensor, Tensor]:
-    """Values (B, H, N, D) of each row of `blocks` alone; if `summed`, log-sum-exps (B, H, N, 1)."""
+    """Values (B, H, N, D) of each row of `blocks` alone, and log-sum-exps (B, H, N, 1).
+
+    The `first` rows are those of the first round; log-sum-exps are found only if there are others.
+    """
     heads, reach = q.shape[1], blocks.visible.shape[-1]
     query, key, value = (x.transpose(1, 2).flatten(2) for x in (q, k, v))  # (B, N, H * D)
     query = gather_own(query, blocks).unflatten(-1, (heads, -1))
@@ -381,7 +391,9 @@ def _attend(
     query, key = widen(query, columns[0]), widen(key, columns[1])
     here = torch.eye(width, device=mask.device)
     here = F.pad(here, (blocks.back * width, (reach - 1 - blocks.back) * width))
-    bias = (itself * here).masked_fill(~mask, float("-inf")).flatten(0, 1)[:, None]
+    later = torch.arange(mask.shape[0], device=mask.device) >= first
+    alone = itself * torch.where(later, LATER, 1.0)[:, None, None, None]
+    bias = (alone * here).masked_fill(~mask, float("-inf")).flatten(0, 1)[:, None]
 
     def unblock(x: Tensor) -> Tensor:
         rows = resort(x.transpose(1, 2).flatten(2).unflatten(0, blocked), blocks)
@@ -392,7 +404,7 @@ def _attend(
         query, key, value, attn_mask=bias.to(query.dtype), scale=scale
     )
     out = unblock(out[..., : v.shape[-1]])
-    if not summed:
+    if first == mask.shape[0]:
         return out, out.new_empty(0)
     logits = scale * query.float() @ key.float().transpose(-1, -2) + bias
     return out, unblock(logits.logsumexp(-1, keepdim=True))

@@ -1,0 +1,280 @@
+"""Routing Transformer's attention by online k-means (Roy et al., TACL 2021).
+
+B batch   H heads   N tokens   D head width   C clusters   W tokens a cluster
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.clustering.rings import push, rings
+from clusterformer.clustering.spherical import SphericalMeans
+from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.reference import Blocks
+
+
+class RoutingAttention(AttentionCore):
+    """Attend among the tokens nearest to each centroid; some heads attend locally instead.
+
+    Queries and keys, layer-normalised, are compared with centroids of each head (algorithm 1). Each
+    centroid takes the `window` queries and the `window` keys nearest to it, and these attend to each
+    other. A query taken by several centroids gets the mean of their results; one that is taken by
+    none gets its own value. Centroids are buffers that follow the tokens by spherical k-means in
+    training; see `SphericalMeans`.
+
+    Where causal, keys are routed as their tokens' queries are (the paper sets K <- Q there; here
+    keys keep a projection of their own).
+
+    - `causal=True` is strict: a token goes to the nearest centroid, whatever others do; chunks of
+      `chunk_size` are cut within each cluster by rank, and a token sees its own chunk and the one
+      before it, up to itself. Nothing moves when the future changes.
+    - `causal="masked"` is the paper's: the nearest `window` tokens of a centroid, later ones
+      masked. It LEAKS: a later token may push an earlier one out of a cluster, so a change of the
+      suffix changes outputs before it. For comparison only.
+
+    One cluster with a window of N or more, without local heads, equals full attention.
+
+    Args:
+        d_model: E.
+        num_heads: H.
+        causal: False, True or "masked".
+        num_clusters: C; at least 1.
+        window: W, tokens that a centroid takes; None: n / C of n real tokens, rounded up.
+        chunk_size: Tokens a chunk under `causal=True`.
+        local_heads: Heads that attend locally; None: half of them, rounded down.
+        local_window: Tokens a chunk of the local heads, which see their own chunk, the one before
+            it and, where nothing is causal, the one after it.
+        decay: Of the moving average.
+        seed: Of the centroids' random start.
+
+    Cost: O(N C D + C W^2 D) time, O(C (N + W D)) memory.
+    """
+
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False, True, "masked")
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        causal: Causal = False,
+        num_clusters: int = 16,
+        window: int | None = None,
+        chunk_size: int = 64,
+        local_heads: int | None = None,
+        local_window: int = 64,
+        decay: float = 0.999,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(d_model, num_heads, causal=causal)
+        for name, value in (
+            ("num_clusters", num_clusters),
+            ("window", 1 if window is None else window),
+            ("chunk_size", chunk_size),
+            ("local_window", local_window),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        local_heads = num_heads // 2 if local_heads is None else local_heads
+        if not 0 <= local_heads <= num_heads:
+            raise ValueError(
+                f"local_heads must be in 0..num_heads, got {local_heads} with "
+                f"num_heads = {num_heads}"
+            )
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be from 0 to below 1, got {decay}")
+        self.num_clusters = num_clusters
+        self.window = window
+        self.chunk_size = chunk_size
+        self.local_heads = local_heads
+        self.local_window = local_window
+        self.means = SphericalMeans(
+            num_heads - local_heads, num_clusters, self.head_width, decay=decay, seed=seed
+        )
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, Grouping | None]:
+        local = self.local_heads
+        parts: list[Tensor] = []
+        grouping = None
+        if local:
+            near = kernels.window_blocks(
+                q.shape[2], q.shape[0], self.local_window, key_mask,
+                device=q.device, look_ahead=0 if self.causal else 1,
+            )  # fmt: skip
+            parts.append(self._chunks(*(x[:, :local] for x in (q, k, v)), near))
+        if local < self.num_heads:
+            if self.training:
+                self.means.move()
+            queries, nearest = self._scores(q, key_mask)
+            keys = queries if self.causal else self._scores(k, key_mask)[0]
+            grouping = Grouping(nearest, self.num_clusters)
+            if self.causal is True:
+                mask = key_mask
+                if mask is not None:
+                    mask = mask.repeat_interleave(self.num_heads - local, 0)
+                grouped = kernels.sort(nearest.flatten(0, 1), self.num_clusters, mask)
+                far = kernels.cluster_chunks(grouped, self.chunk_size, mask)
+                parts.append(self._chunks(*(x[:, local:] for x in (q, k, v)), far))
+            else:
+                parts.append(self._routed(q, k, v, queries, keys, key_mask))
+        return torch.cat(parts, 1), grouping
+
+    def _chunks(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
+        return chunk_attention(
+            q, k, v, blocks, scale=self.head_width**-0.5, causal=bool(self.causal)
+        )
+
+    @torch.no_grad()
+    def _scores(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cosine of each centroid with layer-normalised queries or keys, and the nearest centroid.
+
+        Args:
+            x: Of all heads, (B, H, N, D).
+            mask: (B, N), True at real tokens; None means all real.
+
+        Returns:
+            (B, H', C, N) and (B, H', N), of the H' routed heads.
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            points = F.layer_norm(x[:, self.local_heads :].float(), (self.head_width,))
+            points = points * self.head_width**-0.5  # on the unit sphere
+            scores = self.means(points)
+        nearest = scores.argmax(2)
+        if self.training:
+            self.means.observe(points, nearest, mask, x)
+        return scores, nearest
+
+    def _routed(
+        self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Each centroid's nearest queries attend to its nearest keys: (B, H', N, D).
+
+        Args:
+            q, k, v: Of all heads, (B, H, N, D).
+            queries, keys: Scores of the routed heads, (B, H', C, N).
+            mask: (B, N), True at real tokens; None means all real.
+        """
+        batch, heads, clusters, length = queries.shape
+        most = -(-length // clusters) if self.window is None else min(self.window, length)
+        filled: Tensor | None = None  # (B, 1, 1, W)
+        if mask is not None:
+            lengths = mask.sum(-1)[:, None, None, None]
+            each = lengths if self.window else (lengths + clusters - 1) // clusters
+            filled = torch.arange(most, device=q.device) < each.clamp(max=most)
+            queries, keys = (x.masked_fill(~mask[:, None, None], -2.0) for x in (queries, keys))
+        members = queries.topk(most).indices  # (B, H', C, W)
+        seen = members if self.causal else keys.topk(most).indices
+        start = torch.arange(batch, device=q.device)[:, None, None, None] * length
+        head = torch.arange(self.num_heads, device=q.device)[self.local_heads :, None, None]
+
+        def take(x: Tensor, index: Tensor) -> Tensor:  # (B, H, N, D) -> (B * H' * C, 1, W, D)
+            rows = (start + index) * self.num_heads + head
+            table = x.transpose(1, 2).flatten(0, 2)
+            if table.device.type == "cpu":
+                table = table.float()  # as `chunk_attention` does
+            return table.index_select(0, rows.flatten()).view(-1, 1, most, x.shape[-1])
+
+        mixed = F.scaled_dot_product_attention(
+            take(q, members),
+            take(k, seen),
+            take(v, seen),
+            attn_mask=self._mask(members, seen, filled),
+            scale=self.head_width**-0.5,
+        )
+        place = ((start + members) * heads + head - self.local_heads).flatten()
+        weight = torch.ones_like(members, dtype=mixed.dtype)
+        if filled is not None:
+            weight = weight * filled
+        weight = weight.flatten()
+        own = v[:, self.local_heads :].transpose(1, 2).flatten(0, 2)  # (B * N * H', D)
+        times = _add(own.shape[0], place, weight[:, None])
+        share = weight / times[:, 0].clamp(min=1)[place]
+        mixed = _add(own.shape[0], place, mixed.flatten(0, 2) * share[:, None])
+        mixed = torch.where(times > 0, mixed.to(v.dtype), own)
+        return mixed.unflatten(0, (batch, length, heads)).transpose(1, 2)
+
+    def _mask(self, members: Tensor, seen: Tensor, filled: Tensor | None) -> Tensor | None:
+        """Which keys of its centroid a query may attend to, (B * H' * C, 1, W or 1, W).
+
+        A row without any is that of an empty slot and attends to all; nothing reads it.
+        """
+        if filled is None and not self.causal:
+            return None
+        mask = torch.ones_like(seen, dtype=torch.bool) if filled is None else filled.expand_as(seen)
+        mask = mask[..., None, :]
+        if self.causal:
+            mask = mask & (seen[..., None, :] <= members[..., None])
+        return (mask | ~mask.any(-1, keepdim=True)).flatten(0, 2)[:, None]
+
+    def cache(self, like: Tensor) -> Cache:
+        """Rings of the last two chunks of each cluster and of the local heads.
+
+        O(1) time and memory a step, however long the text.
+        """
+        if self.causal is not True:
+            return super().cache(like)
+        row = like.new_zeros(self.head_width)
+        batch, local = like.shape[0], self.local_heads
+
+        def of(heads: int, clusters: int, chunk: int) -> Cache:
+            empty = rings(batch * heads, clusters, 2 * chunk, (row, row))
+            return tuple(x.unflatten(0, (batch, heads)) for x in empty)
+
+        far = of(self.num_heads - local, self.num_clusters, self.chunk_size)
+        return *of(local, 1, self.local_window), *far
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """One token further. Writes into `cache`, or a larger copy of it, and hands it back."""
+        local, batch = self.local_heads, q.shape[0]
+        parts: list[Tensor] = []
+        kept: Cache = ()
+
+        def attend(part: slice, cluster: Tensor, chunk: int, cache: Cache) -> None:
+            nonlocal kept
+            query, key, value = (x[:, part].flatten(0, 1) for x in (q, k, v))  # (B * H', 1, D)
+            (keys, values), mask, new = push(
+                tuple(x.flatten(0, 1) for x in cache),
+                cluster.flatten(),
+                (key[:, 0], value[:, 0]),
+                chunk,
+            )
+            mixed = F.scaled_dot_product_attention(
+                query, keys.to(q.dtype), values.to(q.dtype), attn_mask=mask[:, None]
+            )
+            parts.append(mixed.unflatten(0, (batch, -1)))
+            kept += tuple(x.unflatten(0, (batch, -1)) for x in new)
+
+        if local:
+            only = torch.zeros(batch, local, dtype=torch.long, device=q.device)
+            attend(slice(local), only, self.local_window, cache[:4])
+        else:
+            kept += cache[:4]
+        if local < self.num_heads:
+            attend(slice(local, None), self._scores(q, None)[1], self.chunk_size, cache[4:])
+        else:
+            kept += cache[4:]
+        return torch.cat(parts, 1), kept
+
+
+def _add(length: int, index: Tensor, rows: Tensor) -> Tensor:
+    """Sum rows by index, the same bits each time."""
+    total = rows.new_zeros(length, rows.shape[1])
+    if rows.device.type == "cpu":
+        return total.index_add(0, index, rows)
+    return total.index_put((index,), rows, accumulate=True)  # index_add's order is random on CUDA

@@ -1,0 +1,102 @@
+"""Spherical k-means that learns while a network trains (Routing Transformer, section 4.1).
+
+B batch   H heads   N tokens   D width   C clusters
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class SphericalMeans(nn.Module):
+    """Centroids on the unit sphere that follow the tokens nearest to them.
+
+    They move by an exponential moving average, not by gradients: towards the mean direction of all
+    tokens of a batch, over all processes, whose nearest centroid they are. The first batches count
+    more, as in a plain mean, so that the random start is soon forgotten.
+
+    What a forward pass observes waits in a buffer, and moves the centroids at the first forward
+    pass after its backward pass. So every forward pass of a step, and one that is repeated in the
+    backward pass to save memory, meets the same centroids; and a checkpoint has it all.
+
+    Args:
+        num_heads: H.
+        num_clusters: C.
+        width: D.
+        decay: Share of the old centroids in the new ones.
+        seed: Of the random start.
+
+    Attributes:
+        centroids: (H, C, D), unit length.
+        observed: (H, C, D), sum of the tokens observed since the centroids last moved.
+        moves: How often the centroids moved.
+    """
+
+    centroids: Tensor
+    observed: Tensor
+    moves: Tensor
+
+    def __init__(
+        self, num_heads: int, num_clusters: int, width: int, *, decay: float, seed: int
+    ) -> None:
+        super().__init__()
+        self.decay = decay
+        generator = torch.Generator().manual_seed(seed)
+        start = torch.randn(num_heads, num_clusters, width, generator=generator)
+        self.register_buffer("centroids", F.normalize(start, dim=-1))
+        self.register_buffer("observed", torch.zeros_like(start))
+        self.register_buffer("moves", torch.zeros(()))
+        self._awaited = False
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Cosine of each centroid with each token, (B, H, C, N), from unit points (B, H, N, D)."""
+        return self.centroids @ points.transpose(-1, -2)
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def move(self) -> None:
+        """Take up what was observed, unless its backward pass is still to come or running."""
+        if self._awaited or _in_backward():
+            return
+        direction = F.normalize(self.observed, dim=-1)
+        seen = direction.any(-1, keepdim=True)
+        share = (1 / (self.moves + 1)).clamp(min=1 - self.decay)
+        moved = torch.lerp(self.centroids, direction, share * seen)
+        self.centroids.copy_(F.normalize(moved, dim=-1))
+        self.moves += seen.any()
+        self.observed.zero_()
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def observe(self, points: Tensor, nearest: Tensor, mask: Tensor | None, source: Tensor) -> None:
+        """Note the tokens of a training batch; those that are not finite count for nothing.
+
+        Args:
+            points: Unit vectors, (B, H, N, D).
+            nearest: Centroid of each, (B, H, N).
+            mask: (B, N), True at real tokens; None means all real.
+            source: What the points were made from. Its gradient is the last that a backward pass
+                finds, so it tells when that is over.
+        """
+        if _in_backward():
+            return
+        real = points.isfinite().all(-1)
+        if mask is not None:
+            real &= mask[:, None]
+        clusters = torch.arange(self.centroids.shape[1], device=points.device)
+        members = (nearest[:, :, None] == clusters[:, None]) & real[:, :, None]  # (B, H, C, N)
+        found = (members.to(points.dtype) @ points.masked_fill(~real[..., None], 0.0)).sum(0)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(found)
+        self.observed += found
+        if source.requires_grad:
+            self._awaited = True
+            source.register_hook(self._arrived)
+
+    def _arrived(self, gradient: Tensor) -> None:
+        self._awaited = False
+
+
+def _in_backward() -> bool:
+    """Whether a forward pass is being repeated within a backward pass, to save memory."""
+    return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks
