@@ -177,7 +177,7 @@ def beam_search(
     ended: list[list[Hypothesis]] = [[] for _ in range(count)]
     texts = list(range(count))  # which of them stand in the batch
     state = state.select(torch.arange(count, device=device).repeat_interleave(beam))
-    tokens = first[:, None].expand(-1, beam)  # (B, K), likewise total and parents
+    tokens = first.repeat_interleave(beam).view(-1, beam)  # (B, K), as total and parents
     history = tokens[..., None][..., :0]  # (B, K, tokens so far)
     total = torch.full(tokens.shape, float("-inf"), device=device)
     total[:, 0] = 0.0  # before the first step all hypotheses of a text are one
@@ -196,10 +196,8 @@ def beam_search(
         total, going = best.masked_fill(ends, float("-inf")).topk(beam)
         parents, tokens, total = _settle(parents.gather(1, going), tokens.gather(1, going), total)
 
-        divisor = (limits + 1.0).clamp(min=length + 2).pow(length_penalty)
-        if length_penalty < 0:
-            divisor = torch.full_like(divisor, length + 2).pow(length_penalty)
-        reachable = (total.amax(1) / divisor).tolist()
+        most = limits + 1.0 if length_penalty > 0 else torch.full_like(limits, length + 2)
+        reachable = (total.amax(1) / most.pow(length_penalty)).tolist()
         live = [
             row
             for row, text in enumerate(texts)

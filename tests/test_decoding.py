@@ -1,0 +1,274 @@
+"""Decoding: beam search against an exhaustive search, greedy, caches, sampling, and its limits."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from clusterformer.attention import FullAttention, NeuralClusteringAttention
+from clusterformer.decoding import Hypothesis, beam_search, greedy, sample
+from clusterformer.models.architecture import Architecture
+from clusterformer.models.decoder import State
+from clusterformer.models.seq2seq import Seq2Seq
+
+BOS, EOS, SIZE = 1, 2, 6
+
+
+class Table:
+    """A network whose next token depends on the text, the last two tokens and the place."""
+
+    def __init__(self, texts: int, longest: int, sharpness: float = 1.0) -> None:
+        generator = torch.Generator().manual_seed(texts)
+        shape = texts, longest + 2, SIZE, SIZE, SIZE
+        self.logits = sharpness * torch.randn(shape, generator=generator)
+        self.steps = self.rows = 0
+
+    def start(self, texts: Tensor | None = None) -> State:
+        texts = torch.arange(len(self.logits)) if texts is None else texts
+        return State(torch.zeros_like(texts), ((texts, torch.zeros_like(texts)),))
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        ((texts, before),) = state.caches
+        self.steps, self.rows = self.steps + 1, self.rows + len(tokens)
+        logits = self.logits[texts, state.place, before, tokens]
+        return logits, State(state.place + 1, ((texts, tokens),))
+
+    def log_probability(self, text: int, tokens: list[int]) -> float:
+        total, before, last = 0.0, 0, BOS
+        for place, token in enumerate(tokens):
+            scores = self.logits[text, place, before, last].log_softmax(-1)
+            total, before, last = total + float(scores[token]), last, token
+        return total
+
+    def exhaustive(self, text: int, longest: int, penalty: float) -> list[Hypothesis]:
+        """Every text there is, best first."""
+        letters = [token for token in range(1, SIZE) if token != EOS]
+        found = [
+            Hypothesis([*word], self.log_probability(text, [*word, EOS]) / (n + 1) ** penalty)
+            for n in range(1, longest + 1)
+            for word in product(letters, repeat=n)
+        ]
+        return sorted(found, key=lambda one: -one.score)
+
+
+def first(count: int) -> Tensor:
+    return torch.full((count,), BOS)
+
+
+def same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    assert [one.score for one in found] == pytest.approx([one.score for one in expected], rel=1e-4)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0, -0.5])
+def test_a_beam_as_wide_as_everything_is_the_exhaustive_search(penalty: float) -> None:
+    network, longest = Table(3, 4), torch.tensor([4, 2, 3])
+    everything = 4**4 * 2
+    found = beam_search(
+        network.step, network.start(), first(3),
+        eos=EOS, longest=longest, beam=everything, length_penalty=penalty, nbest=5,
+    )  # fmt: skip
+    for text, best in enumerate(found):
+        same(best, network.exhaustive(text, int(longest[text]), penalty)[:5])
+
+
+def literal_beam(
+    network: Table, text: int, longest: int, beam: int, penalty: float, nbest: int
+) -> list[Hypothesis]:
+    """The definition, in lists, without any stop before its time but that of `beam` ended."""
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[Hypothesis] = []
+    for length in range(longest + 1):
+        candidates = []
+        for _, word in live:
+            for token in range(1, SIZE):
+                if (token == EOS and not length) or (token != EOS and length == longest):
+                    continue
+                candidates.append((network.log_probability(text, [*word, token]), [*word, token]))
+        candidates.sort(key=lambda one: -one[0])
+        for total, word in candidates[:beam]:
+            if word[-1] == EOS:
+                ended.append(Hypothesis(word[:-1], total / len(word) ** penalty))
+        live = [one for one in candidates if one[1][-1] != EOS][:beam]
+        if len(ended) >= beam:
+            break
+    return sorted(ended, key=lambda one: -one.score)[:nbest]
+
+
+@pytest.mark.parametrize("beam", [1, 2, 3, 5])
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 1.5, -0.5])
+@pytest.mark.parametrize("nbest", [1, 3])
+def test_beam_search_is_its_definition_and_stops_early_without_loss(
+    beam: int, penalty: float, nbest: int
+) -> None:
+    nbest = min(nbest, beam)
+    network, longest = Table(7, 9, sharpness=2.0), torch.tensor([9, 3, 1, 7, 9, 5, 2])
+    found = beam_search(
+        network.step, network.start(), first(7),
+        eos=EOS, longest=longest, beam=beam, length_penalty=penalty, nbest=nbest,
+    )  # fmt: skip
+    for text, best in enumerate(found):
+        same(best, literal_beam(network, text, int(longest[text]), beam, penalty, nbest))
+
+
+def test_a_text_stops_when_nothing_live_can_beat_what_ended() -> None:
+    network = Table(1, 50)
+    network.logits[:] = -20.0
+    network.logits[:, 0, ..., 3] = network.logits[:, 1, ..., EOS] = 20.0
+    options = {"eos": EOS, "longest": 50, "beam": 3, "length_penalty": 0.0}
+    (found,) = beam_search(network.step, network.start(), first(1), **options)
+    assert found[0].tokens == [3]
+    assert network.steps == 2
+
+
+def test_finished_texts_leave_the_batch() -> None:
+    network = Table(4, 12)
+    network.logits[:] = 0.0
+    for text, length in enumerate([2, 12, 2, 12]):
+        network.logits[text, :length, ..., 3] = network.logits[text, length:, ..., EOS] = 30.0
+    options = {"eos": EOS, "longest": 12}
+    found = greedy(network.step, network.start(), first(4), **options)
+    assert [len(one.tokens) for one in found] == [2, 12, 2, 12]
+    assert network.rows == 2 * 3 + 2 * 13
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_greedy_is_a_beam_of_one(penalty: float) -> None:
+    network, longest = Table(8, 10, sharpness=3.0), torch.tensor([10, 3, 1, 7, 10, 5, 2, 10])
+    options = {"eos": EOS, "longest": longest}
+    one = greedy(network.step, network.start(), first(8), **options)
+    beam = beam_search(
+        network.step, network.start(), first(8), **options, beam=1, length_penalty=penalty
+    )
+    for single, (best,) in zip(one, beam, strict=True):
+        assert single.tokens == best.tokens
+        length = (len(best.tokens) + 1) ** penalty
+        assert best.score == pytest.approx(single.score / length, rel=1e-5)
+
+
+@pytest.mark.parametrize("search", ["greedy", "beam"])
+def test_a_text_does_not_depend_on_its_batch(search: str) -> None:
+    network, longest = Table(6, 8, sharpness=2.0), torch.tensor([8, 3, 1, 7, 8, 5])
+
+    def run(texts: list[int]) -> list[list[Hypothesis]]:
+        which = torch.tensor(texts)
+        arguments = network.step, network.start(which), first(len(texts))
+        if search == "greedy":
+            return [[one] for one in greedy(*arguments, eos=EOS, longest=longest[which])]
+        return beam_search(*arguments, eos=EOS, longest=longest[which], beam=4, nbest=2)
+
+    whole = run([0, 1, 2, 3, 4, 5])
+    for text, best in enumerate(whole):
+        same(run([text])[0], best)
+    for best, again in zip(whole[::-1], run([5, 4, 3, 2, 1, 0]), strict=True):
+        same(again, best)
+
+
+class Source(NamedTuple):
+    tokens: Tensor
+    mask: Tensor
+
+
+class Uncached:
+    """`Seq2Seq` without a cache: its state is the text so far, read anew at every step."""
+
+    def __init__(self, network: Seq2Seq) -> None:
+        self.network = network
+
+    def start(self, batch: Source) -> State:
+        memory = self.network.encoder(self.network.source(batch.tokens), batch.mask).hidden
+        nothing = batch.tokens.new_empty(len(memory), 0)
+        return State(nothing.new_zeros(len(memory)), ((nothing, memory, batch.mask),))
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        ((past, memory, mask),) = state.caches
+        past = torch.cat([past, tokens[:, None]], 1)
+        hidden = self.network.decoder(self.network.target(past), None, memory, mask).hidden
+        logits = hidden[:, -1] @ self.network.target.tokens.weight.T
+        return logits, State(state.place + 1, ((past, memory, mask),))
+
+
+@pytest.mark.parametrize("attention", [FullAttention, NeuralClusteringAttention])
+def test_a_beam_on_caches_is_a_beam_without(attention: Callable) -> None:
+    def core(width: int, heads: int, causal: bool = False):
+        options = {"num_clusters": 3, "chunk_size": 3} if attention is not FullAttention else {}
+        return attention(width, heads, causal=causal, **options)
+
+    network = Seq2Seq(
+        Architecture(core, d_model=32, d_ff=64), source_size=20, target_size=20
+    ).eval()
+    mask = torch.arange(9) < torch.tensor([9, 4, 7, 1, 6])[:, None]
+    batch = Source(torch.randint(1, 20, (5, 9)), mask)
+    options = {"eos": EOS, "longest": 2 * mask.sum(1) + 5, "beam": 4, "nbest": 4}
+    plain = Uncached(network)
+    with torch.inference_mode():
+        cached = beam_search(network.step, network.start(batch), first(5), **options)
+        expected = beam_search(plain.step, plain.start(batch), first(5), **options)
+    assert max(len(one.tokens) for best in cached for one in best) > 5
+    for found, wanted in zip(cached, expected, strict=True):
+        same(found, wanted)
+
+
+def test_samples_follow_the_distribution_and_its_nucleus() -> None:
+    network = Table(1, 1)
+    count = 20_000
+    start = network.start(torch.zeros(count, dtype=torch.long))
+    generator = torch.Generator().manual_seed(0)
+    options = {"eos": None, "longest": 1, "generator": generator}
+    probabilities = network.logits[0, 0, 0, BOS].clone()
+    probabilities[0] = float("-inf")  # padding is never chosen
+
+    def frequencies(**more: float) -> Tensor:
+        found = sample(network.step, start, first(count), **options, **more)
+        return torch.tensor([one.tokens[0] for one in found]).bincount(minlength=SIZE) / count
+
+    for temperature in (0.5, 1.0, 2.0):
+        expected = (probabilities / temperature).softmax(-1)
+        found = frequencies(temperature=temperature)
+        torch.testing.assert_close(found, expected, atol=0.015, rtol=0)
+    likeliest, order = probabilities.softmax(-1).sort(descending=True)
+    top_p = float(likeliest[0]) + 0.5 * float(likeliest[1])
+    found = frequencies(top_p=top_p)
+    assert found[order[2:]].sum() == 0
+    expected = likeliest[:2] / likeliest[:2].sum()
+    torch.testing.assert_close(found[order[:2]], expected, atol=0.015, rtol=0)
+
+
+def test_a_tiny_nucleus_is_greedy_and_equal_seeds_give_equal_samples() -> None:
+    network = Table(8, 10)
+    options = {"eos": EOS, "longest": 10}
+    arguments = network.step, network.start(), first(8)
+    assert sample(*arguments, **options, top_p=1e-6) == greedy(*arguments, **options)
+    drawn = [
+        sample(*arguments, **options, generator=torch.Generator().manual_seed(seed))
+        for seed in (3, 3, 4)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_without_an_end_mark_all_texts_are_as_long_as_asked() -> None:
+    network, longest = Table(3, 9), torch.tensor([4, 9, 1])
+    found = greedy(network.step, network.start(), first(3), eos=None, longest=longest)
+    assert [len(one.tokens) for one in found] == [4, 9, 1]
+    for text, one in enumerate(found):
+        assert one.score == pytest.approx(network.log_probability(text, one.tokens), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"longest": 0}, "longest must be at least 1, got 0"),
+        ({"longest": 3, "beam": 2, "nbest": 3}, r"nbest must be in 1\.\.beam, got 3"),
+        ({"longest": 3, "beam": 0}, r"nbest must be in 1\.\.beam, got 1 with beam = 0"),
+        ({"longest": 3, "temperature": 0.0}, "temperature must be above 0"),
+        ({"longest": 3, "top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, float], said: str) -> None:
+    network = Table(2, 3)
+    search = sample if {"temperature", "top_p"} & set(options) else beam_search
+    with pytest.raises(ValueError, match=said):
+        search(network.step, network.start(), first(2), eos=EOS, **options)
