@@ -96,46 +96,39 @@ def protocol(name: NamedBitext, *, raw: bool = False) -> Protocol:
 
 def find(
     name: NamedBitext,
+    direction: tuple[str, str],
+    root: str | Path | None,
+    raw: bool,
     split: Split,
-    source: str,
-    target: str,
-    *,
-    root: str | Path | None = None,
-    raw: bool = False,
 ) -> Bitext | None:
-    """Find one part of a named set; None where it has no such part, or none is there.
+    """Find one part of a named set; None where no test part is there.
 
     Args:
         name: Of the set.
-        split: "train", "valid" or "test".
-        source: Language to translate from.
-        target: Language to translate to.
+        direction: Languages to translate from and to.
         root: Folder of the data sets; None for the usual one.
         raw: As in `protocol`.
+        split: "train", "valid" or "test".
 
     Raises:
-        InputError: for a language that the set does not have.
+        InputError: for a language that the set does not have, or a part that is not there.
     """
     _, files, languages, _ = agreed = protocol(name, raw=raw)
-    if sorted([source, target]) != sorted(languages):
+    if sorted(direction) != sorted(languages):
         raise InputError(
-            f"{name} is between {' and '.join(languages)}, got source_lang {source!r} and "
-            f"target_lang {target!r}"
+            f"{name} is between {' and '.join(languages)}, got source_lang {direction[0]!r} and "
+            f"target_lang {direction[1]!r}"
         )
     folder = data_folder(root) / agreed.folder
     for pattern, counts in files[split].items():
-        found = [_existing(folder / pattern.format(language)) for language in (source, target)]
+        found = [_existing(folder / pattern.format(language)) for language in direction]
         if found[0] and found[1]:
-            columns = (languages.index(source), languages.index(target))
+            columns = (languages.index(direction[0]), languages.index(direction[1]))
             return Bitext(found[0], found[1], columns if pattern.endswith(".tsv") else None, counts)
-    return None
-
-
-def missing(name: NamedBitext, split: Split, *, root: str | Path | None, raw: bool) -> InputError:
-    """What to say where `find` finds nothing."""
-    agreed = protocol(name, raw=raw)
-    wanted = agreed.folder + "/" + next(iter(agreed.files[split])).format(agreed.direction[0])
-    return InputError(
+    if split == "test":
+        return None
+    wanted = agreed.folder + "/" + next(iter(files[split])).format(direction[0])
+    raise InputError(
         f"{name}: no file {data_folder(root) / wanted}, also with .gz; set data.root, or "
         f"$CLUSTERFORMER_DATA, to the folder that holds {wanted}, or run: "
         f"clusterformer prepare {name}"

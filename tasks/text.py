@@ -59,7 +59,7 @@ class Tokenizer(ABC):
 
 def restore(state: dict[str, Any]) -> Tokenizer:
     """Make the tokenizer whose `state()` this is."""
-    kinds = {"word": WordTokenizer, "bpe": BytePairTokenizer}
+    kinds = {"word": WordTokenizer, "bpe": BytePairTokenizer, "piece": PieceTokenizer}
     options = dict(state)
     return kinds[options.pop("kind")](**options)
 
@@ -132,6 +132,25 @@ class WordTokenizer(Tokenizer):
 
     def _split_text(self, text: str) -> list[str]:
         return _SPLITS[self._split].findall(text.lower() if self._lowercase else text)
+
+
+class PieceTokenizer(WordTokenizer):
+    """Pieces that somebody else has cut: spaces part them, `@@` joins one to the next.
+
+    Args:
+        words: Known pieces; the first gets the number after `EDGE`.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        super().__init__(["<edge>", *words], lowercase=False, split="whitespace")
+        del self._numbers["<edge>"]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        joined = super().decode(token for token in tokens if token != EDGE)
+        return f"{joined} ".replace("@@ ", "").strip()
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": "piece", "words": self.words[1:]}
 
 
 class BytePairTokenizer(Tokenizer):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MetricCollection
@@ -23,14 +22,13 @@ from clusterformer.models.seq2seq import Seq2Seq
 from clusterformer.task import IGNORE, Output, Task
 from clusterformer.tasks.batches import BucketPlan, loader, run_seed
 from clusterformer.tasks.bitext import Bitext
-from clusterformer.tasks.bitexts import NamedBitext, Split, find, missing, protocol
+from clusterformer.tasks.bitexts import NamedBitext, Split, find, protocol
 from clusterformer.tasks.moses import TextForm
-from clusterformer.tasks.parallel import Limits, ParallelText
+from clusterformer.tasks.parallel import Limits
 from clusterformer.tasks.scores import CorpusScore, Perplexity, Score
-from clusterformer.tasks.sentence_pairs import PairSet, Reference, SentencePairs
+from clusterformer.tasks.sentence_pairs import PairSet, SentencePairs
 from clusterformer.tasks.text import EDGE, Tokenizer, restore
-
-_log = logging.getLogger(__name__)
+from clusterformer.tasks.translation_data import FairseqSource, PairSource, TextSource
 
 
 class Translation(Task):
@@ -40,6 +38,7 @@ class Translation(Task):
 
     Args:
         name: Named set: multi30k, iwslt14, wmt14 or tatoeba.
+        data_bin: Folder of fairseq-preprocess, its default format, instead of texts.
         root: Folder of the named sets; default $CLUSTERFORMER_DATA, else the user's cache.
         raw: multi30k: the text as written instead of tokenised and lower-cased.
         source_lang: Language to translate from, such as de; a named set knows its usual one.
@@ -71,6 +70,7 @@ class Translation(Task):
         self,
         name: NamedBitext | None = None,
         *,
+        data_bin: str | None = None,
         root: str | None = None,
         raw: bool = False,
         source_lang: str | None = None,
@@ -115,18 +115,24 @@ class Translation(Task):
                 raise InputError(f"data.{option} must be at least {least}, got {number}")
         if nbest > beam:
             raise InputError(f"data.nbest must be at most data.beam {beam}, got {nbest}")
-        self._check_files(name)
+        self._check_source(name, data_bin)
         direction = protocol(name).direction if name else (None, None)
-        self._languages = (source_lang or direction[0], target_lang or direction[1])
-        self._name, self._root, self._raw = name, root, raw
-        self._written = protocol(name, raw=raw).tokenised if name else tokenised
-        folded = bool(name and self._written) if lowercase is None else lowercase
-        tokens = bool(name) if moses is None else moses
-        self._forms = tuple(
-            TextForm(language, tokens or self._written, folded) for language in self._languages
-        )
-        self._limits = Limits(max_length, max_ratio, unfit)
-        self._vocab_size = vocab_size
+        languages = (source_lang or direction[0], target_lang or direction[1])
+        self.source: PairSource
+        if data_bin is not None:
+            self.source = FairseqSource(data_bin, languages)
+        else:
+            written = protocol(name, raw=raw).tokenised if name else tokenised
+            folded = bool(name and written) if lowercase is None else lowercase
+            tokens = (bool(name) if moses is None else moses) or written
+            self.source = TextSource(
+                partial(find, name, languages, root, raw) if name else self._own,
+                *(TextForm(language, tokens, folded) for language in languages),
+                written=written,
+                limits=Limits(max_length, max_ratio, unfit),
+                vocab_size=vocab_size,
+            )
+        self._compounds = name == "wmt14" and languages[1] == "de"
         self._batch_size, self._tokens_per_batch = batch_size, tokens_per_batch
         self._valid_sentences = valid_sentences
         self._beam, self._length_penalty, self._nbest = beam, length_penalty, nbest
@@ -137,35 +143,36 @@ class Translation(Task):
         self._network: Seq2Seq | None = None
         self._pairs: dict[Split, PairSet] = {}
 
-    def _check_files(self, name: str | None) -> None:
-        given = {split: [bool(file) for file in files] for split, files in self._files.items()}
-        if name is not None:
-            if any(map(any, given.values())):
-                raise InputError("give either a named set (name) or own files, got both")
-            return
-        for split, sides in given.items():
-            if any(sides) != all(sides) or (split != "test" and not all(sides)):
-                raise InputError(
-                    f"give a named set (name), or own files: {split}_source and {split}_target"
-                )
+    def _check_source(self, name: str | None, data_bin: str | None) -> None:
+        own = any(any(files) for files in self._files.values())
+        if [name is not None, data_bin is not None, own].count(True) != 1:
+            raise InputError(
+                f"give a named set (name), data_bin or own files (train_source ...), one of them; "
+                f"got name {name!r}, data_bin {data_bin!r} and {'own' if own else 'no own'} files"
+            )
+        for split, files in self._files.items():
+            if own and None in files and (split != "test" or any(files)):
+                raise InputError(f"own files need both {split}_source and {split}_target")
 
     # Data
 
     def prepare_data(self) -> None:
         """Fill the cache, in one process of a machine, with what `setup` then finds there."""
         if self.trainer and self.trainer.state.fn == "fit":
-            training = self._training()
-            training.encode(self._tokenizer or training.learn(self._vocab_size))
+            self.source.training(self._tokenizer or self.source.tokenizer())
 
     def setup(self, stage: str) -> None:
-        """Read what the stage needs; learn the byte pairs if no checkpoint brought them."""
-        if self._tokenizer is None and stage != "predict":
-            self._tokenizer = self._training().learn(self._vocab_size)
+        """Read what the stage needs; learn the pieces if no checkpoint brought them."""
+        if stage == "predict":
+            return
+        if self._tokenizer is None:
+            self._tokenizer = self.source.tokenizer()
         if stage == "fit" and "train" not in self._pairs:
-            self._pairs["train"] = PairSet(*self._training().encode(self.tokenizer))
+            self._pairs["train"] = self.source.training(self.tokenizer)
         split: Split = "test" if stage == "test" else "valid"
-        if stage != "predict" and split not in self._pairs:
-            self._pairs[split] = self._scored(split)
+        if split not in self._pairs:
+            most = self._valid_sentences if split == "valid" else None
+            self._pairs[split] = self.source.scored(split, self.tokenizer, most)
 
     def train_dataloader(self) -> DataLoader:
         return loader(self._pairs["train"], self._plan("train"), self, training=True)
@@ -185,43 +192,11 @@ class Translation(Task):
             seed=run_seed(),
         )
 
-    def _training(self) -> ParallelText:
-        return ParallelText(self._bitext("train"), *self._forms, self._limits, self._written)
-
-    def _scored(self, split: Split) -> PairSet:
-        """Every pair of an evaluation part, whatever its length."""
-        text = ParallelText(self._bitext(split), *self._forms, written=self._written)
-        pairs = list(text.bitext)
-        sources, targets = zip(*map(text.form, pairs), strict=True)
-        most = self._valid_sentences if split == "valid" else None
-        references = [
-            Reference(target, self._forms[1].read(target) if self._written else pair.target)
-            for pair, target in zip(pairs[:most], targets, strict=False)
-        ]
-        return PairSet(self.encode(sources), self.encode(targets), references)
-
-    def _bitext(self, split: Split) -> Bitext:
-        if self._name is None:
-            files = self._files[split]
-            if split == "test" and files[0] is None:
-                return self._instead("no test files are given")
-            return Bitext(Path(str(files[0])).expanduser(), Path(str(files[1])).expanduser())
-        options: dict[str, Any] = {"root": self._root, "raw": self._raw}
-        source, target = map(str, self._languages)
-        found = find(self._name, split, source, target, **options)
-        if found:
-            return found
-        if split == "test":
-            return self._instead(f"{self._name} has no test part here")
-        raise missing(self._name, split, **options)
-
-    def _instead(self, reason: str) -> Bitext:
-        rank_zero_only(_log.warning)(f"{reason}: the validation pairs test")
-        return self._bitext("valid")
-
-    def encode(self, texts: Iterable[str]) -> list[list[int]]:
-        """Token numbers of texts in the form of the model, each ended by EDGE."""
-        return [[*tokens, EDGE] for tokens in self.tokenizer.encode_all(list(texts))]
+    def _own(self, split: Split) -> Bitext | None:
+        source, target = self._files[split]
+        if source is None or target is None:
+            return None
+        return Bitext(Path(source).expanduser(), Path(target).expanduser())
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
         """Batches of user text in its order, one row a line."""
@@ -258,14 +233,14 @@ class Translation(Task):
         accuracy = MulticlassAccuracy(
             self.tokenizer.vocab_size, average="micro", ignore_index=IGNORE
         )
-        scores = {name: CorpusScore(name, self._forms[1].lowercase) for name in self._scores}
+        scores = {name: CorpusScore(name, self.source.target.lowercase) for name in self._scores}
         return MetricCollection(
             {"accuracy": accuracy, "perplexity": Perplexity(), **scores}, compute_groups=False
         )
 
     @property
     def _scores(self) -> list[Score]:
-        compounds: list[Score] = ["compound_bleu"] if self._name == "wmt14" else []
+        compounds: list[Score] = ["compound_bleu"] if self._compounds else []
         return ["tokenised_bleu", *compounds, "sacrebleu", "chrf"]
 
     def update(self, metrics: MetricCollection, output: Output, batch: SentencePairs) -> None:
@@ -282,7 +257,7 @@ class Translation(Task):
         references = [reference for reference in batch.references if reference]
         for name in self._scores:
             if name in ("sacrebleu", "chrf"):
-                plain = [self._forms[1].read(text) for text in written]
+                plain = [self.source.target.read(text) for text in written]
                 metrics[name].update(plain, [reference.plain for reference in references])
             else:
                 metrics[name].update(written, [reference.written for reference in references])
@@ -315,7 +290,7 @@ class Translation(Task):
         rows = list(range(len(batch.tokens)))
         return [
             {
-                "translation": self._forms[1].read(self.tokenizer.decode(hypothesis.tokens)),
+                "translation": self.source.target.read(self.tokenizer.decode(hypothesis.tokens)),
                 "score": hypothesis.score,
             }
             for hypotheses in self._translate(output, batch, rows, self._beam, self._nbest)
@@ -342,7 +317,8 @@ class _Lines(IterableDataset[SentencePairs]):
 
     def __iter__(self) -> Iterator[SentencePairs]:
         lines = iter(self._lines)
-        form = self._task._forms[0]
+        source = self._task.source
         while chunk := list(islice(lines, 64)):
-            sources = self._task.encode(form.write(line) for line in chunk)
-            yield SentencePairs.make(sources, [[]] * len(sources))
+            texts = [source.source.write(line) for line in chunk]
+            encoded = source.encode(texts, self._task.tokenizer)
+            yield SentencePairs.make(encoded, [[]] * len(encoded))
