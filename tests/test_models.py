@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clusterformer.attention import FullAttention, NeuralClusteringAttention
+from clusterformer.attention import FullAttention, LocalAttention, NeuralClusteringAttention
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.embeddings import TokenEmbedding, sinusoidal_positions
 from clusterformer.models.pooling import pool
@@ -93,3 +93,36 @@ def test_unknown_choices_are_refused() -> None:
         pool(torch.zeros(1, 1, 1), torch.ones(1, 1, dtype=torch.bool), "sum")
     with pytest.raises(ValueError, match="norm must be"):
         Architecture(FullAttention, norm="rms").encoder()
+
+
+def window(d_model: int, num_heads: int, causal: bool = False) -> LocalAttention:
+    return LocalAttention(d_model, num_heads, causal=causal, window=3)
+
+
+@pytest.mark.parametrize(("layers", "inner"), [(1, 0), (2, 1), (3, 1), (7, 3)])
+def test_only_the_central_layer_differs_from_the_outer_ones(layers: int, inner: int) -> None:
+    shape = Architecture(FullAttention, d_model=32, num_layers=layers, outer_attention=window)
+    for stack in (shape.encoder(), shape.decoder()):
+        kinds = [type(layer.attention.core) for layer in stack.layers]
+        assert [place for place, kind in enumerate(kinds) if kind is FullAttention] == [inner]
+        assert set(kinds) <= {FullAttention, LocalAttention}
+
+
+def test_centroids_go_up_to_the_same_mechanism_only() -> None:
+    shape = Architecture(neural, d_model=32, num_layers=3, outer_attention=window)
+    encoder = shape.encoder()
+    owners = [name for name, _ in encoder.named_parameters() if name.endswith("centroids")]
+    assert owners == ["layers.1.attention.core.centroids"]
+    assert [g is None for g in encoder(torch.randn(2, 9, 32)).groupings] == [True, False, True]
+
+
+@pytest.mark.parametrize("attention", [FullAttention, neural])
+def test_rotary_positions_do_not_hang_on_where_a_text_stands(attention) -> None:
+    shape = Architecture(attention, d_model=32, d_ff=64, positions="rotary", dropout=0.0)
+    encoder = shape.encoder().eval()
+    x = torch.randn(1, 11, 32)
+    hidden = encoder(x).hidden
+    shifted = torch.cat([torch.randn(1, 6, 32), x], 1)
+    mask = torch.arange(17)[None] >= 6
+    torch.testing.assert_close(encoder(shifted, mask).hidden[:, 6:], hidden, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(encoder(x.flip(1)).hidden.flip(1), hidden, atol=1e-2)
