@@ -85,6 +85,19 @@ def test_every_option_in_the_help_exists() -> None:
     assert config["model.attention.init_args.num_clusters"] == 16
 
 
+def test_a_decoder_takes_its_own_mechanism_or_the_strict_form_of_the_encoders() -> None:
+    neural = ["--model.attention=NeuralClusteringAttention", "--model.attention.num_clusters=7"]
+    toy = ["--data=toy_task.Toy", *neural]
+    layers = Options(toy, fitting=True).model.architecture.decoder(cross=True).layers
+    core = layers[0].attention.core
+    assert (core.causal, core.num_clusters) == (True, 7)
+    reader = "--model.cross_attention=KeyClusteringAttention"
+    other = [*toy, "--model.decoder_attention=FullAttention", reader]
+    layer = Options(other, fitting=True).model.architecture.decoder(cross=True).layers[0]
+    found = [type(part.core).__name__ for part in (layer.attention, layer.cross)]
+    assert found == ["FullAttention", "KeyClusteringAttention"]
+
+
 BAD_OPTIONS = {
     ("--model.ld=1",): "no option --model.ld; did you mean --model.lr?",
     ("--modle.lr=1",): "no option --modle.lr; did you mean --model.lr?",

@@ -19,7 +19,7 @@ from clusterformer.models.decoder import Decoder, State
 from clusterformer.models.seq2seq import Seq2Seq
 
 WIDTH = 32
-SMALL = {"num_clusters": 3, "chunk_size": 4, "window": 5, "block_size": 8}
+SMALL = {"num_clusters": 5, "min_width": 2, "chunk_size": 4, "window": 5, "block_size": 8}
 STRICT = [cls for cls in mechanisms() if True in cls.causal_forms]
 READERS = [cls for cls in mechanisms() if cls.reads_alone]
 
@@ -83,10 +83,13 @@ def test_rows_of_a_state_may_be_selected_and_overwritten(cls) -> None:
 
 
 @pytest.mark.parametrize("cls", READERS, ids=name)
+@torch.no_grad()
 def test_a_reader_of_memory_sees_no_later_token(cls) -> None:
     decoder = architecture(cross_attention=small(cls)).decoder(cross=True).eval()
-    x, memory = torch.randn(2, 19, WIDTH), torch.randn(2, 11, WIDTH)
+    x, memory = torch.randn(2, 19, WIDTH), torch.randn(2, 31, WIDTH)
     hidden = decoder(x, None, memory).hidden
+    found, _ = stepwise(decoder, x, decoder.cache(x, memory))
+    torch.testing.assert_close(found, hidden)
     for cut in (1, 8, 18):
         changed = torch.cat([x[:, :cut], 3 * torch.randn(2, 19 - cut, WIDTH)], 1)
         found = decoder(changed, None, memory).hidden[:, :cut]

@@ -1,0 +1,112 @@
+"""Attention to the keys of one's own cluster: for a decoder that reads a long memory.
+
+B batch   H heads   N queries   M keys   D head width   C clusters   G blocks   S slots a block
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from clusterformer.attention.base import AttentionCore, Causal, Grouping
+from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.gathered_attention import gathered_attention
+from clusterformer.masks import mask_by_head
+
+
+class KeyClusteringAttention(AttentionCore):
+    """Each query attends to three blocks of keys, sorted by cluster (as ClusterFormer, eq. 5, 8).
+
+    Queries and keys take the anchor that is nearest by angle, of C random directions, each head by
+    itself. Keys are sorted by cluster and cut into C blocks of equal width; a query attends to the
+    block in which the middle of its cluster lies, and to the blocks before and after it.
+
+    What a query gets depends on no other query. So a decoder may read its memory by it, where
+    mechanisms that group queries (clustered, multipole) would let later tokens speak.
+
+    With up to three clusters it is full attention.
+
+    Args:
+        d_model: E.
+        num_heads: H.
+        causal: Only False.
+        num_clusters: C.
+        min_width: Fewest keys a block: with 16, up to 48 keys are seen whole.
+        seed: Of the anchors; they are drawn once and lie in a buffer.
+
+    Cost: O((N + M) C D + N S D) time, O((N + M) (C + D)) memory.
+    """
+
+    cross: ClassVar[bool] = True
+    reads_alone: ClassVar[bool] = True
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False,)
+    anchors: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        causal: Causal = False,
+        num_clusters: int = 16,
+        min_width: int = 16,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(d_model, num_heads, causal=causal)
+        for name, value in (("num_clusters", num_clusters), ("min_width", min_width)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.num_clusters = num_clusters
+        self.min_width = min_width
+        generator = torch.Generator().manual_seed(seed)
+        anchors = torch.randn(num_heads, num_clusters, self.head_width, generator=generator)
+        self.register_buffer("anchors", torch.nn.functional.normalize(anchors, dim=-1))
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, Grouping]:
+        with torch.autocast(q.device.type, enabled=False):
+            q_assignment, k_assignment = (self._nearest(x).flatten(0, 1) for x in (q, k))
+            seen, mask = self._windows(k_assignment, mask_by_head(key_mask, self.num_heads))
+            # Groups of few queries of one cluster, so that each group gathers its keys once.
+            size = max(8, -(-q.shape[2] // (2 * self.num_clusters)))
+            q_mask = mask_by_head(query_mask, self.num_heads)
+            grouped = kernels.sort(q_assignment, self.num_clusters, q_mask)
+            groups = kernels.cluster_chunks(grouped, size, q_mask, look_back=0)
+            owner = q_assignment.gather(1, groups.members[..., 0])
+            index = owner[..., None].expand(-1, -1, seen.shape[-1])
+            values = gathered_attention(
+                *(x.float().flatten(0, 1) for x in (q, k, v)),
+                groups.members,
+                groups.filled,
+                seen.gather(1, index),
+                mask.gather(1, index),
+                scale=self.head_width**-0.5,
+            )
+        assignment = q_assignment.unflatten(0, q.shape[:2])
+        return values.unflatten(0, q.shape[:2]).to(q.dtype), Grouping(assignment, self.num_clusters)
+
+    def _nearest(self, x: Tensor) -> Tensor:
+        """Anchor nearest to each row of x (B, H, N, D), (B, H, N)."""
+        return (x.detach().float() @ self.anchors.float().transpose(1, 2)).argmax(-1)
+
+    def _windows(self, assignment: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys that the queries of each cluster see, and which of them count, (B * H, C, 3 S)."""
+        grouped = kernels.sort(assignment, self.num_clusters, mask)
+        blocks = kernels.equal_blocks(grouped, self.num_clusters, mask, 1, 1, self.min_width)
+        keys = kernels.windows(blocks.members, 3)
+        counting = kernels.window_mask(blocks)[:, :, 0]
+        ends = grouped.counts.cumsum(1)
+        middle = torch.minimum(ends - (grouped.counts + 1) // 2, ends[:, -1:] - 1).clamp(min=0)
+        slot = blocks.slot.gather(1, grouped.order.gather(1, middle))
+        block = (slot // blocks.members.shape[-1] - blocks.back).clamp(min=0)  # (B * H, C)
+        index = block[..., None].expand(-1, -1, keys.shape[-1])
+        return keys.gather(1, index), counting.gather(1, index)
