@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from clusterformer.cli.main import main
@@ -52,6 +53,43 @@ def test_the_last_lines_set_a_run_beside_others_and_baselines(
     models = [yaml.safe_load((x / "config.yaml").read_text())["model"] for x in (run, full, half)]
     assert models[1]["attention"]["class_path"].endswith(".FullAttention")
     assert models[2] == {**models[0], **OTHERS["half as wide"]}
+
+
+WRONG = {
+    "no class": ({"attention": {"class_path": "FulAttention"}}, "did you mean FullAttention?"),
+    "no option": ({"widht": 4}, "model: no option 'widht'"),
+    "no option of it": (
+        {"attention": {"class_path": "FullAttention", "init_args": {"clusters": 2}}},
+        "FullAttention has no option 'clusters'",
+    ),
+    "no such type": ({"lr": "fast"}, "model.lr: expected float, got 'fast'"),
+}
+
+
+@pytest.mark.parametrize(("model", "said"), WRONG.values(), ids=WRONG)
+def test_a_bad_one_is_known_before_training(
+    model: dict[str, object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    against = f"--against={json.dumps({**OTHERS, 'this one': model})}"
+    assert main([*TOY, against, f"--runs={tmp_path}"]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1
+    assert error[0].startswith("clusterformer: error: against, this one: ")
+    assert said in error[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_to_be_checked_changes_nothing(tmp_path: Path) -> None:
+    assert main([*TOY, f"--against={json.dumps(OTHERS)}", f"--runs={tmp_path}"]) == 0
+    assert main([*TOY, f"--runs={tmp_path}"]) == 0
+    checked, alone = (tmp_path / "toy" / number for number in "12")
+    assert result_of(checked) == result_of(alone)
+    weights = [
+        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for run in (checked, alone)
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 @pytest.mark.slow

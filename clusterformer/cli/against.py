@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from clusterformer.cli.options import Options
 from clusterformer.cli.runs import Run
+from clusterformer.errors import InputError
 from clusterformer.task import Task
 
 Trained = tuple[Task, Run | None, Mapping[str, Any]]
@@ -41,10 +45,7 @@ def against(
         if run:
             print(f"\nthe same with {name}:", flush=True)
         begun = time.monotonic()
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-            file.write(options.yaml())
-            file.flush()
-            arguments = ["--config", file.name, "--against=null", f"--model={json.dumps(model)}"]
+        with _arguments(options, model) as arguments:
             if run:
                 arguments += ["--runs", str(run.folder / "against")]
             _, _, found = train(arguments, _slug(name))
@@ -58,6 +59,34 @@ def against(
     print(f"\n{'':<{width}}  {measure:>15}{'seconds':>10}")
     for name, value, taken in rows:
         print(f"{name:<{width}}  {value:>15.4f}{taken:>10.0f}")
+
+
+def check(options: Options) -> None:
+    """Make every model of the option `against` once, so that a bad one is known before training.
+
+    Raises:
+        InputError: if one has a class or option that does not exist, or a value of another type.
+    """
+    for name, model in (options.config["against"] or {}).items():
+        with isolate_rng(), _arguments(options, model) as arguments:
+            _make(name, arguments)
+
+
+def _make(name: str, arguments: list[str]) -> None:
+    try:
+        Options(arguments, fitting=True)
+    except InputError as error:
+        raise InputError(f"against, {name}: {error}") from error
+
+
+@contextmanager
+def _arguments(options: Options, model: dict[str, Any]) -> Iterator[list[str]]:
+    """Command line of the same training with another model."""
+    sections = options.config.as_dict().keys() - {"config", "against"}
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(options.yaml(*sections))
+        file.flush()
+        yield ["--config", file.name, f"--model={json.dumps(model)}"]
 
 
 def _slug(name: str) -> str:

@@ -21,7 +21,7 @@ from clusterformer.checkpoints import (
     LastCheckpoint,
     read,
 )
-from clusterformer.cli.against import Trained, against
+from clusterformer.cli.against import Trained, against, check
 from clusterformer.cli.illustrate import illustrate
 from clusterformer.cli.metrics import MetricsFile
 from clusterformer.cli.options import Options, take
@@ -46,6 +46,7 @@ def _train(arguments: list[str], name: str | None = None) -> tuple[Options, Trai
     if run:
         arguments = ["--config", str(run.config), *arguments]
     options = Options(arguments, fitting=True)
+    check(options)
     model, task = options.model, options.datamodule
     model.config = options.yaml("seed_everything", "model", "data")
     checkpoint: dict[str, Any] = {}
