@@ -1,0 +1,371 @@
+"""NeuralClustering, neural clusters with scikit-learn's manners.
+
+N points   D columns of the data   F features   C clusters
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import (
+    BaseEstimator,
+    ClassNamePrefixFeaturesOutMixin,
+    ClusterMixin,
+    TransformerMixin,
+)
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from clusterformer.clustering.neural import NeuralClusters, partner_loss
+from clusterformer.clustering.partners import BLOCK, Features, partners
+from clusterformer.clustering.training import train
+
+SAMPLE = 2**18
+"""Points that `fit` trains on, at most, drawn at random; it assigns all."""
+
+_ENTRIES = 2**24  # of the points worked on at a time
+_SHOWN = 10_000  # points that show the principal components
+_KEPT = 0.5  # weight of the centers so far, when partial_fit brings new points
+_EACH = 8  # points a cluster, the least in a batch
+
+Random = np.random.RandomState
+
+
+class NeuralClustering(
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator
+):
+    """Clusters that are learnt so that near neighbours share them (ClusterFormer, appendix A).
+
+    Points are compared with centroids by cosine in a space that is learnt (eq. 2), and the loss is
+    that of `partner_loss`. Soft: `predict_proba` gives memberships.
+
+    Example:
+        >>> labels = NeuralClustering(n_clusters=10, random_state=0).fit_predict(X)
+
+    Args:
+        n_clusters: C.
+        hidden: Units of a hidden layer before the clustering space: better clusters, more time.
+            None is a linear map, as in eq. 2 of the paper.
+        balance: 1 for the likelihood of `partner_loss`; more makes clusters more alike in size.
+        n_neighbors: Each point's partners in training are this many nearest neighbours.
+        n_components: F, principal components of the data that neighbours and clusters see.
+        max_iter: Training steps, at most.
+        batch_size: Points a step; never fewer than 8 a cluster, where there are as many.
+        learning_rate: Of Adam, to begin with.
+        tol: Training ends when at most this share of points changed cluster in 25 steps.
+        n_init: Trainings from different starts, of which the best by `score` is kept.
+        device: "cpu", or "cuda" to compute on a GPU.
+        random_state: Of all that is random; an int makes a fit repeatable.
+        verbose: 1 shows a progress bar.
+
+    Attributes:
+        cluster_centers_: (C, D), means of the training points weighted by membership (eq. 3 in the
+            space of the data).
+        labels_: (N,), cluster of each training point.
+        n_features_in_: D.
+        n_iter_: Training steps taken.
+    """
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        hidden: int | None = None,
+        balance: float = 1.0,
+        n_neighbors: int = 5,
+        n_components: int = 64,
+        max_iter: int = 600,
+        batch_size: int = 2048,
+        learning_rate: float = 5e-3,
+        tol: float = 1e-3,
+        n_init: int = 1,
+        device: str = "cpu",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.hidden = hidden
+        self.balance = balance
+        self.n_neighbors = n_neighbors
+        self.n_components = n_components
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.tol = tol
+        self.n_init = n_init
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: ArrayLike, y: object = None) -> NeuralClustering:
+        """Learn clusters from X (N, D): an array, data frame, sparse matrix or memory map."""
+        X = self._check(X, reset=True)
+        random = check_random_state(self.random_state)
+        rows = np.arange(X.shape[0])
+        if len(rows) > SAMPLE:
+            rows = np.sort(random.permutation(len(rows))[:SAMPLE])
+        self._features = self._learn_features(X, rows, random)
+        features = self._compute(X, rows)[random.permutation(len(rows))]
+        near = partners(features, self.n_neighbors)
+        best = np.inf
+        for _ in range(self.n_init):
+            network, optimizer = self._start(features, random)
+            steps = self._train(network, optimizer, features, near, random, self.max_iter)
+            loss = _pair_loss(network, features, near) if self.n_init > 1 else -np.inf
+            if loss < best:
+                best, self._network, self.n_iter_ = loss, network, steps
+        self._optimizer = None
+        self.labels_, mass, sums = self._assign(X)
+        self._keep_centers(mass, sums, X.dtype)
+        found = len(np.unique(self.labels_))
+        if found < self.n_clusters:
+            warnings.warn(
+                f"Number of distinct clusters ({found}) found smaller than n_clusters "
+                f"({self.n_clusters}). Possibly due to duplicate points in X.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: object = None) -> NeuralClustering:
+        """Go on learning from X (N, D), with each point once.
+
+        The first X gives the features and the first centroids, so it must show what is to come.
+        Neighbours are sought within X: give it thousands of points at a time, in random order.
+        """
+        first = not hasattr(self, "_network")
+        X = self._check(X, reset=first)
+        if not hasattr(self, "_random"):
+            self._random = check_random_state(self.random_state)
+        if first:
+            self._features = self._learn_features(X, np.arange(X.shape[0]), self._random)
+        features = self._compute(X, np.arange(X.shape[0]))
+        features = features[self._random.permutation(len(features))]
+        if first:
+            self._network, self._optimizer = self._start(features, self._random)
+            self.n_iter_ = 0
+        network = self._network.to(self.device)
+        optimizer = self._optimizer or self._adam(network)
+        near = partners(features, self.n_neighbors)
+        steps = max(1, len(features) // self._batch())
+        self.n_iter_ += self._train(
+            network, optimizer, features, near, self._random, steps, streaming=True
+        )
+        self._optimizer = optimizer
+        self.labels_, mass, sums = self._assign(X)
+        if not first:
+            mass, sums = mass + _KEPT * self._mass, sums + _KEPT * self._sums
+        self._keep_centers(mass, sums, X.dtype)
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[np.int64]:
+        """The cluster of each point, (N,): that of its largest membership (eq. 4)."""
+        return self._per_point(X, lambda network, x: network.similarities(x).argmax(1))
+
+    def predict_proba(self, X: ArrayLike) -> NDArray:
+        """Memberships p(cluster | point), (N, C); rows sum to 1.
+
+        Of dense X: scikit-learn's checks take what gives probabilities for sparse data for a
+        classifier, and count its classes. `transform` takes any X.
+        """
+        if hasattr(X, "toarray"):
+            raise TypeError("predict_proba takes no sparse data; use transform, or X.toarray()")
+        return self._per_point(X, lambda network, x: network(x).exp())
+
+    def transform(self, X: ArrayLike) -> NDArray:
+        """Distances of points and centroids, (N, C): 1 - cosine in the clustering space."""
+        return self._per_point(X, lambda network, x: 1 - network.similarities(x))
+
+    def score(self, X: ArrayLike, y: object = None) -> float:
+        """What the cluster of a point tells about its nearest neighbour within X, nats.
+
+        Minus `partner_loss`: at most log C, 0 if the clusters tell nothing; higher is better.
+        """
+        check_is_fitted(self, "_network")
+        X = self._check(X, reset=False)
+        features = self._compute(X, np.arange(X.shape[0]))
+        return -_pair_loss(self._network.to(self.device), features, partners(features, 1))
+
+    # Training
+
+    def _check(self, X: Any, *, reset: bool) -> Any:
+        for name, least in (
+            ("n_clusters", 1),
+            ("n_neighbors", 1),
+            ("n_components", 1),
+            ("max_iter", 1),
+            ("batch_size", 1),
+            ("n_init", 1),
+            ("balance", 0),
+            ("tol", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"The {name!r} parameter of NeuralClustering must be at least {least}. "
+                    f"Got {getattr(self, name)!r} instead."
+                )
+        X = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32])
+        if reset and X.shape[0] < self.n_clusters:
+            raise ValueError(f"n_samples={X.shape[0]} should be >= n_clusters={self.n_clusters}.")
+        return X
+
+    def _batch(self) -> int:
+        return max(self.batch_size, _EACH * self.n_clusters)
+
+    def _learn_features(self, X: Any, rows: NDArray, random: Random) -> Features:
+        most = min(_SHOWN, max(1, 8 * _ENTRIES // X.shape[1]))
+        if len(rows) > most:
+            rows = rows[np.sort(random.permutation(len(rows))[:most])]
+        sample = torch.cat(list(self._chunks(X, rows)))
+        return Features(X.shape[1], self.n_components).learn(sample)
+
+    def _start(
+        self, features: Tensor, random: Random
+    ) -> tuple[NeuralClusters, torch.optim.Optimizer]:
+        generator = _generator(random)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator.initial_seed())
+            network = NeuralClusters(features.shape[1], self.n_clusters, hidden=self.hidden)
+        network.to(self.device).seed(features[: max(4096, _EACH * self.n_clusters)], generator)
+        return network, self._adam(network)
+
+    def _adam(self, network: NeuralClusters) -> torch.optim.Optimizer:
+        return torch.optim.Adam(network.parameters(), lr=self.learning_rate, fused=True)
+
+    def _train(
+        self,
+        network: NeuralClusters,
+        optimizer: torch.optim.Optimizer,
+        features: Tensor,
+        near: Tensor,
+        random: Random,
+        steps: int,
+        *,
+        streaming: bool = False,
+    ) -> int:
+        with _Progress(steps, shown=bool(self.verbose)) as progress:
+            return train(
+                network,
+                optimizer,
+                features,
+                near,
+                steps=steps,
+                batch_size=self._batch(),
+                balance=self.balance,
+                generator=_generator(random),
+                anneal=not streaming,
+                tol=-1.0 if streaming else self.tol,
+                report=progress,
+            )
+
+    def _keep_centers(self, mass: NDArray, sums: NDArray, dtype: Any) -> None:
+        self._mass, self._sums = mass, sums
+        self.cluster_centers_ = (sums / mass[:, None]).astype(dtype)
+
+    # Points, a chunk at a time
+
+    def _chunks(self, X: Any, rows: NDArray | None = None) -> Iterator[Tensor]:
+        """Rows of X as tensors on the device, as many at a time as memory is sure to hold."""
+        count = X.shape[0] if rows is None else len(rows)
+        size = max(1, _ENTRIES // max(X.shape[1], self.n_clusters))
+        for start in range(0, count, size):
+            part = slice(start, start + size)
+            chunk = X[part] if rows is None else X[rows[part]]
+            chunk = chunk if isinstance(chunk, np.ndarray) else chunk.toarray()
+            yield torch.tensor(chunk, device=self.device)
+
+    def _compute(self, X: Any, rows: NDArray) -> Tensor:
+        """Features of some rows, in single precision, as training has them."""
+        learnt = self._features.to(self.device)
+        return torch.cat([learnt(chunk).float() for chunk in self._chunks(X, rows)])
+
+    def _assign(self, X: Any) -> tuple[NDArray, NDArray, NDArray]:
+        """Labels (N,), and mass (C,) and sum (C, D) of the points that each cluster has."""
+        network, learnt = self._evaluated(X.dtype)
+        labels, mass, sums = [], 0.0, 0.0
+        with torch.no_grad():
+            for chunk in self._chunks(X):
+                similarities = network.similarities(learnt(chunk))
+                p = (similarities / network.temperature).softmax(1)
+                labels.append(similarities.argmax(1).cpu())
+                mass = mass + p.sum(0).double()
+                sums = sums + (p.T @ chunk).double()
+        return torch.cat(labels).numpy(), mass.cpu().numpy(), sums.cpu().numpy()
+
+    def _per_point(self, X: ArrayLike, function: Any) -> NDArray:
+        check_is_fitted(self, "_network")
+        X = self._check(X, reset=False)
+        network, learnt = self._evaluated(X.dtype)
+        with torch.no_grad():
+            found = [function(network, learnt(chunk)).cpu() for chunk in self._chunks(X)]
+        return torch.cat(found).numpy()
+
+    def _evaluated(self, dtype: Any) -> tuple[NeuralClusters, Features]:
+        """Copies that compute in the precision of the data, on the device."""
+        kind = torch.float32 if dtype == np.float32 else torch.float64
+        network, learnt = copy.deepcopy((self._network, self._features))
+        return network.to(self.device, kind), learnt.to(self.device, kind)
+
+    # What scikit-learn asks
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self._network.centroids)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_network")
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle on the CPU, without the optimizer: partial_fit goes on with a new one."""
+        state = super().__getstate__()
+        for name in ("_network", "_features"):
+            if name in state:
+                state[name] = copy.deepcopy(state[name]).cpu()
+        return {**state, "_optimizer": None} if "_optimizer" in state else state
+
+
+@torch.no_grad()
+def _pair_loss(network: NeuralClusters, features: Tensor, near: Tensor) -> float:
+    log_p = torch.cat([network(rows) for rows in features.split(BLOCK)])
+    return partner_loss(log_p, log_p[near[:, 0]]).item()
+
+
+def _generator(random: Random) -> torch.Generator:
+    return torch.Generator().manual_seed(int(random.randint(2**31 - 1)))
+
+
+class _Progress:
+    """A bar on a terminal, if wanted."""
+
+    def __init__(self, steps: int, *, shown: bool) -> None:
+        self._steps, self._shown = steps, shown
+
+    def __enter__(self) -> Any:
+        if not self._shown:
+            return None
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=self._steps, unit="step", desc="clustering")
+        return self._update
+
+    def _update(self, step: int, loss: float, changed: float) -> None:
+        self._bar.update(step - self._bar.n)
+        self._bar.set_postfix(loss=f"{loss:.3f}", changed=f"{changed:.1%}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._bar.close()

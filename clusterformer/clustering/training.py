@@ -1,0 +1,105 @@
+"""The mini-batch training of neural clusters, in plain torch.
+
+N points   F features   K neighbours   C clusters
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from clusterformer.clustering.neural import NeuralClusters, partner_loss
+
+PROBE = 2048
+"""Points whose clusters tell whether training still changes anything."""
+
+LOOK_EVERY = 25
+"""Steps from one look at them to the next."""
+
+Report = Callable[[int, float, float], None]
+"""Told at each look: steps, loss, share of the probe that changed its cluster since the last."""
+
+
+class Optimizer(Protocol):
+    """What a training needs of a torch optimiser."""
+
+    param_groups: list[dict]
+
+    def zero_grad(self) -> None: ...
+
+    def step(self) -> None: ...
+
+
+def train(
+    network: NeuralClusters,
+    optimizer: Optimizer,
+    features: Tensor,
+    near: Tensor,
+    *,
+    steps: int,
+    batch_size: int,
+    balance: float,
+    generator: torch.Generator,
+    anneal: bool = True,
+    tol: float = 0.0,
+    report: Report | None = None,
+) -> int:
+    """Train on batches of points, each with a partner drawn among its neighbours.
+
+    Args:
+        network: To train, on the device of the features.
+        optimizer: Of its parameters.
+        features: (N, F).
+        near: (N, K), neighbours of each point.
+        steps: At most.
+        batch_size: Points a step, at most.
+        balance: Of the loss.
+        generator: On the CPU.
+        anneal: Let the learning rate fall to nothing, as half a cosine.
+        tol: Stop when at most this share of the points changed cluster in LOOK_EVERY steps.
+        report: Told of the progress.
+
+    Returns:
+        The steps taken.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    probe = features[:PROBE]
+    before = network(probe).argmax(1)
+    batches = _endless(len(features), batch_size, generator)
+    for step in range(1, steps + 1):
+        if anneal:
+            factor = (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+        points = next(batches)
+        drawn = torch.randint(near.shape[1], points.shape, generator=generator)
+        both = torch.cat([points, near[points, drawn]])
+        log_p, log_q = network(features[both]).chunk(2)
+        loss = partner_loss(log_p, log_q, balance)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % LOOK_EVERY == 0:
+            with torch.no_grad():
+                after = network(probe).argmax(1)
+            changed = (after != before).float().mean().item()
+            before = after
+            if report is not None:
+                report(step, loss.item(), changed)
+            if changed <= tol:
+                break
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    return step
+
+
+def _endless(count: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Every point once, in random order, again and again; what does not fill a batch waits."""
+    size = min(batch_size, count)
+    while True:
+        order = torch.randperm(count, generator=generator)
+        yield from order[: count - count % size].split(size)
