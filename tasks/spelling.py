@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.errors import InputError
 from clusterformer.tasks.batches import PAD
+from clusterformer.tasks.text import tokenizers_library
 
 TEXT = PAD + 1
 """Stands before every text; no text can spell it."""
@@ -85,7 +85,7 @@ class BytePairSpeller(Speller):
     """
 
     def __init__(self, json: str) -> None:
-        self._bpe = _library().Tokenizer.from_str(json)
+        self._bpe = tokenizers_library().Tokenizer.from_str(json)
         self._bpe.encode_special_tokens = True  # "<text>" in a text is six letters like any other
         byte_of = {letter: byte for byte, letter in enumerate(_letters())}
         numbered = sorted((number, piece) for piece, number in self._bpe.get_vocab().items())
@@ -97,7 +97,7 @@ class BytePairSpeller(Speller):
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> BytePairSpeller:
         """Learn `vocab_size` pieces, single bytes included, from `texts`."""
-        library = _library()
+        library = tokenizers_library()
         bpe = library.Tokenizer(library.models.BPE())
         bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         trainer = library.trainers.BpeTrainer(
@@ -176,13 +176,3 @@ def _letters() -> list[str]:
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
-
-
-def _library() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise InputError(
-            "byte-pair encoding needs the tokenizers library: pip install 'clusterformer[text]'"
-        ) from None
-    return tokenizers

@@ -161,7 +161,7 @@ class BytePairTokenizer(Tokenizer):
     """
 
     def __init__(self, json: str) -> None:
-        self._bpe = _library().Tokenizer.from_str(json)
+        self._bpe = tokenizers_library().Tokenizer.from_str(json)
         self._bpe.encode_special_tokens = True  # "<pad>" in a text is five letters like any other
 
     @classmethod
@@ -181,7 +181,7 @@ class BytePairTokenizer(Tokenizer):
             lowercase: Whether case is ignored.
             edge: Whether number 2 is `EDGE`.
         """
-        library = _library()
+        library = tokenizers_library()
         bpe = library.Tokenizer(library.models.BPE())
         if lowercase:
             bpe.normalizer = library.normalizers.Lowercase()
@@ -216,7 +216,8 @@ class BytePairTokenizer(Tokenizer):
         return {"kind": "bpe", "json": self._bpe.to_str()}
 
 
-def _library() -> Any:
+def tokenizers_library() -> Any:
+    """The `tokenizers` module, or one line that says how to install it."""
     try:
         import tokenizers
     except ImportError:
