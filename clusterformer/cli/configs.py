@@ -11,11 +11,21 @@ import yaml
 
 from clusterformer.errors import InputError
 
+COMPARISONS = "compare"
+"""Folder of the comparisons among the shipped configurations."""
+
 
 def shipped() -> dict[str, Path]:
     """Every shipped configuration: its name, such as "mr.yaml", and its file."""
     root = Path(str(files("clusterformer.configs")))
-    return {path.name: path for path in sorted(root.rglob("*.yaml"))}
+    found = sorted(root.rglob("*.yaml"))
+    return {path.name: path for path in found if path.parent.name != COMPARISONS}
+
+
+def comparisons() -> dict[str, Path]:
+    """Every shipped comparison, likewise."""
+    root = Path(str(files("clusterformer.configs"))) / COMPARISONS
+    return {path.name: path for path in sorted(root.glob("*.yaml"))}
 
 
 def check(path: Path) -> None:

@@ -15,8 +15,11 @@ COMMANDS = {
     "validate": "measure a trained model on the validation data",
     "test": "measure a trained model on the test data",
     "predict": "label your own text with a trained model",
+    "translate": "translate your own text with a trained model",
     "generate": "go on with a text as a trained language model would",
     "prepare": "fetch named data sets",
+    "cluster": "cluster any points, and compare methods",
+    "compare": "train what a file lists, end with a table and a page",
     "bench": "measure time and memory of attention",
 }
 """Each is a file of this folder with HELP and `run(arguments)`; it imports torch only inside."""

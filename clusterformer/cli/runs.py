@@ -28,8 +28,9 @@ class Run:
     """One training's folder.
 
     Attributes:
-        folder: Holds config.yaml, environment.json, metrics.csv, checkpoints/ and pictures/. A
-            training that was resumed adds config-2.yaml, environment-2.json and so on.
+        folder: Holds config.yaml, environment.json, metrics.csv, checkpoints/, pictures/ and, when
+            training has ended, results.json. A training that was resumed adds config-2.yaml,
+            environment-2.json and so on.
     """
 
     folder: Path
@@ -87,6 +88,12 @@ class Run:
         return self._latest("config", ".yaml")
 
     @property
+    def results(self) -> dict[str, Any] | None:
+        """What the latest training to end here came to; None if none has."""
+        written = self._numbered("results", ".json")[:-1]
+        return json.loads(written[-1].read_text(encoding="utf-8")) if written else None
+
+    @property
     def wandb_id(self) -> str:
         """Name of the run at Weights & Biases, the same whenever it is resumed."""
         environment = json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
@@ -99,6 +106,13 @@ class Run:
         text = json.dumps(environment, indent=2, ensure_ascii=False) + "\n"
         self._next("config", ".yaml").write_text(config, encoding="utf-8")
         self._next("environment", ".json").write_text(text, encoding="utf-8")
+
+    def finish(self, results: dict[str, Any]) -> None:
+        """Write down what came of the training; whole or not at all."""
+        path = self._next("results", ".json")
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
 
     def discard_unless_begun(self) -> None:
         """Take away what `record` wrote, if bad input kept training from leaving anything else."""
@@ -137,7 +151,7 @@ def first_process() -> bool:
 def describe_environment() -> dict[str, Any]:
     """What a reader needs to repeat a run: command, commit, versions, hardware."""
     return {
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(["clusterformer", *sys.argv[1:]]),
         "folder": str(Path.cwd()),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "clusterformer": clusterformer.__version__,

@@ -7,8 +7,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
@@ -76,7 +78,11 @@ def _train(arguments: list[str], name: str | None = None) -> tuple[Options, Trai
             raise
         print(f"stopped; go on with: clusterformer fit --resume {run.folder}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
+    seconds = time.monotonic() - begun
     results = _test(options, trainer)
+    if run:
+        begun_at = checkpoint.get("global_step", 0)
+        run.finish(_outcome(options, trainer, results, seconds, begun_at))
     if run and not name:
         _finish(options, trainer, run, results, time.monotonic() - begun)
     for logger in trainer.loggers:
@@ -98,6 +104,30 @@ def _test(options: Options, trainer: Trainer) -> dict[str, Any]:
                 0
             ]
     return results
+
+
+def _outcome(
+    options: Options, trainer: Trainer, results: dict[str, Any], seconds: float, begun_at: int
+) -> dict[str, Any]:
+    """What a comparison of runs reads: measures, time, memory and size."""
+    weights = (weight.numel() for weight in options.model.parameters() if weight.requires_grad)
+    if options.model.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = unit * getrusage(RUSAGE_SELF).ru_maxrss
+    return {
+        "results": {key: float(value) for key, value in sorted(results.items())},
+        "monitor": options.datamodule.monitor,
+        "mode": options.datamodule.mode,
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+        "seconds": round(seconds, 2),
+        "seconds_a_step": seconds / max(1, trainer.global_step - begun_at),
+        "parameters": sum(weights),
+        "peak_mib": round(peak / 2**20, 1),
+        "device": str(options.model.device),
+    }
 
 
 def _finish(
@@ -171,6 +201,8 @@ def _say(
     for name in sorted(results):
         if "layer" not in name:
             print(f"  {name:<15} {float(results[name]):.4f}")
+    for name, signature in trainer.datamodule.signatures().items():  # type: ignore[attr-defined]
+        print(f"  {name:<15} {signature}")
     best = run.best if run.best.exists() else run.last
     print(f"  {'checkpoint':<15} {best}")
     print(f"  {'metrics':<15} {run.metrics}")

@@ -1,0 +1,1 @@
+"""Comparing runs: from a file that lists them to a table and a page."""

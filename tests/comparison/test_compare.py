@@ -1,0 +1,129 @@
+"""`clusterformer compare` itself: each run once, whatever happens in between."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clusterformer.cli.main import main
+
+TINY = {
+    "config": "partner.yaml",
+    "options": {
+        "data.num_tokens": 16,
+        "data.batch_size": 2,
+        "data.epoch_steps": 2,
+        "data.valid_texts": 2,
+        "data.test_texts": 2,
+        "model.d_model": 8,
+        "model.d_ff": 8,
+        "model.attention.num_clusters": 2,
+        "trainer.max_steps": 4,
+        "trainer.enable_progress_bar": False,
+    },
+    "rows": {"coupled": {}, "not coupled": {"model.attention.coupling": False}},
+    "seeds": [0],
+}
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY, sort_keys=False))
+    return path
+
+
+def starts(folder: Path) -> dict[str, int]:
+    """How often each run began or went on."""
+    return {
+        str(path.relative_to(folder)): len(list(path.glob("environment*.json")))
+        for path in folder.glob("*/*/*/*/*")
+        if (path / "config.yaml").exists()
+    }
+
+
+def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None:
+    assert main(["compare", str(plan)]) == 0
+    said = capfd.readouterr().out
+    assert "[2/2] not coupled, seed 0: test/accuracy" in said
+    folder = Path("comparisons/tiny")
+    assert {path.name for path in folder.glob("*.*")} == {
+        "runs.csv", "table.md", "table.tex", "index.html"
+    }  # fmt: skip
+    assert "not coupled" in (folder / "index.html").read_text()
+    begun = starts(folder)
+    assert list(begun.values()) == [1, 1]
+    assert main(["compare", str(plan), "--dry-run"]) == 0
+    assert "2 runs, 0 to train" in capfd.readouterr().out
+    assert main(["compare", str(plan)]) == 0
+    assert starts(folder) == begun
+    runs = [str(folder / run) for run in begun]
+    assert main(["compare", *runs, "--out", "again"]) == 0
+    assert "coupling=False" in capfd.readouterr().out
+    changed = {**TINY, "options": {**TINY["options"], "model.lr": 0.5}}
+    plan.write_text(yaml.safe_dump(changed, sort_keys=False))
+    assert main(["compare", str(plan)]) == 2
+    assert "holds a run of other arguments" in capfd.readouterr().err
+
+
+def test_a_failed_run_is_named_and_the_rest_goes_on(plan: Path, capfd) -> None:
+    rows = {"broken": {"model.attention.num_clusters": 0}, "fine": {}}
+    plan.write_text(yaml.safe_dump({**TINY, "rows": rows}, sort_keys=False))
+    assert main(["compare", str(plan), "--jobs", "2"]) == 2
+    captured = capfd.readouterr()
+    assert "1 of 2 runs failed: broken, seed 0: num_clusters must be at least 1" in captured.err
+    assert "fine" in Path("comparisons/tiny/table.md").read_text()
+
+
+def test_shards_share_the_runs(plan: Path) -> None:
+    folder = Path("comparisons/tiny")
+    assert main(["compare", str(plan), "--shard", "2/2"]) == 0
+    assert [run.split("/")[0] for run in starts(folder)] == ["not-coupled"]
+    assert main(["compare", str(plan), "--shard", "1/2"]) == 0
+    assert len((folder / "runs.csv").read_text().splitlines()) == 3
+
+
+def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None:
+    longer = {**TINY, "options": {**TINY["options"], "trainer.max_steps": 400}}
+    plan.write_text(yaml.safe_dump(longer, sort_keys=False))
+    command = [sys.executable, "-m", "clusterformer", "compare", str(plan)]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    first = Path("comparisons/tiny/coupled/all/seed-0")
+    for _ in range(600):
+        if list(first.glob("*/*/checkpoints/last.ckpt")):
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not list(first.glob("*/*/results.json"))
+    assert main(["compare", str(plan)]) == 0
+    begun = starts(Path("comparisons/tiny"))
+    assert sorted(begun.values()) == [1, 2]
+    (results,) = first.glob("*/*/results.json")
+    assert json.loads(results.read_text())["steps"] == 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a file of a comparison, or run folders"),
+        (["nowhere.yaml"], "no comparison 'nowhere.yaml'"),
+        (["{plan}", "--shard", "3/2"], "--shard is I/N with I from 1 to N, got 3/2"),
+        (["{plan}", "--jobs", "0"], "--jobs must be a number from 1, got 0"),
+        (["{plan}", "--fast"], "unknown option --fast"),
+        (["--from-wandb", "a/b"], "--from-wandb needs --group"),
+        (["tests", "."], "does not exist"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments: list[str], said: str, plan: Path, capfd) -> None:
+    assert main(["compare", *(word.format(plan=plan) for word in arguments)]) == 2
+    error = capfd.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
