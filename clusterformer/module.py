@@ -328,6 +328,7 @@ class ClusterFormer(LightningModule):
             "version": __version__,
             "config": self.config,
             "seed": self._seed,
+            "kind": type(self.task).__name__,
             "task": self.task.state(),
         }
 

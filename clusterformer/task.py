@@ -140,6 +140,10 @@ class Task(LightningDataModule, ABC):
     def check_text(self, line: str) -> None:
         """Refuse, by an InputError, a line that `text_dataloader` cannot take."""
 
+    def signatures(self) -> dict[str, str]:
+        """How some of the metrics are taken, for those who quote them."""
+        return {}
+
     def baselines(self) -> dict[str, Callable[[], float]]:
         """Simple methods by name; calling one gives its test result, in terms of `monitor`."""
         return {}

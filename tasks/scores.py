@@ -58,7 +58,7 @@ class CorpusScore(Metric):
     @property
     def signature(self) -> str:
         """How it was taken, by sacrebleu's convention."""
-        return f"{self.name}: {self._score.get_signature()}"
+        return str(self._score.get_signature())
 
     def _count(self, hypotheses: Sequence[str], references: Sequence[str]) -> list[list[int]]:
         return self._score._extract_corpus_statistics(hypotheses, [references])

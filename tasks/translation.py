@@ -243,6 +243,10 @@ class Translation(Task):
         compounds: list[Score] = ["compound_bleu"] if self._compounds else []
         return ["tokenised_bleu", *compounds, "sacrebleu", "chrf"]
 
+    def signatures(self) -> dict[str, str]:
+        scores = {name: CorpusScore(name, self.source.target.lowercase) for name in self._scores}
+        return {name: score.signature for name, score in scores.items()}
+
     def update(self, metrics: MetricCollection, output: Output, batch: SentencePairs) -> None:
         """Count tokens; translate the rows that have a reference, and count these."""
         total, count = self.loss(output, batch, 0.0)

@@ -46,6 +46,9 @@ def load(arguments: list[str]) -> Trained:
         file.write(ours["config"])
         file.flush()
         options = Options(["--config", file.name, *arguments], fitting=False)
+    kind = type(options.datamodule).__name__
+    if ours.get("kind", kind) != kind:
+        raise InputError(f"{path}: a checkpoint of {ours['kind']}, not of {kind}")
     options.datamodule.load_state(ours["task"])
     if which is not None:
         paths = _kept(Run.open(given), which, options.datamodule.mode)
@@ -98,3 +101,5 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     if first_process():
         for name, value in sorted(results[0].items()):
             print(f"{name}\t{value:.4f}")
+        for name, signature in trained.options.datamodule.signatures().items():
+            print(f"{name}\t{signature}")

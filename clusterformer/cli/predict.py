@@ -5,12 +5,15 @@ from __future__ import annotations
 import codecs
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterformer.errors import InputError
+
+if TYPE_CHECKING:
+    from clusterformer.cli.evaluation import Trained
 
 HELP = """
 usage: clusterformer predict --checkpoint RUN [--input FILE]
@@ -34,26 +37,61 @@ _MOST = 64  # lines a batch
 
 def run(arguments: list[str]) -> None:
     """Read texts, write predictions, both line by line."""
-    import torch
+    from clusterformer.cli.evaluation import load
 
-    from clusterformer.cli.evaluation import load, ready
+    answer(arguments, ("tsv", "jsonl"), load)
+
+
+def answer(
+    arguments: list[str], layouts: tuple[str, ...], load: Callable[[list[str]], Trained]
+) -> None:
+    """Read texts, write a line for each record that the model has for them.
+
+    Args:
+        arguments: Of the command line.
+        layouts: Of the lines, the default first: "text" is the first value of a record alone.
+        load: Loads the model by what `answer` does not take of the arguments.
+    """
     from clusterformer.cli.options import take
 
     source, arguments = take(arguments, "--input")
     layout, arguments = take(arguments, "--format")
     device, arguments = take(arguments, "--device")
-    if layout not in (None, "tsv", "jsonl"):
-        raise InputError(f"--format is tsv or jsonl, got {layout!r}")
+    if layout not in (None, *layouts):
+        raise InputError(f"--format is {' or '.join(layouts)}, got {layout!r}")
     with ExitStack() as stack:
         number = stack.enter_context(Path(source).open("rb")).fileno() if source else 0
-        trained = load(arguments)
-        model, task = ready(trained, device), trained.options.datamodule
-        stack.enter_context(torch.inference_mode())
-        for lines in _chunks(number, source or "standard input", task.check_text):
-            for batch in task.text_dataloader(lines) if lines else ():
-                moved = model.transfer_batch_to_device(batch, model.device, 0)
-                for record in task.predictions(model(moved), moved):
-                    print(_written(record, layout or "tsv"), flush=True)
+        predictor = Predictor(load(arguments), device)
+        check = predictor.task.check_text
+        for lines in _chunks(number, source or "standard input", check):
+            for record in predictor(lines):
+                print(_written(record, layout or layouts[0]), flush=True)
+
+
+class Predictor:
+    """A trained model that answers texts.
+
+    Args:
+        trained: The model and its task.
+        device: "cpu" or "cuda"; None: cuda where there is one.
+    """
+
+    def __init__(self, trained: Trained, device: str | None = None) -> None:
+        from clusterformer.cli.evaluation import ready
+
+        self.task = trained.options.datamodule
+        self._model = ready(trained, device)
+
+    def __call__(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """The task's records for each text, in their order."""
+        import torch
+
+        texts = list(texts)
+        for batch in self.task.text_dataloader(texts) if texts else ():
+            with torch.inference_mode():
+                moved = self._model.transfer_batch_to_device(batch, self._model.device, 0)
+                records = self.task.predictions(self._model(moved), moved)
+            yield from records
 
 
 def _chunks(file: int, name: str, check: Callable[[str], None]) -> Iterator[list[str]]:
@@ -104,4 +142,6 @@ def _text(line: bytes) -> str:
 def _written(record: dict[str, Any], layout: str) -> str:
     if layout == "jsonl":
         return json.dumps(record, ensure_ascii=False)
+    if layout == "text":
+        return str(next(iter(record.values())))
     return "\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in record.values())
