@@ -131,7 +131,8 @@ def _read(name: PairCorpus, folder: Path, file: str) -> list[Pair]:
             "data.root, or $CLUSTERFORMER_DATA, is the folder of the sets"
         )
     columns = {"first_column": 1, "second_column": 2, "label_column": 3}
-    found = read_pairs(path, **(columns | _COLUMNS.get(folder.name, {})))
+    # some sets were published with texts that lack a word
+    found = read_pairs(path, **(columns | _COLUMNS.get(folder.name, {})), allow_empty=True)
     names = _LABELS.get(folder.name, {})
     pairs = [
         pair._replace(label=names.get(pair.label, pair.label.lower()))

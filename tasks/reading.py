@@ -63,10 +63,11 @@ class Pair(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Which columns to read: those that must hold some words, and those that name something."""
+    """Which columns to read: those of texts, and those that name something."""
 
     texts: tuple[Column, ...]
     names: tuple[Column, ...]
+    allow_empty: bool = False
 
 
 class _Fields(NamedTuple):
@@ -96,10 +97,8 @@ def read_rows(
         InputError: if the file cannot be read as told, or a line lacks text or label.
     """
     columns = _Columns((text_column,), (label_column,))
-    return [
-        Row(*fields.texts, *fields.names, fields.where)
-        for fields in _read(Path(path).expanduser(), columns, header, encoding)
-    ]
+    found = _read(Path(path).expanduser(), columns, header, encoding)
+    return [Row(fields.texts[0], fields.names[0], fields.where) for fields in found]
 
 
 def read_pairs(
@@ -111,6 +110,7 @@ def read_pairs(
     group_column: Column | None = None,
     header: bool = False,
     encoding: str = "utf-8",
+    allow_empty: bool = False,
 ) -> list[Pair]:
     """Read every pair of a file and its label; likewise.
 
@@ -122,15 +122,24 @@ def read_pairs(
         group_column: Where the name of the question stands; None if there is none.
         header: As for `read_rows`.
         encoding: As for `read_rows`.
+        allow_empty: Whether a text may have no word.
 
     Raises:
         InputError: as for `read_rows`.
     """
-    group = () if group_column is None else (group_column,)
-    columns = _Columns((first_column, second_column), (label_column, *group))
+    grouped = group_column is not None
+    names = (label_column,) if group_column is None else (label_column, group_column)
+    columns = _Columns((first_column, second_column), names, allow_empty)
+    found = _read(Path(path).expanduser(), columns, header, encoding)
     return [
-        Pair(*fields.texts, fields.names[0], fields.where, *fields.names[1:])
-        for fields in _read(Path(path).expanduser(), columns, header, encoding)
+        Pair(
+            fields.texts[0],
+            fields.texts[1],
+            fields.names[0],
+            fields.where,
+            fields.names[1] if grouped else "",
+        )
+        for fields in found
     ]
 
 
@@ -206,12 +215,14 @@ def _table_fields(
     path: Path, lines: Iterator[_Line], columns: _Columns, header: bool
 ) -> Iterator[_Fields]:
     number, first = next(lines, (1, []))
-    texts, names = ([_index(path, first, column) for column in group] for group in columns)
+    given = columns.texts, columns.names
+    texts, names = ([_index(path, first, column) for column in group] for group in given)
 
     def fields(number: int, line: list[str]) -> _Fields:
-        return _fields(path, number, [line[i] for i in texts], [line[i] for i in names])
+        found = [line[i] for i in texts], [line[i] for i in names]
+        return _fields(path, number, *found, columns.allow_empty)
 
-    if not header and not any(isinstance(column, str) for group in columns for column in group):
+    if not header and not any(isinstance(column, str) for group in given for column in group):
         yield fields(number, first)
     for number, line in lines:
         if not line:
@@ -248,7 +259,9 @@ def _json_fields(path: Path, content: str, columns: _Columns) -> Iterator[_Field
         for column in (*columns.texts, *columns.names):
             if column not in record:
                 raise InputError(f"{path}:{number}: no key {column!r}, there are {list(record)}")
-        texts, names = ([record[column] for column in group] for group in columns)
+        texts, names = (
+            [record[column] for column in group] for group in (columns.texts, columns.names)
+        )
         for column, text in zip(columns.texts, texts, strict=True):
             if not isinstance(text, str):
                 raise InputError(f"{path}:{number}: {column} is {text!r}, allowed is a string")
@@ -257,12 +270,15 @@ def _json_fields(path: Path, content: str, columns: _Columns) -> Iterator[_Field
                 raise InputError(
                     f"{path}:{number}: {column} is {name!r}, allowed is a string or an integer"
                 )
-        yield _fields(path, number, texts, [str(name) for name in names])
+        named = [str(name) for name in names]
+        yield _fields(path, number, texts, named, columns.allow_empty)
 
 
-def _fields(path: Path, line: int, texts: list[str], names: list[str]) -> _Fields:
+def _fields(
+    path: Path, line: int, texts: list[str], names: list[str], allow_empty: bool
+) -> _Fields:
     where = f"{path}:{line}"
-    if not all(text.strip() for text in texts):
+    if not allow_empty and not all(text.strip() for text in texts):
         raise InputError(f"{where}: empty text, allowed is at least one word")
     if not all(name.strip() for name in names):
         raise InputError(f"{where}: empty label, allowed is any other string")

@@ -16,7 +16,7 @@ def tiny_snli(tmp_path, monkeypatch):
     monkeypatch.setitem(pair_corpora._PAIRS, "snli", {"train": 4, "dev": 60, "test": 3})
     folder = tmp_path / "snli"
     folder.mkdir()
-    (folder / "train.tsv").write_text("a\tb\t0\nc\td\t-\nc\td\t2\ne\tf\tneutral\ng\th\t1\n")
+    (folder / "train.tsv").write_text("a\tb\t0\nc\td\t-\nc\td\t2\ne\t\tneutral\ng\th\t1\n")
     (folder / "dev.tsv").write_text("".join(f"p{i // 3}\th{i}\t{i % 3}\n" for i in range(60)))
     (folder / "test.tsv").write_text("a\tb\t0\na\tb\t1\na\tb\t2\n")
     return tmp_path
