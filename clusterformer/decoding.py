@@ -239,7 +239,10 @@ def _settle(parents: Tensor, tokens: Tensor, total: Tensor) -> tuple[Tensor, Ten
     free = vacant.long().argsort(dim=1, descending=True, stable=True)  # vacant places first
     rank = (~heir).long().cumsum(1).sub(1).clamp(0, beam - 1)
     places = torch.where(heir, parents, free.gather(1, rank))
-    return tuple(torch.empty_like(x).scatter_(1, places, x) for x in (parents, tokens, total))
+    parents, tokens, total = (
+        torch.empty_like(x).scatter_(1, places, x) for x in (parents, tokens, total)
+    )
+    return parents, tokens, total
 
 
 def _limits(longest: int | Tensor, first: Tensor) -> Tensor:

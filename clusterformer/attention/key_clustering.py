@@ -74,6 +74,7 @@ class KeyClusteringAttention(AttentionCore):
         previous: Grouping | None = None,
     ) -> tuple[Tensor, Grouping]:
         with torch.autocast(q.device.type, enabled=False):
+            query, key, value = (x.float().flatten(0, 1) for x in (q, k, v))  # (B * H, N, D)
             q_assignment, k_assignment = (self._nearest(x).flatten(0, 1) for x in (q, k))
             seen, mask = self._windows(k_assignment, mask_by_head(key_mask, self.num_heads))
             # Groups of few queries of one cluster, so that each group gathers its keys once.
@@ -84,7 +85,9 @@ class KeyClusteringAttention(AttentionCore):
             owner = q_assignment.gather(1, groups.members[..., 0])
             index = owner[..., None].expand(-1, -1, seen.shape[-1])
             values = gathered_attention(
-                *(x.float().flatten(0, 1) for x in (q, k, v)),
+                query,
+                key,
+                value,
                 groups.members,
                 groups.filled,
                 seen.gather(1, index),

@@ -79,8 +79,9 @@ def push(rings: Rings, cluster: Tensor, key: Tensor, value: Tensor) -> tuple[Rin
 
     slots = torch.arange(min(size, int(rank.max()) + 1), device=rank.device)
     held = row[:, None] * keys.shape[1] + places[row, cluster][:, : len(slots)]
-    found = (
+    seen_keys, seen_values = (
         pool.flatten(0, 1).index_select(0, held.flatten()).unflatten(0, held.shape).transpose(1, 2)
         for pool in (keys, values)
     )
-    return Rings(keys, values, places, counts), Held(*found, (rank[:, None] - slots) % size, rank)
+    age = (rank[:, None] - slots) % size
+    return Rings(keys, values, places, counts), Held(seen_keys, seen_values, age, rank)

@@ -6,7 +6,8 @@ B batch   N tokens   M tokens of the memory   R rows: hypotheses, K for each tex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import repeat
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,11 @@ class DecoderLayer(EncoderLayer):
             x = self._leave(self.cross_norm, x, values)
         return self._feed(x), grouping
 
+    def remember(self, memory: Tensor, memory_mask: Tensor | None) -> Memory:
+        """Project the memory for `step`."""
+        assert self.cross is not None
+        return self.cross.remember(memory, memory_mask)
+
     def step(self, x: Tensor, cache: Cache, memory: Memory | None) -> tuple[Tensor, Cache]:
         """One token further: x (R, 1, E)."""
         values, cache = self.attention.step(self._enter(self.attention_norm, x), cache)
@@ -147,7 +153,7 @@ class Decoder(nn.Module):
         self._inherits = let_inherit(cores)
         self.layers = nn.ModuleList(
             DecoderLayer(core, cross, d_ff, dropout, norm, recompute, rotary_base)
-            for core, cross in zip(cores, crosses or [None] * len(cores), strict=True)
+            for core, cross in zip(cores, crosses or repeat(None, len(cores)), strict=True)
         )
         self.norm = nn.LayerNorm(cores[0].d_model) if norm == "pre" else nn.Identity()
 
@@ -187,9 +193,9 @@ class Decoder(nn.Module):
         self._check(memory)
         memories: tuple[Memory, ...] = ()
         if memory is not None:
-            memories = tuple(layer.cross.remember(memory, memory_mask) for layer in self.layers)
+            memories = tuple(layer.remember(memory, memory_mask) for layer in self._layers)
         place = torch.zeros(like.shape[0], dtype=torch.long, device=like.device)
-        return State(place, tuple(layer.attention.cache(like) for layer in self.layers), memories)
+        return State(place, tuple(layer.attention.cache(like) for layer in self._layers), memories)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One token further: embedded tokens (R, 1, E) -> their hidden states and the next state.
@@ -197,14 +203,18 @@ class Decoder(nn.Module):
         The hidden states are those that `forward` on the whole texts gives at these tokens.
         """
         caches = []
-        memories = state.memories or [None] * len(self.layers)
-        for layer, cache, memory in zip(self.layers, state.caches, memories, strict=True):
+        memories = state.memories or repeat(None, len(self.layers))
+        for layer, cache, memory in zip(self._layers, state.caches, memories, strict=True):
             x, cache = layer.step(x, cache, memory)
             caches.append(cache)
         return self.norm(x), State(state.place + 1, tuple(caches), state.memories)
 
+    @property
+    def _layers(self) -> list[DecoderLayer]:
+        return cast("list[DecoderLayer]", list(self.layers))
+
     def _check(self, memory: Tensor | None) -> None:
-        crossing = self.layers[0].cross is not None
+        crossing = self._layers[0].cross is not None
         if crossing != (memory is not None):
             raise ValueError(
                 "this decoder reads a memory: pass it" if crossing else "no layer reads a memory"
