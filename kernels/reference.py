@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
 LATER = 1.2
 """In rounds after the first, a token's logit with itself is lower by this factor of `itself`: as a
 last resort it then counts once. Reformer's -5e4 and this much of it are numbers of float16."""

@@ -72,7 +72,7 @@ class ReformerAttention(AttentionCore):
         for name, value in (("num_hashes", num_hashes), ("chunk_size", chunk_size)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if num_buckets is not None and (num_buckets < 1 or num_buckets > 1 and num_buckets % 2):
+        if num_buckets is not None and (num_buckets < 1 or (num_buckets > 1 and num_buckets % 2)):
             raise ValueError(f"num_buckets must be 1 or even, got {num_buckets}")
         self.num_hashes = num_hashes
         self.num_buckets = 16 if num_buckets is None and causal is True else num_buckets

@@ -20,11 +20,13 @@ from clusterformer.kernels.reference import Blocks
 class RoutingAttention(AttentionCore):
     """Attend among the tokens nearest to each centroid; some heads attend locally instead.
 
-    Queries and keys, layer-normalised, are compared with centroids of each head (algorithm 1). Each
-    centroid takes the `window` queries and the `window` keys nearest to it, and these attend to each
-    other. A query taken by several centroids gets the mean of their results; one that is taken by
-    none gets its own value. Centroids are buffers that follow the tokens by spherical k-means in
+    Queries and keys, layer-normalised, are compared with centroids of each head (algorithm 1). A
+    centroid takes the `window` queries and the `window` keys nearest to it, and those attend to
+    these. A query that several take gets the mean of their results; one that none takes gets its
+    own token's value. Centroids are buffers that follow the tokens by spherical k-means in
     training; see `SphericalMeans`.
+
+    Causal forms:
 
     Where causal, keys are routed as their tokens' queries are (the paper sets K <- Q there; here
     keys keep a projection of their own).
