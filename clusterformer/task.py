@@ -137,6 +137,13 @@ class Task(LightningDataModule, ABC):
         """Batches of user text, in its order, without targets; one row for each line."""
         raise InputError(f"{type(self).__name__} reads no text")
 
+    def predict_dataloader(self) -> Any:
+        """Trainer.predict is for texts, which no option of a task brings."""
+        raise InputError(
+            "Trainer.predict(model, task) has no texts; give it task.text_dataloader(lines) "
+            "instead of the task, and what comes, with its batches, to task.predictions()"
+        )
+
     def check_text(self, line: str) -> None:
         """Refuse, by an InputError, a line that `text_dataloader` cannot take."""
 

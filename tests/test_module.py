@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch import nn
+from torch.utils.data import DataLoader
 
 from clusterformer import ClusterFormer
 from clusterformer.attention import FullAttention
@@ -171,3 +172,16 @@ def test_text_is_labelled_from_python() -> None:
     assert [set(record) for records in found for record in records] == [
         {"label", "probability"}
     ] * 2
+
+
+def test_lightnings_predict_wants_texts_and_takes_them() -> None:
+    model, task, run = ClusterFormer(**TINY), Toy(), trainer()
+    run.fit(model, task)
+    with pytest.raises(InputError, match=r"no texts; give it task\.text_dataloader\(lines\)"):
+        run.predict(model, task)
+    batches = list(task.text_dataloader(["1 2", "3"]))
+    outputs = run.predict(model, DataLoader(batches, batch_size=None))
+    assert outputs is not None
+    model.eval()
+    for batch, output in zip(batches, outputs, strict=True):
+        assert task.predictions(output, batch) == task.predictions(model(batch), batch)
