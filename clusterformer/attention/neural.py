@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.clustering import latest
+from clusterformer.clustering.rings import push, rings
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.chunk_attention import chunk_attention
 
@@ -224,19 +224,13 @@ class NeuralClusteringAttention(AttentionCore):
         """
         if self.causal is not True:
             return super().cache(like)
-        size, local = (self.look_back + 1) * self.chunk_size, self.local_heads
-        width = self.head_width + (self.space.out_features if self.coupling else 0)
+        size, local, batch = (self.look_back + 1) * self.chunk_size, self.local_heads, len(like)
+        coupled = self.head_width + (self.space.out_features if self.coupling else 0)
+        far = like.new_zeros((self.num_heads - local) * coupled)
+        near = like.new_zeros(local * self.head_width)
         return (
-            *latest.empty(
-                like,
-                clusters=self.num_clusters,
-                size=size,
-                heads=self.num_heads - local,
-                width=width,
-            ),
-            *latest.empty(
-                like, clusters=1, size=2 * self.local_window, heads=local, width=self.head_width
-            ),
+            *rings(batch, self.num_clusters, size, (far, far)),
+            *rings(batch, 1, 2 * self.local_window, (near, near)),
         )
 
     def step(
@@ -248,7 +242,7 @@ class NeuralClusteringAttention(AttentionCore):
         points, scores = self._similarity(hidden.float(), self.centroids)
         cluster = scores.argmax(1)[:, 0]
         parts = []
-        far, near = latest.Rings(*cache[:4]), latest.Rings(*cache[4:])
+        far, near = cache[:4], cache[4:]
         if local:
             heads = q[:, :local], k[:, :local], v[:, :local]
             only = torch.zeros_like(cluster)
@@ -266,18 +260,14 @@ class NeuralClusteringAttention(AttentionCore):
         return torch.cat(parts, 1), (*far, *near)
 
     def _ring_step(
-        self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, chunk: int, kept: latest.Rings
-    ) -> tuple[Tensor, latest.Rings]:
+        self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, chunk: int, cache: Cache
+    ) -> tuple[Tensor, Cache]:
         """Write a token into its cluster's ring and attend to the chunks in sight."""
-        size, width = kept.places.shape[2], v.shape[-1]
+        width = v.shape[-1]
         v = F.pad(v, (0, k.shape[-1] - width))  # the fused kernel wants values as wide as keys
-        kept, held = latest.push(kept, cluster, k[:, :, 0], v[:, :, 0])
-        reach = torch.minimum(held.rank, held.rank % chunk + size - chunk)
+        shown, mask, cache = push(cache, cluster, (k.flatten(1), v.flatten(1)), chunk)
+        key, value = (x.unflatten(2, (q.shape[1], -1)).transpose(1, 2).to(q.dtype) for x in shown)
         mixed = F.scaled_dot_product_attention(
-            q,
-            held.keys.to(q.dtype),
-            held.values.to(q.dtype),
-            attn_mask=(held.age <= reach[:, None])[:, None, None],
-            scale=self.head_width**-0.5,
+            q, key, value, attn_mask=mask[:, None, None], scale=self.head_width**-0.5
         )
-        return mixed[..., :width], kept
+        return mixed[..., :width], cache
