@@ -141,12 +141,12 @@ def merge(a: Tensor, a_mass: Tensor, b: Tensor, b_mass: Tensor) -> tuple[Tensor,
 
 def _cluster(x: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings) -> Tensor:
     return kmeans(
-        x,
+        x.detach(),
         settings.num_clusters,
+        offset,
         mask,
         iterations=settings.iterations,
         cap=settings.cap,
-        offset=offset,
     )
 
 

@@ -13,15 +13,15 @@ from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.reference import Blocks
 
 
-@torch.no_grad()
+@torch.library.custom_op("clusterformer::kmeans", mutates_args=())
 def kmeans(
     points: Tensor,
     num_clusters: int,
+    offset: Tensor,
     mask: Tensor | None = None,
     *,
     iterations: int = 3,
     cap: float | None = None,
-    offset: Tensor | float = 0.5,
 ) -> Tensor:
     """Cluster points by squared distance, all sequences at once, each as if it were alone.
 
@@ -32,17 +32,17 @@ def kmeans(
     Args:
         points: (B, N, D).
         num_clusters: C. With no fewer clusters than different points, each point has its own.
+        offset: One random number of 0..1, which settles the draw.
         mask: (B, N), True at real points; None means all real.
         iterations: Lloyd's iterations before the last assignment.
         cap: Most points a cluster, as a multiple of n / C (of the n real points of a sequence);
             at least 1. None: no limit. Where more want in, the nearest stay, and the others go to
             the nearest cluster with room.
-        offset: Where the draw starts, in 0..1.
 
     Returns:
         (B, N) integer, cluster of each point; padding holds any cluster.
 
-    Cost: O(N C D) an iteration.
+    Cost: O(N C D) an iteration. One node of a compiled graph. No gradients.
     """
     points = points.float()
     squares = points.square().sum(-1)
@@ -57,6 +57,11 @@ def kmeans(
     if cap is None:
         return nearest(points, centroids)
     return _capped(_closeness(points, centroids), squares / 2, mask, cap)
+
+
+@kmeans.register_fake
+def _(points: Tensor, *_others: object, **_options: object) -> Tensor:
+    return points.new_empty(points.shape[:2], dtype=torch.long)
 
 
 def nearest(points: Tensor, centroids: Tensor) -> Tensor:

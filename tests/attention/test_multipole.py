@@ -1,0 +1,163 @@
+"""Multipole attention: limits, the algorithms literally, the parts of table 3, causality."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from clusterformer.attention import FullAttention, MultiHeadAttention, MultipoleAttention
+from clusterformer.attention.base import AttentionCore
+from clusterformer.clustering.kmeans import kmeans
+
+WIDTH, HEADS = 16, 2
+
+
+def like(full: MultiHeadAttention, core: AttentionCore) -> MultiHeadAttention:
+    layer = MultiHeadAttention(core)
+    layer.load_state_dict(full.state_dict(), strict=False)
+    return layer
+
+
+def rows(length: int = 96, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys in a few heaps, values that go with the keys, as trained models have."""
+    shape = batch, HEADS, length, WIDTH // HEADS
+    centres = torch.randn(2, batch, HEADS, 6, WIDTH // HEADS)
+    q, k = (x[:, :, torch.randint(6, (length,))] + 0.5 * torch.randn(shape) for x in centres)
+    v = k @ torch.randn(WIDTH // HEADS, WIDTH // HEADS) + 0.3 * torch.randn(shape)
+    return 0.6 * q, 2 * k, v
+
+
+def error(core: AttentionCore, *inputs: Tensor) -> float:
+    """Relative squared error against full attention."""
+    full, _ = FullAttention(WIDTH, HEADS, causal=core.causal)(*inputs, hidden=inputs[0])
+    found, _ = core(*inputs, hidden=inputs[0])
+    return float((found - full).square().sum() / full.square().sum())
+
+
+def literal(q: Tensor, k: Tensor, v: Tensor, of_q: Tensor, of_k: Tensor) -> Tensor:
+    """Algorithms 3, 5 and 4, cluster by cluster, of one head."""
+    out = torch.zeros_like(q)
+    q = q * q.shape[-1] ** -0.5
+    for i in of_q.unique():
+        point = q[of_q == i].mean(0)
+        mass, keys, values, spread = [], [], [], []
+        for j in of_k.unique():
+            own_k, own_v = k[of_k == j], v[of_k == j]
+            scores = own_k @ point
+            mass.append(scores.logsumexp(0))
+            keys.append(scores.softmax(0) @ own_k)
+            values.append(scores.softmax(0) @ own_v)
+            spread.append((own_v - own_v.mean(0)).T @ (own_k - own_k.mean(0)) / len(own_k))
+        masses = torch.stack(mass)
+        dipole = (masses.softmax(0)[:, None, None] * torch.stack(spread)).sum(0)
+        for n in (of_q == i).nonzero()[:, 0]:
+            residual = q[n] - point
+            weights = (torch.stack(keys) @ residual + masses).softmax(0)
+            out[n] = weights @ torch.stack(values) + dipole @ residual
+    return out
+
+
+@pytest.mark.parametrize("lengths", [[31, 31, 31], [31, 17, 2]])
+@pytest.mark.parametrize("two_stage", [True, False])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_cluster_for_each_key_is_full_attention(causal, two_stage, lengths) -> None:
+    full = MultiHeadAttention(FullAttention(WIDTH, HEADS, causal=causal))
+    x = torch.randn(3, 31, WIDTH)
+    mask = torch.arange(31) < torch.tensor(lengths)[:, None]
+    options = {"causal": causal, "block_size": 4, "two_stage": two_stage}
+    layer = like(full, MultipoleAttention(WIDTH, HEADS, num_clusters=32, **options))
+    torch.testing.assert_close(layer(x, mask).values[mask], full(x, mask).values[mask])
+
+
+@pytest.mark.parametrize("dipole", [True, False])
+def test_a_cluster_for_each_query_is_full_attention(dipole: bool) -> None:
+    """Then nothing sets a query apart from its centroid, and the first stage is exact."""
+    full = MultiHeadAttention(FullAttention(WIDTH, HEADS))
+    x, memory = torch.randn(3, 8, WIDTH), torch.randn(3, 50, WIDTH)
+    layer = like(full, MultipoleAttention(WIDTH, HEADS, num_clusters=8, dipole=dipole))
+    torch.testing.assert_close(layer(x, memory=memory).values, full(x, memory=memory).values)
+
+
+def test_the_algorithms_literally() -> None:
+    q, k, v = rows(length=40)
+    core = MultipoleAttention(WIDTH, HEADS, num_clusters=5, cap=1.5)
+    found, grouping = core(q, k, v, hidden=q)
+    of_k = kmeans(k.flatten(0, 1), 5, core.offset, iterations=3, cap=1.5).view(2, HEADS, 40)
+    for b in range(2):
+        for h in range(HEADS):
+            assigned = grouping.assignment[b, h], of_k[b, h]
+            expected = literal(q[b, h], k[b, h], v[b, h], *assigned)
+            torch.testing.assert_close(found[b, h], expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_part_lowers_the_error(causal: bool) -> None:
+    """Table 3: of all parts, monopoles matter most; dipoles and two stages each help."""
+    inputs = rows()
+    options = {"causal": causal, "num_clusters": 6, "block_size": 16}
+
+    def without(part: str) -> float:
+        return error(MultipoleAttention(WIDTH, HEADS, **options, **{part: False}), *inputs)
+
+    everything = error(MultipoleAttention(WIDTH, HEADS, **options), *inputs)
+    assert everything < 0.05
+    assert 1.1 * everything < without("dipole") < without("monopole")
+    assert 1.1 * everything < without("two_stage") < without("monopole")
+
+
+def test_more_clusters_and_more_iterations_lower_the_error() -> None:
+    inputs = rows()
+    errors = [error(MultipoleAttention(WIDTH, HEADS, num_clusters=c), *inputs) for c in (4, 12, 36)]
+    assert errors[0] > 1.5 * errors[1] > 2 * errors[2]
+    few, many = (
+        error(MultipoleAttention(WIDTH, HEADS, num_clusters=12, iterations=i), *inputs)
+        for i in (0, 5)
+    )
+    assert few > 1.1 * many
+
+
+def test_within_a_block_causal_attention_is_exact() -> None:
+    inputs = rows(length=50)
+    core = MultipoleAttention(WIDTH, HEADS, causal=True, num_clusters=2, block_size=50)
+    assert error(core, *inputs) < 1e-10
+
+
+def test_gradients_come_near_those_of_full_attention() -> None:
+    inputs = [x.requires_grad_() for x in rows()]
+    grad = torch.randn_like(inputs[0])
+    for causal in (False, True):
+        options = {"causal": causal, "num_clusters": 24, "block_size": 32}
+        found, _ = MultipoleAttention(WIDTH, HEADS, **options)(*inputs, hidden=inputs[0])
+        full, _ = FullAttention(WIDTH, HEADS, causal=causal)(*inputs, hidden=inputs[0])
+        ours, theirs = (torch.autograd.grad(out, inputs, grad) for out in (found, full))
+        for x, y in zip(ours, theirs, strict=True):
+            assert (x - y).square().sum() < 0.1 * y.square().sum()
+
+
+def test_decoding_reads_only_its_cache() -> None:
+    """Rows of a cache can be picked, as beam search does, at any step."""
+    core = MultipoleAttention(WIDTH, HEADS, causal=True, num_clusters=3, block_size=4)
+    layer = MultiHeadAttention(core).eval()
+    x = torch.randn(3, 27, WIDTH)
+    picked = torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        cache, steps = layer.cache(x), []
+        for place, token in enumerate(x.split(1, dim=1)):
+            if place == 18:
+                cache = tuple(part.index_select(0, picked) for part in cache)
+            values, cache = layer.step(token[picked] if place >= 18 else token, cache)
+            steps.append(values)
+        torch.testing.assert_close(torch.cat(steps[18:], 1), layer(x[picked]).values[:, 18:])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
+        ({"cap": 0.5}, "cap must be at least 1, got 0.5"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"monopole": False, "dipole": False}, "nothing would be left"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MultipoleAttention(WIDTH, HEADS, **options)
