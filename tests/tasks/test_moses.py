@@ -1,0 +1,42 @@
+"""Text forms: Moses tokens and case, there and back."""
+
+import pytest
+import sacremoses
+
+from clusterformer.errors import InputError
+from clusterformer.tasks.moses import TextForm
+
+TEXTS = [
+    "Das ist „gut“, z.B. 3,5 % & mehr!",
+    "Dr. Meier sagt: Es geht nicht ...",
+    "He isn't here (yet), is he?",
+    "Well-known U.S. firms paid $5.20 <b>.",
+]
+
+
+@pytest.mark.parametrize("language", ["de", "en"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_are_those_of_the_library(language, text):
+    normal = sacremoses.MosesPunctNormalizer(language).normalize(text)
+    expected = sacremoses.MosesTokenizer(language).tokenize(normal, escape=False)
+    assert TextForm(language, moses=True).write(text).split() == expected
+
+
+def test_tokens_become_text_again():
+    form = TextForm("en", moses=True)
+    text = "He isn't here (yet), is he?"
+    assert form.write(text) == "He isn 't here ( yet ) , is he ?"
+    assert form.read(form.write(text)) == text
+
+
+def test_without_moses_text_stays_as_it_is():
+    form = TextForm()
+    assert form.write(" Ein  Hund, oder? ") == "Ein  Hund, oder?"
+    assert form.read("Ein  Hund") == "Ein  Hund"
+    assert TextForm(lowercase=True).write("Ein Hund") == "ein hund"
+
+
+def test_an_unknown_language_is_told():
+    with pytest.raises(InputError, match=r"no language 'xx', only as, bn"):
+        TextForm("xx", moses=True)
+    assert TextForm("xx").write("a") == "a"

@@ -1,0 +1,220 @@
+"""Translation: learns, resumes, filters text, and scores alike on any number of processes."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from clusterformer.attention import FullAttention
+from clusterformer.checkpoints import LastCheckpoint
+from clusterformer.cli.main import main
+from clusterformer.cli.translate import load
+from clusterformer.errors import InputError
+from clusterformer.models.architecture import Architecture
+from clusterformer.module import ClusterFormer
+from clusterformer.task import IGNORE
+from clusterformer.tasks.batches import Shares
+from clusterformer.tasks.sentence_pairs import SentencePairs
+from clusterformer.tasks.text import EDGE, PieceTokenizer
+from clusterformer.tasks.translation import Translation
+
+WORDS = ["ein", "hund", "katze", "rot", "blau", "haus", "baum", "geht"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """Parallel files whose translation is the sentence in upper case."""
+    named = {}
+    for split, count in (("train", 500), ("valid", 30)):
+        rng = random.Random(split)
+        lines = [" ".join(rng.choices(WORDS, k=rng.randint(2, 5))) for _ in range(count)]
+        for side, texts in (("source", lines), ("target", [line.upper() for line in lines])):
+            path = tmp_path / f"{split}.{side}"
+            path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+            named[f"{split}_{side}"] = str(path)
+    return named
+
+
+def task(files: dict[str, str], **options) -> Translation:
+    options = {"vocab_size": 400, "tokens_per_batch": 150, **options}
+    return Translation(**files, **options)
+
+
+def network(**options) -> ClusterFormer:
+    options = {"dropout": 0.0, **options}
+    return ClusterFormer(FullAttention, d_model=32, d_ff=64, num_layers=1, **options)
+
+
+def trainer(folder: Path, **options) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        **options,
+    )
+
+
+def arguments(files: dict[str, str]) -> list[str]:
+    options = [f"--data.{name}={path}" for name, path in files.items()]
+    return [
+        *("--data", "Translation", *options, "--data.vocab_size=400"),
+        *("--data.tokens_per_batch=150", "--model.attention=FullAttention", "--model.d_model=64"),
+        *("--model.num_layers=1", "--model.d_ff=64", "--model.dropout=0", "--model.warmup=50"),
+        *("--model.lr=0.005", "--trainer.accelerator=cpu"),
+    ]
+
+
+def scored(said: str) -> dict[str, float]:
+    lines = [line.split() for line in said.splitlines() if "test/" in line]
+    return {line[0]: float(line[1]) for line in lines}
+
+
+def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *arguments(files), "--trainer.max_epochs=16"]) == 0
+    said = capsys.readouterr().out
+    assert scored(said)["test/tokenised_bleu"] > 80
+    assert scored(said)["test/accuracy"] > 0.9
+    assert "tok:13a" in said
+    Path("in").write_text("ein hund\nrot rot haus\n", encoding="utf-8")
+    run = ["--checkpoint", "runs/translation/1", "--input", "in"]
+    assert main(["predict", *run, "--format", "jsonl"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["translation"] for record in records] == ["EIN HUND", "ROT ROT HAUS"]
+    assert records[0]["score"] < 0
+    assert main(["translate", *run]) == 0
+    assert capsys.readouterr().out == "EIN HUND\nROT ROT HAUS\n"
+    assert main(["translate", *run, "--nbest", "3", "--beam", "4", "--format", "tsv"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 6
+    assert lines[0][0] == "EIN HUND"
+    assert float(lines[0][1]) >= float(lines[1][1]) >= float(lines[2][1])
+    translator = load("runs/translation/1", "cpu")
+    assert [found["translation"] for found in translator(["ein hund"])] == ["EIN HUND"]
+    assert main(["translate", *run, "--nbest", "9"]) == 2
+    assert "data.nbest must be at most data.beam 5, got 9" in capsys.readouterr().err
+    wrong = ["--data", "Classification", "--data.train", "x.tsv"]
+    assert main(["predict", *run, *wrong]) == 2
+    assert "a checkpoint of Translation, not of Classification" in capsys.readouterr().err
+
+
+def test_target_follows_what_the_decoder_reads():
+    batch = SentencePairs.make([[5, 6, EDGE], [7, EDGE]], [[8, EDGE], [9, 10, EDGE]])
+    assert batch.tokens.tolist() == [[5, 6, EDGE], [7, EDGE, 0]]
+    assert batch.target.tolist() == [[8, EDGE, IGNORE], [9, 10, EDGE]]
+    assert batch.decoder_input.tolist() == [[EDGE, 8, 0], [EDGE, 9, 10]]
+    assert batch.decoder_mask.tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_a_dummy_row_counts_nothing(files):
+    prepared = task(files)
+    prepared.setup("fit")
+    network = prepared.build(Architecture(FullAttention, d_model=16, num_layers=1))
+    batch = prepared._pairs["train"][[]]
+    total, count = prepared.loss(network(batch), batch, 0.1)
+    assert (total.item(), count.item()) == (0, 0)
+    metrics = prepared.metrics()
+    prepared.update(metrics, network(batch), batch)
+    assert not metrics["sacrebleu"].statistics.any()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_scores_do_not_depend_on_the_number_of_processes(files, world_size):
+    prepared = task(files, valid_sentences=20)
+    prepared.setup("fit")
+    network = prepared.build(Architecture(FullAttention, d_model=16, num_layers=1)).eval()
+    plan, pairs = prepared._plan("valid"), prepared._pairs["valid"]
+
+    def counted(size: int) -> list[list[float]]:
+        states = []
+        for rank in range(size):
+            metrics = prepared.metrics()
+            for indices in Shares(plan, rank=rank, world_size=size):
+                batch = pairs[indices]
+                with torch.no_grad():
+                    prepared.update(metrics, network(batch), batch)
+            states.append([metrics[name].statistics for name in ("sacrebleu", "chrf")])
+        return [sum(parts).tolist() for parts in zip(*states, strict=True)]
+
+    assert counted(world_size) == counted(1)
+    references = [reference for reference in pairs[list(range(30))].references if reference]
+    assert len(references) == 20
+    assert counted(1)[0][1] == sum(len(reference.plain.split()) for reference in references)
+
+
+def test_the_checkpoint_alone_translates(files, tmp_path):
+    prepared = task(files)
+    fitted = network()
+    trainer(tmp_path, max_steps=2).fit(fitted, prepared)
+    for path in files.values():
+        Path(path).unlink()
+    again = task(files)
+    again.load_state(json.loads(json.dumps(prepared.state())))
+    again.build(fitted.architecture).load_state_dict(fitted.network.state_dict())
+    again._network.eval()
+    fitted.network.eval()
+    found = []
+    for one in (prepared, again):
+        batch = next(iter(one.text_dataloader(["ein hund"])))
+        with torch.no_grad():
+            found.append(one.predictions(one._network(batch), batch))
+    assert found[0] == found[1]
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(files, tmp_path):
+    def run(steps: int, ckpt: Path | None = None) -> ClusterFormer:
+        torch.manual_seed(0)
+        model = network(dropout=0.1)
+        saving = [LastCheckpoint(tmp_path / f"{steps}", 1000)]
+        one = trainer(tmp_path, max_steps=steps, limit_val_batches=0, callbacks=saving)
+        one.fit(model, task(files), ckpt_path=ckpt, weights_only=True)
+        return model
+
+    run(20)
+    resumed, whole = run(30, tmp_path / "20" / "last.ckpt"), run(30)
+    for ours, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "give a named set"),
+        ({"name": "multi30k", "train_source": "a"}, "one of them"),
+        ({"train_source": "a", "train_target": "b"}, "valid_source and valid_target"),
+        ({"name": "multi30k", "beam": 2, "nbest": 3}, "nbest must be at most"),
+        ({"name": "multi30k", "max_ratio": 0.5}, "max_ratio must be at least 1"),
+        ({"name": "multi30k", "source_lang": "xx"}, "no language 'xx'"),
+    ],
+)
+def test_wrong_options_are_told(options, said):
+    with pytest.raises(InputError, match=said):
+        Translation(**options)
+
+
+def test_an_empty_side_of_validation_is_told(files):
+    path = Path(files["valid_target"])
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], " ", *lines[2:], ""]))
+    with pytest.raises(InputError, match=r"valid\.target:2: empty side"):
+        task(files).setup("fit")
+
+
+def test_named_sets_are_set_up(data_root):
+    prepared = Translation("iwslt14", root=str(data_root), valid_sentences=5)
+    prepared._tokenizer = PieceTokenizer(["ein"])
+    prepared.setup("validate")
+    assert len(prepared._pairs["valid"].lengths) == 7_283
