@@ -93,10 +93,12 @@ def read_pair_corpus(
     """
     protocol = _PROTOCOLS[name]
     folder = data_folder(root) / protocol.folder
+    for needed in filter(None, (*protocol.train, protocol.valid, protocol.test)):
+        _check_presence(name, folder / f"{needed}.tsv")
     file = {"train": None, "valid": protocol.valid, "test": protocol.test}[split]
     if file is not None:
-        return _read(name, folder, file)
-    pairs = [pair for file in protocol.train for pair in _read(name, folder, file)]
+        return _read(folder / f"{file}.tsv")
+    pairs = [pair for file in protocol.train for pair in _read(folder / f"{file}.tsv")]
     missing: list[Split] = [
         part
         for part, given in (("valid", protocol.valid), ("test", protocol.test))
@@ -108,32 +110,36 @@ def read_pair_corpus(
 def hold_out_pairs(pairs: list[Pair], split: Split, held: Sequence[Split]) -> list[Pair]:
     """One part of `pairs`: about a tenth for each of `held`, the rest to train.
 
-    Pairs with the same first text (premise, question) stay together.
+    Answers to one question stay together, and so do pairs with one first text.
     """
-    texts = list(dict.fromkeys(pair.first for pair in pairs))
-    if len(texts) <= len(held):
+    keys = [pair.group or pair.first for pair in pairs]
+    names = list(dict.fromkeys(keys))
+    if len(names) <= len(held):
         raise InputError(
-            f"{pairs[0].where}: only {len(texts)} different first texts, too few to hold some out "
+            f"{pairs[0].where}: only {len(names)} different first texts, too few to hold some out "
             f"to {' and '.join(held)}; give files for that"
         )
-    parts = dict(zip(texts, deal(["" for _ in texts], 10), strict=True))
+    parts = dict(zip(names, deal(["" for _ in names], 10), strict=True))
     wanted = {held.index(split)} if split in held else set(range(len(held), 10))
-    return [pair for pair in pairs if parts[pair.first] in wanted]
+    return [pair for pair, key in zip(pairs, keys, strict=True) if parts[key] in wanted]
 
 
-def _read(name: PairCorpus, folder: Path, file: str) -> list[Pair]:
-    path = folder / f"{file}.tsv"
-    if not path.exists():
-        part = f"{name}-part"
-        hint = f", or train on what is there: name {part}" if part in _PROTOCOLS else ""
-        raise InputError(
-            f"{name}: no file {path}; `clusterformer prepare {name}` brings it{hint}; "
-            "data.root, or $CLUSTERFORMER_DATA, is the folder of the sets"
-        )
+def _check_presence(name: PairCorpus, path: Path) -> None:
+    if path.exists():
+        return
+    hint = "" if name.endswith("-part") else f"; `clusterformer prepare {name}` brings it"
+    if f"{name}-part" in _PROTOCOLS:
+        hint += f", or train on what is there: name {name}-part"
+    where = "data.root, or $CLUSTERFORMER_DATA, is the folder of the sets"
+    raise InputError(f"{name}: no file {path}{hint}; {where}")
+
+
+def _read(path: Path) -> list[Pair]:
+    folder = path.parent.name
     columns = {"first_column": 1, "second_column": 2, "label_column": 3}
     # some sets were published with texts that lack a word
-    found = read_pairs(path, **(columns | _COLUMNS.get(folder.name, {})), allow_empty=True)
-    names = _LABELS.get(folder.name, {})
+    found = read_pairs(path, **(columns | _COLUMNS.get(folder, {})), allow_empty=True)
+    names = _LABELS.get(folder, {})
     pairs = [
         pair._replace(label=names.get(pair.label, pair.label.lower()))
         for pair in found
@@ -142,11 +148,11 @@ def _read(name: PairCorpus, folder: Path, file: str) -> list[Pair]:
     if len(pairs) < len(found):
         unlabelled = len(found) - len(pairs)
         rank_zero_only(_log.info)(f"{path}: dropped {unlabelled} pairs without a gold label")
-    _check_count(path, "pairs", len(pairs), _PAIRS[folder.name][file])
-    if folder.name != "wikiqa":
+    _check_count(path, "pairs", len(pairs), _PAIRS[folder][path.stem])
+    if folder != "wikiqa":
         return pairs
     answered = {pair.group for pair in pairs if pair.label == "1"}
-    _check_count(path, "questions with a right answer", len(answered), _QUESTIONS[file])
+    _check_count(path, "questions with a right answer", len(answered), _QUESTIONS[path.stem])
     return [pair for pair in pairs if pair.group in answered]
 
 

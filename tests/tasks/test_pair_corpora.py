@@ -49,10 +49,18 @@ def test_a_missing_file_says_what_brings_it_and_what_else_there_is(tiny_snli):
         read_pair_corpus("sick", "train", root=tiny_snli)
 
 
+def test_a_missing_test_file_is_told_before_training(tiny_snli):
+    (tiny_snli / "snli/test.tsv").unlink()
+    with pytest.raises(InputError, match=r"no file .*/snli/test.tsv"):
+        read_pair_corpus("snli", "train", root=tiny_snli)
+
+
 def test_questions_without_a_right_answer_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setitem(pair_corpora._PAIRS, "wikiqa", {"dev": 5})
     monkeypatch.setitem(pair_corpora._QUESTIONS, "dev", 1)
     (tmp_path / "wikiqa").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / f"wikiqa/{part}.tsv").touch()
     lines = ["1\tq\ta\t0", "1\tq\tb\t0", "2\tr\ta\t0", "2\tr\tb\t1", "2\tr\tc\t0"]
     (tmp_path / "wikiqa/dev.tsv").write_text("\n".join(lines) + "\n")
     found = read_pair_corpus("wikiqa", "valid", root=tmp_path)
