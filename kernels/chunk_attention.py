@@ -7,6 +7,7 @@ R blocks that a block sees   S slots a block
 from torch import Tensor
 
 from clusterformer.kernels import _chunk_attention_cpu, reference
+from clusterformer.kernels.dispatch import forced, use_triton
 from clusterformer.kernels.reference import Blocks
 
 LAST_RESORT = -5e4
@@ -47,12 +48,20 @@ def chunk_attention(
     Returns:
         (B, H, N, D) in the dtype of q; 0 at padding.
 
-    Cost: O(N R S (D + P)) time; O(N D) memory on CPU, O(N R D) elsewhere.
+    Cost: O(N R S (D + P)) time; O(N D) memory, O(N R D) for the reference on a GPU.
     """
-    kernel = _chunk_attention_cpu if q.device.type == "cpu" else reference
     extra = extra or 2 * (q.new_empty(*q.shape[0::2], 0),)
+    if use_triton(q.device):
+        from clusterformer.kernels import _chunk_attention_triton
+
+        return _chunk_attention_triton.chunk_attention(
+            q, k, v, blocks, mask=mask, causal=causal, within=within, scale=scale, itself=itself,
+            extra=extra,
+        )  # fmt: skip
     if mask is None:
         mask = reference.window_mask(blocks, causal, within)
+    plain = q.device.type != "cpu" or forced() == "reference"
+    kernel = reference if plain else _chunk_attention_cpu
     return kernel.chunk_attention(
         q, k, v, blocks, mask=mask, scale=scale, itself=itself, extra=extra
     )

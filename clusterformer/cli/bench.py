@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 HELP = """
 usage: clusterformer bench [options]
        clusterformer bench steps --config FILE [options]
+       clusterformer bench compile [--targets sm_80 sm_90 gfx942] [--out FILE]
+       clusterformer bench causality [options]
 
 Time the attention layer, projections and clustering included, forward, and forward and backward;
 the peak memory it takes in a fresh process; its error against full attention with the same
@@ -44,9 +46,18 @@ product. All take turns in one run; the table shows medians.
 bench steps times whole training steps of a configuration, optimizer included, on a batch of its
 longest texts: --mechanisms configured (its own) and classes by name; --dtype, --repeats, --threads,
 --no-memory and --out as above.
+
+bench compile compiles the Triton kernels for GPUs that need not be here, and says what each takes
+of registers and shared memory, and what it spills.
+
+bench causality tells which mechanisms read the future: it replaces every input after a cut, and
+counts the outputs before it that move, for each causal form in a layer with random weights. Then it
+trains a small language model on random tokens with each: nobody can guess them, so a loss below
+ln V is a model that reads them. --mechanisms, --threads, --out; --length 256, --d_model 64,
+--num_heads 4; --steps 300 of training, 0 for none.
 """
 
-SUBCOMMANDS = {"steps": "bench_steps"}
+SUBCOMMANDS = {"steps": "bench_steps", "compile": "bench_compile", "causality": "bench_causality"}
 """Each is a file of this folder with `run(arguments)`."""
 
 

@@ -1,0 +1,49 @@
+"""`clusterformer bench compile`: what the Triton kernels need on devices that are not here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import NoReturn
+
+from clusterformer.errors import InputError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def run(arguments: list[str]) -> None:
+    """Compile, print the table, write the JSON."""
+    from clusterformer.benchmark.compilation import TARGETS, compile_all
+
+    parser = _Parser(prog="clusterformer bench compile", add_help=False, allow_abbrev=False)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    rows = []
+    print(
+        f"{'target':<8}{'kernel':<16}{'D+P':>8}{'S':>5}{'R':>3}{'causal':>8}{'dtype':>7}"
+        f"{'tile':>16}{'registers':>11}{'spilled':>9}{'shared':>9}"
+    )
+    for row in compile_all(options.targets):
+        rows.append(row)
+        width = f"{row['width']}+{row['wide']}"
+        told = "x".join(map(str, row["tile"]))
+        print(
+            f"{row['target']:<8}{row['kernel']:<16}{width:>8}{row['slots']:>5}{row['reach']:>3}"
+            f"{row['causal']!s:>8}{row['dtype']:>7}{told:>16}{row['registers']:>11}"
+            f"{row['spilled_bytes']:>9}{row['shared_bytes']:>9}",
+            flush=True,
+        )
+    if options.out:
+        from clusterformer.cli.runs import describe_environment
+
+        environment = describe_environment()
+        del environment["folder"]
+        report = {"environment": environment, "rows": rows}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {options.out}")

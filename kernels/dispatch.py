@@ -1,0 +1,40 @@
+"""Which implementation serves an operation: Triton on a GPU, plain PyTorch elsewhere.
+
+CLUSTERFORMER_KERNELS=triton or =reference forces one; on CPU, Triton needs TRITON_INTERPRET=1 and
+is for tests.
+"""
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+VARIABLE = "CLUSTERFORMER_KERNELS"
+CHOICES = ("triton", "reference")
+
+
+def forced() -> str | None:
+    """What the environment asks for; None if nothing.
+
+    Raises:
+        ValueError: if it asks for something else.
+    """
+    choice = os.environ.get(VARIABLE)
+    if choice is not None and choice not in CHOICES:
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, got {choice!r}")
+    return choice
+
+
+def use_triton(device: torch.device) -> bool:
+    """Whether Triton serves tensors on `device`.
+
+    Raises:
+        ValueError: if it is asked for and not installed.
+    """
+    choice = forced()
+    if choice == "reference":
+        return False
+    installed = find_spec("triton") is not None
+    if choice == "triton" and not installed:
+        raise ValueError(f"{VARIABLE}=triton: triton is not installed: pip install triton")
+    return choice == "triton" or (device.type == "cuda" and installed)
