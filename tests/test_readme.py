@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from clusterformer.cli import prepare
 from clusterformer.cli.configs import shipped
 from clusterformer.cli.main import main
+from clusterformer.tasks.publishers import sets
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,7 +23,8 @@ COMMANDS = [line for line in SHELL.splitlines() if " -m clusterformer " in line]
 PYTHON = [block for kind, block in FENCES if kind == "python"]
 ON_A_RUN = [line for line in COMMANDS if "--checkpoint" in line or "--resume" in line]
 BENCH = [line for line in COMMANDS if " bench " in line]
-START = [line for line in COMMANDS if line not in ON_A_RUN + BENCH]
+PREPARE = [line for line in COMMANDS if " prepare " in line]
+START = [line for line in COMMANDS if line not in ON_A_RUN + BENCH + PREPARE]
 OWN_DATA = """
 data:
   class_path: Classification
@@ -68,6 +71,13 @@ def test_training_commands_parse(
     captured = capsys.readouterr()
     assert code in (None, 0), captured.err
     assert "class_path" in captured.out
+
+
+@pytest.mark.parametrize("line", PREPARE)
+def test_data_sets_are_there_to_be_prepared(line: str) -> None:
+    options = prepare.parse(options_of(line)[1:])
+    assert options.list or options.names
+    assert set(options.names) <= set(sets())
 
 
 @pytest.mark.parametrize("line", BENCH)

@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> None:
     from clusterformer.tasks.preparation import prepare
     from clusterformer.tasks.publishers import find
 
-    options = _parse(arguments)
+    options = parse(arguments)
     if options.list:
         _list(options.root)
         return
@@ -63,7 +63,8 @@ def run(arguments: list[str]) -> None:
         print(f"{published.name}: {folder} (licence: {published.licence})", flush=True)
 
 
-def _parse(arguments: list[str]) -> Namespace:
+def parse(arguments: list[str]) -> Namespace:
+    """Options of the command, checked."""
     parser = Arguments("prepare")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--list", action="store_true")
