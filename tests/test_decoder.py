@@ -82,6 +82,20 @@ def test_rows_of_a_state_may_be_selected_and_overwritten(cls) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("cls", STRICT, ids=name)
+@torch.no_grad()
+def test_bfloat16_decodes_as_far_from_float32_as_the_whole_text(cls) -> None:
+    """What is grouped may tip at a rounding, so medians are compared."""
+    decoder = architecture(cls, num_layers=1).decoder(cross=True).eval()
+    x, memory = torch.randn(3, 29, WIDTH), torch.randn(3, 7, WIDTH)
+    exact = decoder(x, None, memory).hidden
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = decoder(x, None, memory).hidden
+        steps, _ = stepwise(decoder, x, decoder.cache(x, memory))
+    errors = [(found.float() - exact).abs().median() for found in (whole, steps)]
+    assert errors[1] <= 2 * errors[0] + 1e-6
+
+
 @pytest.mark.parametrize("cls", READERS, ids=name)
 @torch.no_grad()
 def test_a_reader_of_memory_sees_no_later_token(cls) -> None:
