@@ -53,6 +53,16 @@ class Document(NamedTuple):
     words: int | None = None
     size: int | None = None
 
+    @property
+    def part(self) -> str:
+        """The share in words, for messages."""
+        if (self.first, self.last) == (0.0, 1.0):
+            return "it"
+        return (
+            f"its lines from {self.first:.0%} to {self.last:.0%}; hold out other files instead, as "
+            "data.valid and data.test"
+        )
+
     def read(self, encoding: str = "utf-8") -> str:
         """The text.
 
@@ -60,12 +70,12 @@ class Document(NamedTuple):
             InputError: if the file cannot be read, or does not hold what a named set's must.
         """
         text = read_text(self.path, encoding)
-        for what, expected, found in (
-            ("lines", self.lines, text.count("\n")),
-            ("words", self.words, self.words and len(text.split())),
-            ("bytes", self.size, self.size and len(text.encode())),
+        for what, expected, count in (
+            ("lines", self.lines, lambda: text.count("\n")),
+            ("words", self.words, lambda: len(text.split())),
+            ("bytes", self.size, lambda: len(text.encode())),
         ):
-            if expected is not None and found != expected:
+            if expected is not None and (found := count()) != expected:
                 raise InputError(
                     f"{self.path}: {found:,} {what}, expected {expected:,}; the data set is changed"
                 )

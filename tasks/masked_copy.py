@@ -26,6 +26,7 @@ from clusterformer.models.architecture import Architecture
 from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.task import IGNORE, Batch, Output, Task
 from clusterformer.tasks.batches import BucketPlan, EndlessPlan, loader, run_seed
+from clusterformer.tasks.streams import batch_of, nothing
 
 _TRAIN, _VALID, _TEST = 0, 1, 2
 _SEPARATOR, _FIRST = 1, 2  # tokens; symbols from _FIRST on, behind them the mask
@@ -183,8 +184,7 @@ class Copies(Dataset[Batch]):
 
     def __getitem__(self, indices: list[int]) -> Batch:
         if not indices:
-            nothing = torch.zeros(1, 1, dtype=torch.long)
-            return Batch(nothing, nothing.bool(), nothing + IGNORE)
+            return nothing()
         texts = np.full((len(indices), 2, self._length + 1), _SEPARATOR, dtype=np.int64)
         hidden = np.zeros_like(texts, dtype=bool)
         for text, hide, index in zip(texts, hidden, indices, strict=True):
@@ -194,4 +194,4 @@ class Copies(Dataset[Batch]):
             hide[rng.integers(2, size=len(places)), places] = True
         tokens = torch.from_numpy(np.where(hidden, _FIRST + self._symbols, texts)).flatten(1)
         target = torch.from_numpy(np.where(hidden, texts, IGNORE)).flatten(1)
-        return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), target)
+        return batch_of(tokens, target)

@@ -34,33 +34,24 @@ def token_stream(
     Raises:
         InputError: as `Document.read` does, and for documents without any text.
     """
-    marks = []
-    for document in documents:
-        if document.path.exists():
-            stat = document.path.stat()
-            marks += [str(document.path.resolve()), stat.st_size, stat.st_mtime_ns]
-        marks += [str(entry) for entry in document]
+    dtype = np.uint16 if speller.vocab_size <= 2**16 else np.int32
+    marks = [[*map(str, document), *_stamp(document.path)] for document in documents]
     asked = json.dumps([marks, speller.state(), encoding])
     folder = cache_folder() / "streams" / hashlib.sha256(asked.encode()).hexdigest()[:32]
 
     def fill(draft: Path) -> None:
-        dtype = np.uint16 if speller.vocab_size <= 2**16 else np.int32
         with (draft / "tokens").open("wb") as file:
             for document in documents:
                 tokens = speller.encode(document.read(encoding))
                 if not len(tokens):
-                    whole = document.first == 0 and document.last == 1
-                    raise InputError(
-                        f"{document.path}: no text in it"
-                        if whole
-                        else f"{document.path}: too few lines to hold some out; give data.valid "
-                        "and data.test"
-                    )
-                file.write(np.array([TEXT], dtype).tobytes())
-                file.write(tokens.astype(dtype).tobytes())
+                    raise InputError(f"{document.path}: no text in {document.part}")
+                file.write(np.concatenate([[TEXT], tokens]).astype(dtype).tobytes())
 
-    path = kept(folder, fill) / "tokens"
-    return np.memmap(path, np.uint16 if speller.vocab_size <= 2**16 else np.int32, "r")
+    return np.memmap(kept(folder, fill) / "tokens", dtype, "r")
+
+
+def _stamp(path: Path) -> list[int]:
+    return [path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else []
 
 
 class ShiftedPlan:
