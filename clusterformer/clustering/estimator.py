@@ -34,6 +34,7 @@ SAMPLE = 2**18
 _ENTRIES = 2**24  # of the points worked on at a time
 _SHOWN = 10_000  # points that show the principal components
 _KEPT = 0.5  # weight of the centers so far, when partial_fit brings new points
+_MERGE = 0.4  # of the training, after which surplus clusters are merged
 _EACH = 8  # points a cluster, the least in a batch
 
 Random = np.random.RandomState
@@ -117,7 +118,7 @@ class NeuralClustering(
         near = partners(features, self.n_neighbors)
         best = np.inf
         for _ in range(self.n_init):
-            network, optimizer = self._start(features, random)
+            network, optimizer = self._start(features, random, round(_MERGE * self.max_iter))
             steps = self._train(network, optimizer, features, near, random, self.max_iter)
             loss = _pair_loss(network, features, near) if self.n_init > 1 else -np.inf
             if loss < best:
@@ -149,13 +150,13 @@ class NeuralClustering(
             self._features = self._learn_features(X, np.arange(X.shape[0]), self._random)
         features = self._compute(X, np.arange(X.shape[0]))
         features = features[self._random.permutation(len(features))]
+        steps = max(1, len(features) // self._batch())
         if first:
-            self._network, self._optimizer = self._start(features, self._random)
+            self._network, self._optimizer = self._start(features, self._random, steps)
             self.n_iter_ = 0
         network = self._network.to(self.device)
         optimizer = self._optimizer or self._adam(network)
         near = partners(features, self.n_neighbors)
-        steps = max(1, len(features) // self._batch())
         self.n_iter_ += self._train(
             network, optimizer, features, near, self._random, steps, streaming=True
         )
@@ -228,12 +229,14 @@ class NeuralClustering(
         return Features(X.shape[1], self.n_components).learn(sample)
 
     def _start(
-        self, features: Tensor, random: Random
+        self, features: Tensor, random: Random, merge_at: int
     ) -> tuple[NeuralClusters, torch.optim.Optimizer]:
         generator = _generator(random)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator.initial_seed())
-            network = NeuralClusters(features.shape[1], self.n_clusters, hidden=self.hidden)
+            network = NeuralClusters(
+                features.shape[1], self.n_clusters, hidden=self.hidden, merge_at=merge_at
+            )
         network.to(self.device).seed(features[: max(4096, _EACH * self.n_clusters)], generator)
         return network, self._adam(network)
 
@@ -318,7 +321,7 @@ class NeuralClustering(
 
     @property
     def _n_features_out(self) -> int:
-        return len(self._network.centroids)
+        return self._network.num_clusters
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_network")

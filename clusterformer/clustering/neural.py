@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_WATCHED = 16  # steps
+
 
 class NeuralClusters(nn.Module):
     """Memberships of points in clusters that are learnt.
@@ -21,13 +23,26 @@ class NeuralClusters(nn.Module):
     what U stands in proportion to for a single point, p(cluster i | point j) = softmax_i S_ij, so
     that a point can be assigned on its own (eq. 4 with clusters of like weight).
 
+    Training begins with more clusters than wanted, and on its way merges those whose points are
+    partners most above chance. A digit that two clusters share and two digits in one cluster are a
+    local minimum that no small step leaves; with clusters to spare it does not arise.
+
     Args:
         num_features: F.
-        num_clusters: C.
+        num_clusters: C, in the end.
         hidden: Units of a hidden layer that W then has; None for a linear W, as in eq. 2.
         width: P.
         temperature: Of the similarities.
+        merge_at: Training step after which C clusters are left; 0 begins with C.
+
+    Attributes:
+        centroids: (C + surplus, P); those not `alive` are no more.
+        alive: (C + surplus,) bool.
     """
+
+    alive: Tensor
+    joint: Tensor
+    step: Tensor
 
     def __init__(
         self,
@@ -37,6 +52,7 @@ class NeuralClusters(nn.Module):
         hidden: int | None = None,
         width: int = 64,
         temperature: float = 0.1,
+        merge_at: int = 0,
     ) -> None:
         super().__init__()
         self.project: nn.Module = nn.Linear(num_features, width)  # with a bias: see `embed`
@@ -44,8 +60,12 @@ class NeuralClusters(nn.Module):
             self.project = nn.Sequential(
                 nn.Linear(num_features, hidden), nn.ReLU(), nn.Linear(hidden, width)
             )
-        self.centroids = nn.Parameter(torch.randn(num_clusters, width))
-        self.temperature = temperature
+        first = first_clusters(num_clusters) if merge_at else num_clusters
+        self.centroids = nn.Parameter(torch.randn(first, width))
+        self.register_buffer("alive", torch.ones(first, dtype=torch.bool))
+        self.register_buffer("joint", torch.zeros(first, first))
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+        self.num_clusters, self.temperature, self.merge_at = num_clusters, temperature, merge_at
 
     def embed(self, points: Tensor) -> Tensor:
         """Unit vectors (N, P) for points (N, F).
@@ -55,8 +75,8 @@ class NeuralClusters(nn.Module):
         return F.normalize(self.project(points), dim=-1)
 
     def similarities(self, points: Tensor) -> Tensor:
-        """Cosines (N, C) of points (N, F) with all centroids."""
-        return self.embed(points) @ F.normalize(self.centroids, dim=-1).T
+        """Cosines (N, C) of points (N, F) with all living centroids."""
+        return self.embed(points) @ F.normalize(self.centroids[self.alive], dim=-1).T
 
     def forward(self, points: Tensor) -> Tensor:
         """Log p(cluster | point), (N, C), of points (N, F)."""
@@ -78,6 +98,45 @@ class NeuralClusters(nn.Module):
             # half the squared distance, of unit vectors
             distance = distance.minimum(1 - embedded @ embedded[chosen]).clamp(min=1e-9)
             chosen = int(torch.multinomial(distance.cpu(), 1, generator=generator))
+
+    @torch.no_grad()
+    def watch(self, log_p: Tensor, log_q: Tensor) -> None:
+        """Count a training step with the memberships (N, C) of points and of their partners.
+
+        The last steps before `merge_at` tell which clusters to merge, over all processes.
+        """
+        if int(self.step) >= self.merge_at:
+            return
+        self.step += 1
+        if int(self.step) > self.merge_at - _WATCHED:
+            pairs = log_p.float().exp().T @ log_q.float().exp()
+            self.joint += pairs + pairs.T
+        if int(self.step) == self.merge_at:
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.all_reduce(self.joint)
+            self._merge()
+
+    def _merge(self) -> None:
+        joint = self.joint.double().cpu()
+        sizes = joint.sum(1)
+        merged = F.normalize(self.centroids, dim=-1).double().cpu() * sizes[:, None]
+        alive = self.alive.cpu().clone()
+        for _ in range(len(alive) - self.num_clusters):
+            lift = joint / (sizes[:, None] * sizes).clamp(min=1e-300)
+            lift[~alive] = lift[:, ~alive] = -1.0
+            kept, gone = divmod(int(lift.fill_diagonal_(-1.0).argmax()), len(alive))
+            joint[kept] += joint[gone]
+            joint[:, kept] += joint[:, gone]
+            sizes[kept] += sizes[gone]
+            merged[kept] += merged[gone]
+            alive[gone] = False
+        self.alive.copy_(alive)
+        self.centroids.copy_(F.normalize(merged, dim=-1))
+
+
+def first_clusters(num_clusters: int) -> int:
+    """How many clusters training begins with, to end with `num_clusters`."""
+    return min(3 * num_clusters, num_clusters + 64) if num_clusters <= 1024 else num_clusters
 
 
 def partner_loss(log_p: Tensor, log_q: Tensor, balance: float = 1.0) -> Tensor:

@@ -77,12 +77,14 @@ def train(
                 group["lr"] = rate * factor
         points = next(batches)
         drawn = torch.randint(near.shape[1], points.shape, generator=generator)
+        points, drawn = points.to(near.device), drawn.to(near.device)
         both = torch.cat([points, near[points, drawn]])
         log_p, log_q = network(features[both]).chunk(2)
         loss = partner_loss(log_p, log_q, balance)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        network.watch(log_p.detach(), log_q.detach())
         if step % LOOK_EVERY == 0:
             with torch.no_grad():
                 after = network(probe).argmax(1)
@@ -90,7 +92,7 @@ def train(
             before = after
             if report is not None:
                 report(step, loss.item(), changed)
-            if changed <= tol:
+            if changed <= tol and step > network.merge_at + LOOK_EVERY:
                 break
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

@@ -1,0 +1,87 @@
+"""The methods that `clusterformer cluster` compares, all with fit, predict and centers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterformer.errors import InputError
+
+METHODS = {
+    "neural": "NeuralClustering, W linear as in eq. 2",
+    "neural-hidden": "the same with a hidden layer",
+    "kmeans": "scikit-learn's KMeans, n_init=1",
+    "minibatch-kmeans": "scikit-learn's MiniBatchKMeans, n_init=1",
+    "som": "a self-organising map of MiniSom, one pass over the points",
+}
+
+
+def make(method: str, num_clusters: int, seed: int, *, hidden: int, **neural: Any) -> Any:
+    """An untrained clustering.
+
+    Args:
+        method: One of METHODS.
+        num_clusters: C; at least 1.
+        seed: Of its random numbers.
+        hidden: Units of the hidden layer of neural-hidden.
+        neural: Further options of NeuralClustering, for the neural methods.
+    """
+    try:
+        from sklearn.cluster import KMeans, MiniBatchKMeans
+
+        from clusterformer.clustering import NeuralClustering
+    except ImportError as error:
+        raise InputError(f"{error}: pip install 'clusterformer[cluster]'") from None
+    if method == "kmeans":
+        return KMeans(num_clusters, n_init=1, random_state=seed)
+    if method == "minibatch-kmeans":
+        return MiniBatchKMeans(num_clusters, n_init=1, random_state=seed)
+    if method == "som":
+        return SelfOrganisingMap(num_clusters, seed)
+    units = hidden if method == "neural-hidden" else None
+    return NeuralClustering(num_clusters, hidden=units, random_state=seed, **neural)
+
+
+class SelfOrganisingMap:
+    """MiniSom on the squarest grid that has exactly C nodes, each node a cluster.
+
+    Args:
+        num_clusters: C.
+        seed: Of the first weights and of the order of the points.
+
+    Attributes:
+        cluster_centers_: (C, D), weights of the nodes.
+    """
+
+    def __init__(self, num_clusters: int, seed: int) -> None:
+        sides = range(1, int(num_clusters**0.5) + 1)
+        self._rows = max(side for side in sides if num_clusters % side == 0)
+        self._columns = num_clusters // self._rows
+        self._seed = seed
+
+    def fit(self, points: NDArray) -> SelfOrganisingMap:
+        """Train on points (N, D), each taken once, in random order."""
+        from minisom import MiniSom
+
+        radius = max(1.0, max(self._rows, self._columns) / 2)
+        som = MiniSom(
+            self._rows,
+            self._columns,
+            points.shape[1],
+            sigma=radius,
+            learning_rate=0.5,
+            random_seed=self._seed,
+        )
+        som.random_weights_init(points)
+        som.train(points, len(points), random_order=True)
+        self.cluster_centers_ = som.get_weights().reshape(-1, points.shape[1])
+        self.labels_ = self.predict(points)
+        return self
+
+    def predict(self, points: NDArray) -> NDArray[np.int64]:
+        """The nearest node of each point (N, D), (N,)."""
+        from sklearn.metrics import pairwise_distances_argmin
+
+        return pairwise_distances_argmin(points, self.cluster_centers_.astype(points.dtype))

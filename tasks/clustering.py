@@ -1,0 +1,279 @@
+"""Clustering of points: the model of `NeuralClustering`, trained by the trainer of everything else.
+
+B batch   D columns   F features   K neighbours   C clusters   L labels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Metric, MetricCollection
+
+from clusterformer.clustering.neural import NeuralClusters, first_clusters, partner_loss
+from clusterformer.clustering.partners import Features, partners
+from clusterformer.errors import InputError
+from clusterformer.models.architecture import Architecture
+from clusterformer.models.transformer import Encoded
+from clusterformer.task import IGNORE, Output, Task
+from clusterformer.tasks.batches import BucketPlan, loader, run_seed
+from clusterformer.tasks.points import read_points
+
+_SHOWN = 10_000  # points that show the features
+_CHUNK = 16_384  # points whose features are computed at a time
+
+
+class PointBatch(NamedTuple):
+    """Points with their neighbours."""
+
+    points: Tensor  # (B, F) features
+    near: Tensor  # (B, K, F) features of the neighbours, the nearest first
+    mask: Tensor  # (B, 1) bool
+    target: Tensor  # (B,) number of the label, IGNORE where there is none
+
+
+class Clustering(Task):
+    """Put near neighbours into the same cluster, and each cluster to use.
+
+    Labels, where there are any, only measure. A tenth of the training points validates, by loss.
+
+    Args:
+        name: mnist, digits, 20news, or a file: .npy, .npz, .csv, .tsv, or word vectors.
+        root: Folder of the named sets; default $CLUSTERFORMER_DATA, else the user's cache.
+        label_column: Column of a table that holds labels, by name or by number from 1.
+        n_clusters: C.
+        hidden: Units of a hidden layer; None is a linear W, as in eq. 2.
+        n_neighbors: K.
+        n_components: F, principal components that neighbours and clusters see.
+        balance: 1 for the likelihood of `partner_loss`; more makes clusters more alike in size.
+        merge_at: Training step at which surplus clusters are merged; 0 begins with none.
+        batch_size: Points a batch, over all processes.
+    """
+
+    monitor = "val/loss"
+    mode = "min"
+
+    def __init__(
+        self,
+        name: str = "digits",
+        *,
+        root: str | None = None,
+        label_column: str | None = None,
+        n_clusters: int = 100,
+        hidden: int | None = None,
+        n_neighbors: int = 5,
+        n_components: int = 64,
+        balance: float = 1.0,
+        merge_at: int = 240,
+        batch_size: int = 2048,
+    ) -> None:
+        super().__init__()
+        for option, value in (
+            ("n_clusters", n_clusters),
+            ("hidden", 1 if hidden is None else hidden),
+            ("n_neighbors", n_neighbors),
+            ("n_components", n_components),
+            ("batch_size", batch_size),
+        ):
+            if value < 1:
+                raise InputError(f"{option} must be at least 1, got {value}")
+        self._name, self._root, self._label_column = name, root, label_column
+        self._n_clusters, self._hidden = n_clusters, hidden
+        self._n_neighbors, self._n_components = n_neighbors, n_components
+        self._balance, self._merge_at, self._batch_size = balance, merge_at, batch_size
+        self._features: Features | None = None
+        self._labels: list[str] = []
+        self._parts: dict[str, _Points] = {}
+
+    def setup(self, stage: str) -> None:
+        if self._parts or stage == "predict":
+            return
+        data = read_points(self._name, root=self._root, label_column=self._label_column)
+        order = np.random.default_rng(0).permutation(len(data.train))
+        tenth = len(order) // 10
+        rows = {"valid": np.sort(order[:tenth]), "train": order[tenth:]}
+        if tenth < 2 or len(rows["train"]) < self._n_clusters:
+            raise InputError(
+                f"{self._name}: {len(order)} points are too few for {self._n_clusters} clusters"
+            )
+        x = {part: data.train[found] for part, found in rows.items()} | {"test": data.test}
+        y: dict[str, NDArray | None] = dict.fromkeys(x)
+        if data.train_labels is not None and data.test_labels is not None:
+            y = {part: data.train_labels[found] for part, found in rows.items()}
+            y["test"] = data.test_labels
+        if self._features is None:
+            shown = torch.as_tensor(np.asarray(x["train"][:_SHOWN], dtype=np.float32))
+            self._features = Features(shown.shape[1], self._n_components).learn(shown)
+            self._labels = [] if y["train"] is None else sorted(map(str, np.unique(y["train"])))
+        for part, points in x.items():
+            features = self._compute(points)
+            near = partners(features, self._n_neighbors)
+            self._parts[part] = _Points(features, near, self._numbers(y[part], len(features)))
+
+    def _compute(self, points: NDArray) -> Tensor:
+        assert self._features is not None
+        columns = len(self._features.center)
+        if points.shape[1] != columns:
+            raise InputError(f"{self._name}: {points.shape[1]} columns, training had {columns}")
+        chunks = [
+            torch.from_numpy(np.array(points[start : start + _CHUNK], dtype=np.float32))
+            for start in range(0, len(points), _CHUNK)
+        ]
+        if not all(chunk.isfinite().all() for chunk in chunks):
+            raise InputError(f"{self._name}: NaN or infinity in it; allowed are finite numbers")
+        return torch.cat([self._features(chunk) for chunk in chunks])
+
+    def _numbers(self, labels: NDArray | None, count: int) -> Tensor:
+        if labels is None:
+            return torch.full((count,), IGNORE)
+        known = {label: number for number, label in enumerate(self._labels)}
+        return torch.tensor([known.get(str(label), IGNORE) for label in labels])
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader("train", training=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader("valid")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._loader("test")
+
+    def _loader(self, part: str, *, training: bool = False) -> DataLoader:
+        points = self._parts[part]
+        plan = BucketPlan(
+            [1] * len(points), batch_size=self._batch_size, shuffle=training, seed=run_seed()
+        )
+        return loader(points, plan, self, training=training)
+
+    def text_dataloader(self, lines: Iterable[str]) -> Iterator[PointBatch]:
+        """Batches of the user's points: a line holds its numbers, with commas, tabs or spaces."""
+        lines = iter(lines)
+        while chunk := list(islice(lines, 64)):
+            try:
+                rows = [list(map(float, line.replace(",", " ").split())) for line in chunk]
+                points = self._compute(np.array(rows).reshape(len(rows), -1))
+            except ValueError as error:
+                raise InputError(f"not a point: {error}") from None
+            yield _Points(
+                points, torch.zeros(len(rows), 1, dtype=torch.long), self._numbers(None, len(rows))
+            )[list(range(len(rows)))]
+
+    def build(self, architecture: Architecture) -> ClusterNetwork:
+        """Clusters with their centroids on training points; `architecture` shapes no part of it."""
+        assert self._features is not None
+        network = NeuralClusters(
+            self._features.projection.shape[1],
+            self._n_clusters,
+            hidden=self._hidden,
+            merge_at=self._merge_at,
+        )
+        if "train" in self._parts:
+            generator = torch.Generator().manual_seed(run_seed())
+            network.seed(
+                self._parts["train"].features[: max(4096, 8 * self._n_clusters)], generator
+            )
+        return ClusterNetwork(network)
+
+    def loss(
+        self, output: Output, batch: PointBatch, label_smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        """Of the pairs of this batch and process, whose mean membership is that of the clusters."""
+        real = batch.mask[:, 0]
+        if not real.any():
+            return output.logits.sum() * 0.0, real.sum()
+        log_p, log_q = output.logits[real].unbind(1)
+        return partner_loss(log_p, log_q, self._balance) * real.sum(), real.sum()
+
+    def metrics(self) -> MetricCollection:
+        """Purity, where there are labels: the share of points of their cluster's majority."""
+        if not self._labels:
+            return MetricCollection({})
+        purity = Purity(first_clusters(self._n_clusters), len(self._labels))
+        return MetricCollection({"purity": purity})
+
+    def update(self, metrics: MetricCollection, output: Output, batch: PointBatch) -> None:
+        if self._labels:
+            metrics.update(output.logits[:, 0].argmax(-1), batch.target)
+
+    def state(self) -> dict[str, Any]:
+        assert self._features is not None
+        return {"features": self._features.state_dict(), "labels": self._labels}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._labels = state["labels"]
+        self._features = Features(*state["features"]["projection"].shape)
+        self._features.load_state_dict(state["features"])
+
+    def predictions(self, output: Output, batch: PointBatch) -> list[dict[str, Any]]:
+        memberships, clusters = output.logits[:, 0].exp().max(-1)
+        return [
+            {"cluster": cluster, "membership": membership}
+            for cluster, membership in zip(clusters.tolist(), memberships.tolist(), strict=True)
+        ]
+
+
+class ClusterNetwork(nn.Module):
+    """Memberships of points and of a neighbour each: drawn in training, else the nearest.
+
+    Args:
+        clusters: That are learnt.
+    """
+
+    def __init__(self, clusters: NeuralClusters) -> None:
+        super().__init__()
+        self.clusters = clusters
+
+    def forward(self, batch: PointBatch) -> Output:
+        """Logits (B, 2, C): log p(cluster | point), of the points and of their partners."""
+        drawn = torch.zeros(len(batch.near), dtype=torch.long, device=batch.near.device)
+        if self.training:
+            drawn = torch.randint_like(drawn, batch.near.shape[1])
+        partner = batch.near[torch.arange(len(drawn), device=drawn.device), drawn]
+        both = torch.stack([batch.points, partner], 1)
+        log_p = self.clusters(both)
+        if self.training:
+            real = batch.mask[:, 0]
+            self.clusters.watch(*log_p.detach()[real].unbind(1))
+        return Output(log_p, Encoded(both, []))
+
+
+class Purity(Metric):
+    """Share of points whose label is the majority of their cluster."""
+
+    table: Tensor
+
+    def __init__(self, num_clusters: int, num_labels: int) -> None:
+        super().__init__()
+        zeros = torch.zeros(num_clusters, num_labels, dtype=torch.long)
+        self.add_state("table", zeros, dist_reduce_fx="sum")
+
+    def update(self, clusters: Tensor, labels: Tensor) -> None:
+        """Count points, (B,) cluster and label, leaving out IGNORE."""
+        known = labels != IGNORE
+        one = torch.ones_like(labels[known])
+        self.table.index_put_((clusters[known], labels[known]), one, accumulate=True)
+
+    def compute(self) -> Tensor:
+        return self.table.amax(1).sum() / self.table.sum().clamp(min=1)
+
+
+class _Points(Dataset[PointBatch]):
+    """Features in memory; a list of indices gives a batch."""
+
+    def __init__(self, features: Tensor, near: Tensor, target: Tensor) -> None:
+        self.features, self._near, self._target = features, near, target
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, indices: list[int]) -> PointBatch:
+        rows = torch.tensor(indices or [0])
+        mask = torch.full((len(rows), 1), bool(indices))
+        target = self._target[rows].masked_fill(~mask[:, 0], IGNORE)
+        return PointBatch(self.features[rows], self.features[self._near[rows]], mask, target)

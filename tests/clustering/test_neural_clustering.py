@@ -1,0 +1,277 @@
+"""NeuralClustering: scikit-learn's checks, its manners, and clusters better than k-means."""
+
+import math
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits, make_blobs
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.metrics import adjusted_rand_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from clusterformer.clustering import NeuralClustering
+from clusterformer.clustering.measures import measures
+from clusterformer.clustering.neural import NeuralClusters, partner_loss
+from clusterformer.clustering.partners import Features, nearest, partners
+
+
+def small(n_clusters: int = 3, **options: object) -> NeuralClustering:
+    return NeuralClustering(n_clusters, **({"max_iter": 60, "random_state": 0} | options))
+
+
+@pytest.fixture
+def blobs() -> tuple[np.ndarray, np.ndarray]:
+    return make_blobs(120, n_features=2, centers=3, cluster_std=0.5, random_state=0)
+
+
+def test_scikit_learns_checks_pass_with_no_exception() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(NeuralClustering(max_iter=50), on_fail=None)
+    failed = [result for result in results if result["status"] not in ("passed", "skipped")]
+    assert not failed
+    # what is skipped is so for every estimator, unless SCIPY_ARRAY_API is set
+    assert {r["check_name"] for r in results if r["status"] == "skipped"} <= {
+        "check_array_api_input"
+    }
+
+
+@pytest.mark.parametrize("place", [0.0, 1e4])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_neither_scale_nor_place_of_the_data_matters(
+    scale: float, place: float, blobs: tuple[np.ndarray, np.ndarray]
+) -> None:
+    x, y = blobs
+    assert adjusted_rand_score(y, small().fit_predict(x * scale + place * scale)) > 0.95
+
+
+def test_one_dimension_is_enough() -> None:
+    x, y = make_blobs(90, n_features=1, centers=[[0.0], [3.0], [6.0]], cluster_std=0.2)
+    assert adjusted_rand_score(y, small().fit_predict(x)) > 0.95
+
+
+def test_it_beats_kmeans_on_digits() -> None:
+    x, y = load_digits(return_X_y=True)
+    tests = np.arange(len(x)) % 5 == 4
+
+    def accuracy(clustering: KMeans | NeuralClustering) -> float:
+        clustering.fit(x[~tests])
+        found = clustering.predict(x[tests])
+        return measures(clustering.labels_, y[~tests], found, y[tests], x[tests])["accuracy"]
+
+    ours = accuracy(NeuralClustering(30, max_iter=200, random_state=0))
+    theirs = np.mean([accuracy(KMeans(30, n_init=1, random_state=seed)) for seed in range(3)])
+    assert ours > theirs + 0.01
+
+
+def test_memberships_are_probabilities_and_agree_with_predict(
+    blobs: tuple[np.ndarray, np.ndarray],
+) -> None:
+    x, _ = blobs
+    fitted = small().fit(x)
+    p = fitted.predict_proba(x)
+    np.testing.assert_allclose(p.sum(1), 1)
+    np.testing.assert_array_equal(p.argmax(1), fitted.predict(x))
+    np.testing.assert_array_equal(fitted.transform(x).argmin(1), fitted.labels_)
+
+
+def test_centers_are_means_weighted_by_membership(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    x, _ = blobs
+    fitted = small().fit(x)
+    p = fitted.predict_proba(x)
+    np.testing.assert_allclose(fitted.cluster_centers_, p.T @ x / p.sum(0)[:, None])
+
+
+def test_score_is_near_log_of_the_clusters_where_neighbours_share_them(
+    blobs: tuple[np.ndarray, np.ndarray],
+) -> None:
+    x, _ = blobs
+    assert math.log(3) - 0.2 < small().fit(x).score(x) <= math.log(3) + 1e-6
+
+
+def test_the_best_of_several_starts_is_kept() -> None:
+    x, _ = make_blobs(100, centers=6, cluster_std=0.3, random_state=3)
+    one = small(6, max_iter=15).fit(x).score(x)
+    assert small(6, max_iter=15, n_init=4).fit(x).score(x) >= one
+
+
+def test_streaming_learns_as_well_from_a_memory_map(tmp_path: Path) -> None:
+    x, y = make_blobs(6000, n_features=8, centers=4, cluster_std=0.5, random_state=0)
+    np.save(tmp_path / "x.npy", x.astype(np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    streamed = small(4, batch_size=256)
+    for start in range(0, 6000, 1000):
+        streamed.partial_fit(mapped[start : start + 1000])
+    assert adjusted_rand_score(y, streamed.predict(mapped)) > 0.95
+    assert adjusted_rand_score(y, small(4).fit(mapped).labels_) > 0.95
+
+
+def test_a_pickle_predicts_the_same_and_goes_on(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    x, _ = blobs
+    fitted = small().partial_fit(x)
+    loaded = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(loaded.predict_proba(x), fitted.predict_proba(x))
+    loaded.partial_fit(x)
+
+
+def test_pipeline_and_grid_search(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = blobs
+    pipeline = make_pipeline(StandardScaler(), small())
+    grid = {"neuralclustering__n_clusters": [2, 3]}
+    search = GridSearchCV(pipeline, grid, cv=2).fit(x)
+    assert search.best_params_["neuralclustering__n_clusters"] == 3
+    assert adjusted_rand_score(y, search.predict(x)) > 0.9
+
+
+def test_pandas_gives_names() -> None:
+    pandas = pytest.importorskip("pandas")
+    x = pandas.DataFrame(make_blobs(40, random_state=0)[0], columns=["a", "b"])
+    fitted = small().set_output(transform="pandas").fit(x)
+    assert list(fitted.feature_names_in_) == ["a", "b"]
+    assert list(fitted.transform(x).columns) == [f"neuralclustering{i}" for i in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float16, np.float32])
+def test_any_kind_of_number(dtype: type) -> None:
+    x, y = make_blobs(90, centers=[[20, 20], [100, 20], [20, 100]], cluster_std=2, random_state=0)
+    assert adjusted_rand_score(y, small().fit_predict(x.astype(dtype))) > 0.95
+
+
+def test_constant_columns_and_duplicates() -> None:
+    x = np.repeat([[0.0, 1.0], [5.0, 1.0]], 20, axis=0)
+    with pytest.warns(ConvergenceWarning, match="distinct clusters"):
+        labels = small(4).fit_predict(x)
+    assert len(set(labels[:20])) == len(set(labels[20:])) == 1
+    with pytest.warns(ConvergenceWarning, match=r"distinct clusters \(1\)"):
+        small(2).fit(np.ones((10, 3)))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ([[0.0, np.nan]] * 9, "contains NaN"),
+        ([[0.0, np.inf]] * 9, "contains infinity"),
+        ([[0.0, 1.0]], "n_samples=1 should be >= n_clusters=3"),
+        ([0.0, 1.0], "Expected 2D array, got 1D array instead"),
+    ],
+)
+def test_bad_points_are_refused_as_scikit_learn_does(x: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small().fit(x)
+
+
+def test_bad_use_is_refused_as_scikit_learn_does(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    x, _ = blobs
+    with pytest.raises(NotFittedError):
+        small().predict(x)
+    with pytest.raises(ValueError, match="X has 1 features, but NeuralClustering is expecting 2"):
+        small().fit(x).predict(x[:, :1])
+    with pytest.raises(ValueError, match="'n_clusters' parameter"):
+        small(0).fit(x)
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_the_same_groups(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = blobs
+    fitted = small(device="cuda").fit(x)
+    assert adjusted_rand_score(y, fitted.labels_) > 0.95
+    loaded = pickle.loads(pickle.dumps(fitted)).set_params(device="cpu")
+    np.testing.assert_allclose(loaded.transform(x), fitted.transform(x), atol=1e-6)
+    fitted.partial_fit(x)
+
+
+# The method
+
+
+def test_partner_loss_is_the_likelihood_of_pairs_written_out() -> None:
+    log_p, log_q = torch.randn(2, 5, 3).log_softmax(-1)
+    p, q = log_p.exp().tolist(), log_q.exp().tolist()
+    mean = [sum(row[c] for row in p + q) / 10 for c in range(3)]
+    u = [[row[c] / (10 * mean[c]) for row in p + q] for c in range(3)]  # p(point | cluster)
+    expected = 0.0
+    for i in range(5):
+        pair = sum(mean[c] * u[c][i] * u[c][5 + i] for c in range(3))
+        expected -= math.log(100 * pair) / 5
+    assert partner_loss(log_p, log_q).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_cluster_that_lost_its_points_comes_back() -> None:
+    x = torch.randn(200, 4)
+    network = NeuralClusters(4, 5)
+    network.seed(x, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        network.centroids[0] = -network.embed(x).mean(0)
+    assert 0 not in network(x).argmax(1)
+    near = nearest(x, 1)[:, 0]
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        log_p = network(x)
+        partner_loss(log_p, log_p[near]).backward()
+        optimizer.step()
+    assert 0 in network(x).argmax(1)
+
+
+def test_merging_joins_the_clusters_that_share_their_partners() -> None:
+    network = NeuralClusters(2, 3, merge_at=1)  # begins with 9
+    groups = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    share = (groups[:, None] == groups).float() / 3 + 1e-6
+    point = torch.randint(9, (600,))
+    before = network.centroids.detach().clone()
+    network.watch(torch.eye(9)[point].clamp(min=1e-9).log(), share[point].log())
+    assert network.alive.sum() == 3
+    left = network.alive.nonzero()[:, 0]
+    assert groups[left].tolist() == [0, 1, 2]
+    expected = torch.nn.functional.normalize(before, dim=1)[:3].sum(0)
+    cosine = torch.nn.functional.cosine_similarity(network.centroids[left[0]], expected, dim=0)
+    assert cosine > 0.98  # a mean weighted by sizes that are nearly alike
+    assert network(torch.randn(5, 2)).shape == (5, 3)
+
+
+def test_nearest_is_exact_and_never_the_point_itself() -> None:
+    x = torch.randn(50, 3)
+    lifted = torch.nn.functional.normalize(torch.cat([x, torch.ones(50, 1)], 1), dim=1)
+    cosines = (lifted @ lifted.T).fill_diagonal_(-2)
+    expected = cosines.sort(1, descending=True).indices[:, :4]
+    assert nearest(x, 4, rows=7).equal(expected)
+    assert nearest(x[:1], 4).tolist() == [[0]]
+    assert nearest(x[:3], 4).shape == (3, 2)
+
+
+def test_blocks_of_partners_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clusterformer.clustering.partners.BLOCK", 10)
+    found = partners(torch.randn(25, 3), 4)
+    block = torch.cat([torch.full((size,), i) for i, size in enumerate((9, 8, 8))])
+    assert (block[found] == block[:, None]).all()
+
+
+def test_features_undo_any_rotation_and_scale() -> None:
+    x = torch.randn(100, 3, dtype=torch.float64) * torch.tensor([3.0, 2.0, 1.0])
+    rotation = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
+    one = Features(3, 3).learn(x)(x)
+    other = Features(3, 3).learn(7 * x @ rotation + 5)(7 * x @ rotation + 5)
+    torch.testing.assert_close(one.abs(), other.abs())
+    assert one.square().sum(1).mean().item() == pytest.approx(1)
+
+
+def test_measures_of_a_perfect_and_a_useless_clustering() -> None:
+    y = np.array(["a", "b", "c"] * 20)
+    clusters = np.array([2, 0, 1] * 20)
+    x = np.eye(3)[clusters] + 0.01 * np.random.default_rng(0).standard_normal((60, 3))
+    perfect = measures(clusters, y, clusters, y, x)
+    assert all(value > 0.95 for value in perfect.values())
+    useless = measures(np.zeros(60, int), y, np.zeros(60, int), y, x)
+    assert useless["accuracy"] == useless["hungarian"] == pytest.approx(1 / 3)
+    assert useless["ari"] == 0
+    assert "silhouette" not in useless

@@ -1,0 +1,98 @@
+"""The clustering task trains the model of NeuralClustering through Lightning."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from clusterformer import ClusterFormer
+from clusterformer.errors import InputError
+from clusterformer.task import IGNORE
+from clusterformer.tasks.clustering import Clustering, Purity
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    y = np.arange(300) % 3
+    x = np.eye(3)[y] * 4 + 0.3 * rng.standard_normal((300, 3))
+    path = tmp_path / "blobs.npz"
+    np.savez(path, x=x, y=y)
+    return path
+
+
+def trainer(**options: object) -> Trainer:
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "accelerator": "cpu",
+    }
+    return Trainer(**(quiet | options))
+
+
+@pytest.fixture
+def trained(blobs: Path) -> tuple[Trainer, ClusterFormer, Clustering]:
+    task = Clustering(str(blobs), n_clusters=3, batch_size=64, merge_at=12)
+    model = ClusterFormer(lr=5e-3, weight_decay=0.0, warmup=0)
+    fitter = trainer(max_epochs=8)
+    fitter.fit(model, task)
+    return fitter, model, task
+
+
+def test_it_finds_the_groups(trained: tuple[Trainer, ClusterFormer, Clustering]) -> None:
+    fitter, model, task = trained
+    (results,) = fitter.test(model, task, verbose=False)
+    assert results["test/purity"] > 0.95
+    assert results["test/loss"] < -0.8  # -log 3 at best
+
+
+def test_its_state_alone_labels_new_points(
+    trained: tuple[Trainer, ClusterFormer, Clustering], blobs: Path
+) -> None:
+    _, model, task = trained
+    other = Clustering("nowhere.npy", n_clusters=3, merge_at=12)
+    other.load_state(task.state())
+    network = other.build(model.architecture).eval()
+    assert model.network is not None
+    network.load_state_dict(model.network.state_dict())
+    (batch,) = other.text_dataloader(["4 0 0", "0,4,0", "0\t0\t4"])
+    found = [record["cluster"] for record in other.predictions(network(batch), batch)]
+    assert sorted(found) == [0, 1, 2]
+    with pytest.raises(InputError, match="2 columns, training had 3"):
+        list(other.text_dataloader(["1 2"]))
+    with pytest.raises(InputError, match="not a point"):
+        list(other.text_dataloader(["1 2 x"]))
+
+
+def test_an_empty_share_of_a_batch_counts_nothing(
+    trained: tuple[Trainer, ClusterFormer, Clustering],
+) -> None:
+    _, model, task = trained
+    nothing = task.train_dataloader().dataset[[]]
+    total, count = task.loss(model(nothing), nothing, 0.0)
+    assert (total.item(), count.item()) == (0, 0)
+    total.backward()
+
+
+def test_bad_points_are_refused(tmp_path: Path) -> None:
+    x = np.ones((50, 2))
+    x[3, 1] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(InputError, match="NaN or infinity"):
+        Clustering(str(tmp_path / "x.npy"), n_clusters=2).setup("fit")
+    with pytest.raises(InputError, match="50 points are too few for 100 clusters"):
+        Clustering(str(tmp_path / "x.npy")).setup("fit")
+    with pytest.raises(InputError, match="n_clusters must be at least 1, got 0"):
+        Clustering(n_clusters=0)
+
+
+def test_purity_counts_the_majority_and_ignores_the_unlabelled() -> None:
+    purity = Purity(2, 3)
+    purity.update(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 2, IGNORE]))
+    assert purity.compute().item() == pytest.approx(3 / 4)
