@@ -19,6 +19,7 @@ from clusterformer.attention.base import (
     MultiHeadAttention,
 )
 from clusterformer.attention.neural import PAPER_FORM
+from clusterformer.attention.pretrained import approximate
 
 
 def mechanisms() -> list[type[AttentionCore]]:
@@ -46,6 +47,7 @@ __all__ = [
     "Grouping",
     "Memory",
     "MultiHeadAttention",
+    "approximate",
     "mechanisms",
     *_names,
 ]

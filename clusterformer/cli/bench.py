@@ -20,6 +20,7 @@ usage: clusterformer bench [options]
        clusterformer bench steps --config FILE [options]
        clusterformer bench compile [--targets sm_80 sm_90 gfx942] [--out FILE]
        clusterformer bench causality [options]
+       clusterformer bench pretrained --model FOLDER --pairs FILE.tsv [options]
 
 Time the attention layer, projections and clustering included, forward, and forward and backward;
 the peak memory it takes in a fresh process; its error against full attention with the same
@@ -55,9 +56,19 @@ counts the outputs before it that move, for each causal form in a layer with ran
 trains a small language model on random tokens with each: nobody can guess them, so a loss below
 ln V is a model that reads them. --mechanisms, --threads, --out; --length 256, --d_model 64,
 --num_heads 4; --steps 300 of training, 0 for none.
+
+bench pretrained puts each attention into a pretrained Hugging Face encoder, without training it
+again, and correlates its similarities of sentence pairs (lines of text, text, score) with people's
+scores: --mechanisms of those without weights; --num_clusters 25; --length 128 tokens at most;
+--join 1, pairs in a row that make one pair of longer texts; --threads, --out. Needs transformers.
 """
 
-SUBCOMMANDS = {"steps": "bench_steps", "compile": "bench_compile", "causality": "bench_causality"}
+SUBCOMMANDS = {
+    "steps": "bench_steps",
+    "compile": "bench_compile",
+    "causality": "bench_causality",
+    "pretrained": "bench_pretrained",
+}
 """Each is a file of this folder with `run(arguments)`."""
 
 

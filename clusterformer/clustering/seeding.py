@@ -6,7 +6,6 @@ B batch   N points   C clusters
 import torch
 from torch import Tensor
 
-
 ROUNDS = 4
 """How often the chances of the others are raised when some points are certain."""
 

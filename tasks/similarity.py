@@ -1,0 +1,92 @@
+"""Similarity of sentences by a pretrained encoder (STS-B), with any attention in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics.functional import spearman_corrcoef
+
+from clusterformer.errors import InputError
+from clusterformer.models.pooling import pool
+
+
+class Pairs(NamedTuple):
+    """Two texts and how alike people find them, line by line."""
+
+    first: list[str]
+    second: list[str]
+    scores: list[float]
+
+
+def read_pairs(path: Path, join: int = 1) -> Pairs:
+    """Read TSV lines `text, text, score`.
+
+    Args:
+        path: The file.
+        join: Pairs in a row that make one of longer texts, whose score is their mean.
+    """
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        fields = line.split("\t")
+        try:
+            first, second, score = fields
+            rows.append((first, second, float(score)))
+        except ValueError:
+            raise InputError(
+                f"{path}:{number}: expected text, text, score; found {len(fields)} fields, "
+                f"the last {fields[-1][:40]!r}"
+            ) from None
+    groups = [rows[at : at + join] for at in range(0, len(rows) - join + 1, join)]
+    if not groups:
+        raise InputError(f"{path}: {len(rows)} lines, but --join {join}")
+    return Pairs(
+        [" ".join(row[0] for row in group) for group in groups],
+        [" ".join(row[1] for row in group) for group in groups],
+        [sum(row[2] for row in group) / join for group in groups],
+    )
+
+
+class Encoder:
+    """A pretrained model in a folder, and its tokenizer: texts to unit vectors by masked means."""
+
+    def __init__(self, folder: Path, length: int) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        if not (folder / "config.json").is_file():
+            raise InputError(f"{folder}: no config.json; give the folder of a pretrained model")
+        self.model = AutoModel.from_pretrained(folder).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.length = length
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str], batch_size: int = 32) -> Tensor:
+        """Unit vectors (texts, E)."""
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        vectors = torch.empty(len(texts), self.model.config.hidden_size)
+        for at in range(0, len(order), batch_size):
+            some = order[at : at + batch_size]
+            batch = self.tokenizer(
+                [texts[i] for i in some],
+                padding=True,
+                truncation=True,
+                max_length=self.length,
+                return_tensors="pt",
+            )
+            hidden = self.model(**batch).last_hidden_state
+            vectors[some] = pool(hidden, batch["attention_mask"].bool(), "mean")
+        return F.normalize(vectors, dim=-1)
+
+
+def similarities(encoder: Encoder, pairs: Pairs) -> Tensor:
+    """Cosine of each pair."""
+    return (encoder(pairs.first) * encoder(pairs.second)).sum(-1)
+
+
+def rank_correlation(found: Tensor, expected: Tensor) -> float:
+    """Spearman's rho."""
+    return float(spearman_corrcoef(found.double(), expected.double()))
