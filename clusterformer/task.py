@@ -77,10 +77,13 @@ class Task(LightningDataModule, ABC):
     Attributes:
         monitor: The logged value that chooses the best checkpoint.
         mode: Whether more or less of it is better, "max" or "min".
+        causal_input: Field of a batch, tokens (B, N), that the network reads from left to right:
+            its logits (B, N, ...) may depend on no later token. None: there is none.
     """
 
     monitor: str = "val/accuracy"
     mode: str = "max"
+    causal_input: str | None = None
 
     @property
     def rank(self) -> int:
@@ -159,6 +162,14 @@ class Task(LightningDataModule, ABC):
         """The real tokens of row `index` as strings, for pictures."""
         row = batch.tokens[index][batch.mask[index]]
         return [str(token) for token in row.tolist()]
+
+    def alignment(self, batch: Any, index: int) -> tuple[list[str], Tensor] | None:
+        """For pictures: the M tokens written of row `index`, and how they look at the N read.
+
+        Returns:
+            The tokens and the weights (M, N); None where nothing is written.
+        """
+        return None
 
     def links(self, batch: Any, index: int) -> list[tuple[int, int]]:
         """Pairs of positions in row `index` that belong together, for pictures; none if unknown."""

@@ -67,6 +67,7 @@ class LanguageModeling(Task):
 
     monitor = "val/bits_per_byte"
     mode = "min"
+    causal_input = "tokens"
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from clusterformer.causality import CausalityProbe
 from clusterformer.checkpoints import (
     CHECKPOINT_KEY,
     BestCheckpoint,
@@ -30,6 +31,7 @@ from clusterformer.cli.options import Options, take
 from clusterformer.cli.runs import Run, first_process
 from clusterformer.errors import InputError
 from clusterformer.task import Task
+from clusterformer.tasks.language_modeling import LanguageModeling
 
 
 def train(arguments: list[str]) -> None:
@@ -148,6 +150,7 @@ def _callbacks(task: Task, run: Run | None, options: Options) -> list[Callback]:
         BestCheckpoint(folder, task.monitor, task.mode),
         LastCheckpoint(folder, options.config["checkpoint_every"]),
         KeptCheckpoints(folder, task.monitor, task.mode, options.config["keep"]),
+        CausalityProbe(),
     ]
     if run:
         said = f"run folder: {run.folder}"
@@ -209,5 +212,8 @@ def _say(
     if pictures:
         print(f"  {'pictures':<15} {run.pictures}: {', '.join(path.name for path in pictures)}")
     print(f"test it:     clusterformer test --checkpoint {run.folder}")
-    if is_overridden("text_dataloader", trainer.datamodule, Task):  # type: ignore[attr-defined]
+    task = trainer.datamodule  # type: ignore[attr-defined]
+    if isinstance(task, LanguageModeling):
+        print(f"go on:       clusterformer generate --checkpoint {run.folder} --prompt TEXT")
+    elif is_overridden("text_dataloader", task, Task):
         print(f"label text:  clusterformer predict --checkpoint {run.folder} --input FILE")

@@ -1,0 +1,180 @@
+"""Whether a causal model reads the future: replace what follows, and see who notices.
+
+Letters: B batch, N tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from clusterformer.attention import AttentionCore, MultiHeadAttention
+from clusterformer.task import Task
+
+_log = logging.getLogger(__name__)
+
+
+class Leak(NamedTuple):
+    """Attributes: changed, earlier positions whose output moved, of `positions` in all."""
+
+    changed: int
+    positions: int
+
+    @property
+    def share(self) -> float:
+        """Of earlier positions that moved, 0..1."""
+        return self.changed / max(1, self.positions)
+
+
+def probe(
+    outputs: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    cuts: list[int] | None = None,
+    *,
+    seed: int = 0,
+    tolerance: float = 1e-3,
+) -> Leak:
+    """Replace all inputs from a cut on, and count the outputs before it that move.
+
+    A causal mechanism moves none, by selection, sorting or chunk borders either. Gradients do not
+    show such leaks: sorting has none.
+
+    Args:
+        outputs: Maps inputs to outputs (B, N, ...), without dropout.
+        inputs: (B, N) tokens, replaced by others of the batch; or (B, N, E), replaced by noise.
+        cuts: Places from which to replace, one after the other; None: a quarter, half and three
+            quarters of the way.
+        seed: Of the replacements.
+        tolerance: How far an output may move, relative to the largest, before it counts: other
+            chunks are summed in another order.
+    """
+    length = inputs.shape[1]
+    cuts = cuts or sorted({max(1, length * part // 4) for part in (1, 2, 3)})
+    generator = torch.Generator().manual_seed(seed)
+    expected = outputs(inputs).float()
+    allowed = tolerance * expected.abs().max()
+    changed = positions = 0
+    for cut in cuts:
+        suffix = inputs[:, cut:]
+        if inputs.is_floating_point():
+            noise = torch.randn(suffix.shape, generator=generator).to(suffix)
+            suffix = noise * inputs.std()
+        else:
+            chosen = torch.randint(inputs.numel(), suffix.shape, generator=generator)
+            suffix = inputs.flatten()[chosen.to(inputs.device)]
+        found = outputs(torch.cat([inputs[:, :cut], suffix], 1)).float()
+        moved = ((found - expected)[:, :cut].abs() > allowed)[..., None].flatten(2).any(-1)
+        changed += int(moved.sum())
+        positions += moved.numel()
+    return Leak(changed, positions)
+
+
+@torch.no_grad()
+def probe_core(core: AttentionCore, length: int, batch: int = 4, seed: int = 0) -> Leak:
+    """Probe a mechanism in a layer with random projections on random inputs."""
+    layer = MultiHeadAttention(core).eval()
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(batch, length, core.d_model, generator=generator)
+    return probe(lambda x: layer(x).values, inputs, seed=seed)
+
+
+class _RandomTokens(nn.Module):
+    """Embedding, layers of a mechanism around residuals, and a guess at the next token."""
+
+    def __init__(self, cores: list[AttentionCore], vocabulary: int) -> None:
+        super().__init__()
+        width = cores[0].d_model
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(MultiHeadAttention(core) for core in cores)
+        self.guess = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.ReLU(),
+            nn.Linear(4 * width, vocabulary),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(F.layer_norm(x, x.shape[-1:])).values
+        return self.guess(x)
+
+
+def loss_on_random_tokens(
+    make: Callable[[int, int], AttentionCore],
+    *,
+    vocabulary: int = 8,
+    length: int = 64,
+    width: int = 32,
+    layers: int = 2,
+    steps: int = 300,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Train a small language model on random tokens, fresh ones each step.
+
+    Nobody can guess the next: a loss below ln V is a model that reads it.
+
+    Args:
+        make: Gives a causal mechanism from (d_model, num_heads).
+        vocabulary: V.
+        length: N, tokens a sequence.
+        width: Of the model.
+        layers: Of attention.
+        steps: Of training; the second half is measured.
+        seed: Of weights and tokens.
+
+    Returns:
+        Mean loss in nats, and how many standard errors it lies below ln V (negative: above).
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _RandomTokens([make(width, 4) for _ in range(layers)], vocabulary)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        losses = []
+        for _ in range(steps):
+            tokens = torch.randint(vocabulary, (16, length))
+            logits = model(tokens[:, :-1])
+            loss = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    measured = torch.stack(losses[steps // 2 :])
+    error = measured.std() / math.sqrt(len(measured))
+    return float(measured.mean()), float((math.log(vocabulary) - measured.mean()) / error)
+
+
+class CausalityProbe(Callback):
+    """Before each validation, probe the network on a batch of it, and warn of a leak.
+
+    Logs `causality/leak`, the share of earlier positions that moved; 0 for whoever is causal. For
+    tasks that say in `Task.causal_input` what they read from left to right.
+    """
+
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
+        task = trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(task, Task) or task.causal_input is None:
+            return
+        loaders = trainer.val_dataloaders
+        batch = next(iter(loaders[0] if isinstance(loaders, list) else loaders))
+        batch = module.transfer_batch_to_device(batch, module.device, 0)
+        field = task.causal_input
+        with torch.no_grad():  # in full precision, where no rounding looks like a leak
+            leak = probe(
+                lambda tokens: module(batch._replace(**{field: tokens})).logits,
+                getattr(batch, field),
+            )
+        module.log("causality/leak", leak.share)
+        if leak.changed:
+            _log.warning(
+                "the model reads the future: new tokens moved %d of %d outputs before them; "
+                "take a mechanism with causal=True",
+                *leak,
+            )
