@@ -28,7 +28,9 @@ model
   --model.attention.help CLASS    all options of a mechanism
   --model.decoder_attention CLASS of a decoder (default: as attention); also cross_attention, by
                                   which it reads the encoder (default: FullAttention)
-  --model.d_model 128             width; also num_heads, num_layers, d_ff, dropout, norm, pooling
+  --model.outer_attention CLASS   of all layers but the central one (default: as attention)
+  --model.d_model 128             width; also num_heads, num_layers, d_ff, dropout, norm, pooling,
+                                  positions (sinusoidal, learned, rotary, none)
   --model.lr 0.001                peak learning rate; also weight_decay, warmup, schedule
   --model.clustering_weight 0.02  weight of the clustering loss; also sorting_weight
 
