@@ -17,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.decoding import Hypothesis, beam_search, greedy
 from clusterformer.errors import InputError
+from clusterformer.models.alignment import alignment
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.seq2seq import Seq2Seq
 from clusterformer.task import IGNORE, Output, Task
@@ -65,6 +66,7 @@ class Translation(Task):
     """
 
     mode = "max"
+    causal_input = "decoder_input"
 
     def __init__(
         self,
@@ -303,6 +305,13 @@ class Translation(Task):
 
     def describe(self, batch: SentencePairs, index: int) -> list[str]:
         return self.tokenizer.pieces(batch.tokens[index][batch.mask[index]].tolist())
+
+    def alignment(self, batch: SentencePairs, index: int) -> tuple[list[str], Tensor]:
+        assert self._network is not None
+        one = SentencePairs(*(part[index : index + 1] for part in batch))
+        read, written = one.mask[0], one.decoder_mask[0]
+        weights = alignment(self._network, one)[0][written][:, read]
+        return self.tokenizer.pieces(one.target[0][written].tolist()), weights
 
     # Checkpoints
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from clusterformer.pictures import Run, accuracy_curve, learning_curves, token_clusters
+from clusterformer.pictures import (
+    Run,
+    accuracy_curve,
+    attention_map,
+    learning_curves,
+    token_clusters,
+)
 
 pytest.importorskip("matplotlib")
 
@@ -73,3 +79,17 @@ def test_global_settings_stay(tmp_path: Path) -> None:
     before = mpl.rcParams.copy(), mpl.get_backend(auto_select=False)
     token_clusters(["a"], np.array([3]), tmp_path / "a.png")
     assert before == (mpl.rcParams.copy(), mpl.get_backend(auto_select=False))
+
+
+@pytest.mark.filterwarnings("error")
+def test_attention_between_texts_is_drawn_whatever_they_hold(tmp_path: Path) -> None:
+    source, target = sum(TEXTS.values(), []), ["$x_1$", "日本語", "\x00"] * 30  # noqa: RUF017
+    weights = torch.rand(len(target), len(source))
+    clusters = torch.arange(len(source)) % 3
+    attention_map(weights, source, target, tmp_path / "a.png", source_clusters=clusters, title="$")
+    assert is_png(tmp_path / "a.png")
+
+
+def test_attention_weights_must_fit_the_tokens(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"weights are \(2, 3\), tokens 3 and 2"):
+        attention_map(np.ones((2, 3)), ["a", "b"], ["c", "d", "e"], tmp_path / "a.png")

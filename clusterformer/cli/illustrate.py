@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from clusterformer.cli.runs import Run
+from clusterformer.models.transformer import Encoded
 from clusterformer.module import ClusterFormer
-from clusterformer.pictures import learning_curves, token_clusters
+from clusterformer.pictures import attention_map, learning_curves, token_clusters
 from clusterformer.task import Task
 
 
@@ -21,7 +23,8 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
         task: Its first validation text is the one drawn.
 
     Returns:
-        The PNGs: the curves, if anything was logged, and one a layer that groups tokens.
+        The PNGs: the curves, if anything was logged; one a layer that groups tokens; and how the
+        text written looks at the text read, if one is.
     """
     run.pictures.mkdir(exist_ok=True)
     paths = []
@@ -31,10 +34,10 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
     batch = next(iter(task.val_dataloader()))
     model.eval()
     with torch.inference_mode():
-        groupings = model(batch).encoded.groupings
+        output = model(batch)
     row = int(batch.mask.sum(-1).argmax())
     mask = batch.mask[row]
-    for layer, grouping in enumerate(groupings, start=1):
+    for layer, grouping in enumerate(output.encoded.groupings, start=1):
         if grouping is None or grouping.assignment.dim() != 2:
             continue
         block = None
@@ -50,4 +53,25 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
             links=task.links(batch, row),
             title=f"Clusters of layer {layer}",
         )
+    found = task.alignment(batch, row)
+    if found:
+        written, weights = found
+        paths.append(run.pictures / "attention.png")
+        attention_map(
+            weights,
+            task.describe(batch, row),
+            written,
+            paths[-1],
+            source_clusters=_clusters(output.encoded, row, mask),
+            target_clusters=_clusters(output.decoded, row, batch.decoder_mask[row]),
+            title="What the decoder reads as it writes; colours are clusters of the last layer",
+        )
     return paths
+
+
+def _clusters(encoded: Encoded | None, row: int, mask: Tensor) -> Tensor | None:
+    """Cluster of each real token of a row, in the last layer; None where it has none."""
+    grouping = encoded.groupings[-1] if encoded else None
+    if grouping is None or grouping.assignment.dim() != 2:
+        return None
+    return grouping.assignment[row][mask]

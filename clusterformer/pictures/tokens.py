@@ -73,7 +73,7 @@ def token_clusters(
     shown = min(len(tokens), MOST_TOKENS)
     cut = f" (the first {shown} of {len(tokens):,} tokens)" if shown < len(tokens) else ""
     order = np.lexsort((np.arange(shown), cluster[:shown], blocks[:shown]))
-    page = _Page([_readable(token) for token in tokens[:shown]], cluster, blocks, links)
+    page = _Page([readable(token) for token in tokens[:shown]], cluster, blocks, links)
 
     with missing_glyphs_as_boxes():
         page.write(title or "Tokens by cluster", 13, bold=True)
@@ -102,7 +102,7 @@ class _Page:
         self.names, self.cluster, self.blocks = names, cluster, blocks
         self.links = [pair for pair in links if max(pair) < len(names)]
         self.apart = {i for pair in self.links for i in pair if len(set(cluster[list(pair)])) > 1}
-        self.fill = _fills(cluster)
+        self.fill = cluster_colours(cluster)
         self.font = FontProperties(family=installed_fonts(), size=8)
         self.ruler = RendererAgg(1, 1, dpi=72)  # at 72 dpi a pixel is a point
         self.picture = figure(WIDTH / 72, 1)
@@ -222,7 +222,7 @@ def _figures(cluster: Cluster, blocks: Cluster, links: Sequence[tuple[int, int]]
     return "   ·   ".join(parts)
 
 
-def _fills(cluster: Cluster) -> dict[int, str]:
+def cluster_colours(cluster: Cluster) -> dict[int, str]:
     """Colour of each cluster: the largest get the most distinct ones, later rounds are paler."""
     from matplotlib.colors import to_hex, to_rgb
 
@@ -235,7 +235,7 @@ def _fills(cluster: Cluster) -> dict[int, str]:
     return fills
 
 
-def _readable(token: str) -> str:
+def readable(token: str) -> str:
     """Shorten, and show spaces and control characters by a sign."""
     signs = "".join(
         "␣" if character.isspace() else character

@@ -13,6 +13,7 @@ from clusterformer.checkpoints import LastCheckpoint
 from clusterformer.cli.main import main
 from clusterformer.cli.translate import load
 from clusterformer.errors import InputError
+from clusterformer.models.alignment import alignment
 from clusterformer.models.architecture import Architecture
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
@@ -187,6 +188,24 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(files, tmp_path):
     resumed, whole = run(30, tmp_path / "20" / "last.ckpt"), run(30)
     for ours, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_pictures_show_the_weights_of_the_last_layer(files):
+    prepared = task(files)
+    prepared.setup("fit")
+    shape = Architecture(FullAttention, d_model=16, num_layers=2)
+    network = prepared.build(shape).eval()
+    batch = prepared._pairs["valid"][list(range(6))]
+    weights = alignment(network, batch)
+    assert weights.shape == (*batch.decoder_input.shape, batch.tokens.shape[1])
+    assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5)
+    assert not weights.masked_select(~batch.mask[:, None]).any()
+    layer = network.decoder.layers[-1].cross
+    with torch.no_grad():
+        for projection in (layer.q_proj, layer.k_proj):
+            projection.weight.zero_()
+    even = alignment(network, batch)[0, 0][batch.mask[0]]
+    assert torch.allclose(even, torch.full_like(even, 1 / len(even)), atol=1e-5)
 
 
 @pytest.mark.parametrize(
