@@ -99,7 +99,6 @@ def _forward_kernel(
     q_token = tl.load(MEMBERS + slot, mask=q_valid, other=0)
     q = _rows(Q + batch * q_batch + head * q_head, q_token, q_token_stride, width, BLOCK_D, q_valid)
     q_extra = q
-    k_extra = q
     if WIDE:
         q_extra = _rows(Q_EXTRA + batch * x_batch, q_token, x_token_stride, wide, BLOCK_P, q_valid)
     alone = itself * tl.where(turn > 0, LATER_BY, 1.0)
@@ -113,10 +112,10 @@ def _forward_kernel(
             live = True
             for start in range(0, S, BLOCK_K):
                 k_rank = start + tl.arange(0, BLOCK_K)
-                slot = (row * L + block + entry) * S + k_rank
+                k_slot = (row * L + block + entry) * S + k_rank
                 k_valid = k_rank < S
-                k_valid &= tl.load(FILLED + slot, mask=k_valid, other=0) != 0
-                k_token = tl.load(MEMBERS + slot, mask=k_valid, other=0)
+                k_valid &= tl.load(FILLED + k_slot, mask=k_valid, other=0) != 0
+                k_token = tl.load(MEMBERS + k_slot, mask=k_valid, other=0)
                 k = _rows(
                     K + batch * k_batch + head * k_head, k_token, k_token_stride, width, BLOCK_D,
                     k_valid,
@@ -125,6 +124,7 @@ def _forward_kernel(
                     V + batch * v_batch + head * v_head, k_token, v_token_stride, width, BLOCK_D,
                     k_valid,
                 )  # fmt: skip
+                k_extra = k
                 if WIDE:
                     k_extra = _rows(
                         K_EXTRA + batch * y_batch, k_token, y_token_stride, wide, BLOCK_P, k_valid
@@ -180,7 +180,6 @@ def _dq_kernel(
         GRAD + batch * g_batch + head * g_head, q_token, g_token_stride, width, BLOCK_D, q_valid
     )
     q_extra = q
-    k_extra = q
     if WIDE:
         q_extra = _rows(Q_EXTRA + batch * x_batch, q_token, x_token_stride, wide, BLOCK_P, q_valid)
     here = (batch * H + head) * N
@@ -196,10 +195,10 @@ def _dq_kernel(
             live = True
             for start in range(0, S, BLOCK_K):
                 k_rank = start + tl.arange(0, BLOCK_K)
-                slot = (row * L + block + entry) * S + k_rank
+                k_slot = (row * L + block + entry) * S + k_rank
                 k_valid = k_rank < S
-                k_valid &= tl.load(FILLED + slot, mask=k_valid, other=0) != 0
-                k_token = tl.load(MEMBERS + slot, mask=k_valid, other=0)
+                k_valid &= tl.load(FILLED + k_slot, mask=k_valid, other=0) != 0
+                k_token = tl.load(MEMBERS + k_slot, mask=k_valid, other=0)
                 k = _rows(
                     K + batch * k_batch + head * k_head, k_token, k_token_stride, width, BLOCK_D,
                     k_valid,
@@ -208,6 +207,7 @@ def _dq_kernel(
                     V + batch * v_batch + head * v_head, k_token, v_token_stride, width, BLOCK_D,
                     k_valid,
                 )  # fmt: skip
+                k_extra = k
                 if WIDE:
                     k_extra = _rows(
                         K_EXTRA + batch * y_batch, k_token, y_token_stride, wide, BLOCK_P, k_valid
@@ -258,7 +258,6 @@ def _dkv_kernel(
     k_token = tl.load(MEMBERS + slot, mask=k_valid, other=0)
     k = _rows(K + batch * k_batch + head * k_head, k_token, k_token_stride, width, BLOCK_D, k_valid)
     v = _rows(V + batch * v_batch + head * v_head, k_token, v_token_stride, width, BLOCK_D, k_valid)
-    q_extra = k
     k_extra = k
     if WIDE:
         k_extra = _rows(K_EXTRA + batch * y_batch, k_token, y_token_stride, wide, BLOCK_P, k_valid)
@@ -278,10 +277,10 @@ def _dkv_kernel(
             if near & (tl.load(VISIBLE + at) != 0):
                 for start in range(0, S, BLOCK_M):
                     q_rank = start + tl.arange(0, BLOCK_M)
-                    slot = (row * L + BACK + block) * S + q_rank
+                    q_slot = (row * L + BACK + block) * S + q_rank
                     q_valid = q_rank < S
-                    q_valid &= tl.load(FILLED + slot, mask=q_valid, other=0) != 0
-                    q_token = tl.load(MEMBERS + slot, mask=q_valid, other=0)
+                    q_valid &= tl.load(FILLED + q_slot, mask=q_valid, other=0) != 0
+                    q_token = tl.load(MEMBERS + q_slot, mask=q_valid, other=0)
                     q = _rows(
                         Q + batch * q_batch + head * q_head, q_token, q_token_stride, width,
                         BLOCK_D, q_valid,
@@ -290,6 +289,7 @@ def _dkv_kernel(
                         GRAD + batch * g_batch + head * g_head, q_token, g_token_stride, width,
                         BLOCK_D, q_valid,
                     )  # fmt: skip
+                    q_extra = q
                     if WIDE:
                         q_extra = _rows(
                             Q_EXTRA + batch * x_batch, q_token, x_token_stride, wide, BLOCK_P,

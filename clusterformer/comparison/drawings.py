@@ -25,7 +25,7 @@ def learning_curves(summary: Summary) -> str | None:
         return None
     across = min(3, len(drawn))
     down = -(-len(drawn) // across)
-    picture = figure(4.0 * across, 2.9 * down + 0.5)
+    picture = figure(max(6.0, 4.0 * across), 2.9 * down + 0.5)
     grid = picture.subplots(down, across, squeeze=False).flat
     handles: dict[str, Any] = {}
     for axes, column in zip(grid, drawn, strict=False):
