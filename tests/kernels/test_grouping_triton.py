@@ -1,0 +1,43 @@
+"""Assigning and sorting in Triton against the specification, interpreted on CPU."""
+
+import pytest
+import torch
+
+from clusterformer.kernels import reference
+
+pytest.importorskip("triton")
+from clusterformer.kernels import _grouping_triton as kernels  # noqa: E402
+
+SIZES = [(2, 1, 1, 3), (2, 63, 5, 16), (1, 100, 37, 20)]  # B, N, C, P
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("batch", "length", "clusters", "width"), SIZES)
+def test_both_are_the_references(batch, length, clusters, width, padded) -> None:
+    lengths = torch.tensor([[length], [max(1, length // 2)]])[:batch]
+    mask = torch.arange(length) < lengths if padded else None
+    points, anchors = torch.randn(batch, length, width), torch.randn(clusters, width)
+    expected = reference.assign(anchors @ points.transpose(1, 2), mask).assignment
+    found = kernels.assign(points, anchors, mask)
+    real = torch.ones_like(found, dtype=torch.bool) if mask is None else mask
+    assert torch.equal(found[real], expected[real])
+    for a, b in zip(
+        kernels.sort(expected, clusters, mask),
+        reference.sort(expected, clusters, mask),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+
+
+def test_anchors_may_differ_from_sequence_to_sequence() -> None:
+    points, anchors = torch.randn(2, 50, 8), torch.randn(2, 6, 8)
+    expected = reference.assign(anchors @ points.transpose(1, 2)).assignment
+    assert torch.equal(kernels.assign(points, anchors), expected)
+
+
+def test_a_giant_cluster_and_empty_ones_keep_their_order() -> None:
+    assignment = torch.full((1, 130), 3)
+    order, inverse, counts = kernels.sort(assignment, 7)
+    assert torch.equal(order, torch.arange(130)[None])
+    assert torch.equal(inverse, order)
+    assert counts.tolist() == [[0, 0, 0, 130, 0, 0, 0]]
