@@ -26,6 +26,7 @@ from torch import Tensor
 
 from clusterformer.clustering.neural import NeuralClusters, partner_loss
 from clusterformer.clustering.partners import BLOCK, Features, partners
+from clusterformer.clustering.progress import Progress
 from clusterformer.clustering.training import train
 
 SAMPLE = 2**18
@@ -254,7 +255,7 @@ class NeuralClustering(
         *,
         streaming: bool = False,
     ) -> int:
-        with _Progress(steps, shown=bool(self.verbose)) as progress:
+        with Progress(steps, shown=bool(self.verbose)) as progress:
             return train(
                 network,
                 optimizer,
@@ -349,26 +350,3 @@ def _pair_loss(network: NeuralClusters, features: Tensor, near: Tensor) -> float
 
 def _generator(random: Random) -> torch.Generator:
     return torch.Generator().manual_seed(int(random.randint(2**31 - 1)))
-
-
-class _Progress:
-    """A bar on a terminal, if wanted."""
-
-    def __init__(self, steps: int, *, shown: bool) -> None:
-        self._steps, self._shown = steps, shown
-
-    def __enter__(self) -> Any:
-        if not self._shown:
-            return None
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=self._steps, unit="step", desc="clustering")
-        return self._update
-
-    def _update(self, step: int, loss: float, changed: float) -> None:
-        self._bar.update(step - self._bar.n)
-        self._bar.set_postfix(loss=f"{loss:.3f}", changed=f"{changed:.1%}")
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._bar.close()

@@ -130,7 +130,7 @@ class NeuralClusters(nn.Module):
             sizes[kept] += sizes[gone]
             merged[kept] += merged[gone]
             alive[gone] = False
-        self.alive.copy_(alive)
+        self.alive = alive.to(self.alive.device)  # anew: a backward pass may still need the old one
         self.centroids.copy_(F.normalize(merged, dim=-1))
 
 
