@@ -71,7 +71,7 @@ def tokenizer(language: str) -> Any:
     """
     library = _library()
 
-    class Tokenizer(library.MosesTokenizer):
+    class Tokenizer(library.MosesTokenizer):  # type: ignore[name-defined]
         """The library's, but for making a set of all letters anew for each word it asks of."""
 
         letters = frozenset(library.MosesTokenizer.IsAlpha)
