@@ -54,8 +54,8 @@ def _normaliser_kernel(
     real &= tl.load(REAL + batch * N + token, mask=real, other=0) != 0
     for first in range(0, C, BLOCK_C):
         scores = _scores(
-            ANCHORS + batch * anchor_batch, POINTS + batch * N * width, first, token, C, width, real,
-            BLOCK_P, BLOCK_C,
+            ANCHORS + batch * anchor_batch, POINTS + batch * N * width, first, token, C, width,
+            real, BLOCK_P, BLOCK_C,
         )  # fmt: skip
         scores = tl.where(real[:, None], scores, float("-inf"))
         highest = tl.max(scores, 0)
@@ -83,8 +83,8 @@ def _assign_kernel(
     chosen = tl.zeros([BLOCK_N], tl.int32)
     for first in range(0, C, BLOCK_C):
         scores = _scores(
-            ANCHORS + batch * anchor_batch, POINTS + batch * N * width, first, token, C, width, real,
-            BLOCK_P, BLOCK_C,
+            ANCHORS + batch * anchor_batch, POINTS + batch * N * width, first, token, C, width,
+            real, BLOCK_P, BLOCK_C,
         )  # fmt: skip
         cluster = first + tl.arange(0, BLOCK_C)
         norm = tl.load(NORMALISER + batch * C + cluster, mask=cluster < C, other=float("inf"))
@@ -127,27 +127,33 @@ def _place_kernel(ASSIGNMENT, STARTS, ORDER, INVERSE, N, C, T, BLOCK_N: tl.const
     tl.store(INVERSE + batch * N + token, place, mask=token < N)
 
 
-def assign(points: Tensor, anchors: Tensor, key_mask: Tensor | None = None) -> Tensor:
+def assign(
+    points: Tensor, anchors: Tensor, key_mask: Tensor | None = None, *, normalised: bool = True
+) -> Tensor:
     """argmax_i (S_ij - logsumexp_j' S_ij') of S = anchors points^T, (B, N); padding holds any.
 
     Args:
         points: (B, N, P).
         anchors: (C, P) or (B, C, P).
         key_mask: (B, N), True at real tokens.
+        normalised: False leaves the log-sum-exp over tokens out.
     """
     batch, length, width = points.shape
     clusters = anchors.shape[-2]
     points, anchors = points.detach().float().contiguous(), anchors.detach().float().contiguous()
     real = points.new_ones(batch, length, dtype=torch.bool) if key_mask is None else key_mask
     tiles = triton.cdiv(length, TILE)
-    partial = points.new_empty(batch, tiles, clusters)
-    sizes = length, clusters, tiles, width, clusters * width if anchors.dim() == 3 else 0
+    stride = clusters * width if anchors.dim() == 3 else 0
     blocks = {"BLOCK_P": padded(width), "BLOCK_N": TILE, "BLOCK_C": CENTROIDS}
     arguments = points, anchors, real.contiguous()
-    _normaliser_kernel[tiles, batch](*arguments, partial, *sizes, **blocks)
-    normaliser = partial.logsumexp(1)
+    normaliser = points.new_zeros(batch, clusters)
+    if normalised:
+        partial = points.new_empty(batch, tiles, clusters)
+        sizes = length, clusters, tiles, width, stride
+        _normaliser_kernel[tiles, batch](*arguments, partial, *sizes, **blocks)
+        normaliser = partial.logsumexp(1)
     assignment = points.new_empty(batch, length, dtype=torch.long)
-    sizes = length, clusters, *sizes[3:]
+    sizes = length, clusters, width, stride
     _assign_kernel[tiles, batch](*arguments, normaliser, assignment, *sizes, **blocks)
     return assignment
 

@@ -15,6 +15,7 @@ from clusterformer.clustering.hashing import MOST_BITS, SignHash
 from clusterformer.clustering.kmeans import cluster_means, spread
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.gathered_attention import gathered_attention
+from clusterformer.kernels.grouping import sort
 from clusterformer.masks import mask_by_head
 
 
@@ -170,7 +171,7 @@ class ImprovedClusteredAttention(ClusteredAttention):
         rest, mass = others @ v, 1 - others.sum(-1, keepdim=True)
         # Groups of few queries of one cluster, so that each group gathers its keys once.
         width = max(8, -(-q.shape[1] // (2 * self.num_clusters)))
-        grouped = kernels.sort(assignment, self.num_clusters, query_mask)
+        grouped = sort(assignment, self.num_clusters, query_mask)
         blocks = kernels.cluster_chunks(grouped, width, query_mask, look_back=0)
         owner = assignment.gather(1, blocks.members[..., 0])
         seen = top.gather(1, owner[..., None].expand(-1, -1, top.shape[-1]))

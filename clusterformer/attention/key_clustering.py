@@ -11,6 +11,7 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.gathered_attention import gathered_attention
+from clusterformer.kernels.grouping import sort
 from clusterformer.masks import mask_by_head
 
 
@@ -80,7 +81,7 @@ class KeyClusteringAttention(AttentionCore):
             # Groups of few queries of one cluster, so that each group gathers its keys once.
             size = max(8, -(-q.shape[2] // (2 * self.num_clusters)))
             q_mask = mask_by_head(query_mask, self.num_heads)
-            grouped = kernels.sort(q_assignment, self.num_clusters, q_mask)
+            grouped = sort(q_assignment, self.num_clusters, q_mask)
             groups = kernels.cluster_chunks(grouped, size, q_mask, look_back=0)
             owner = q_assignment.gather(1, groups.members[..., 0])
             index = owner[..., None].expand(-1, -1, seen.shape[-1])
@@ -103,7 +104,7 @@ class KeyClusteringAttention(AttentionCore):
 
     def _windows(self, assignment: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Keys that the queries of each cluster see, and which of them count, (B * H, C, 3 S)."""
-        grouped = kernels.sort(assignment, self.num_clusters, mask)
+        grouped = sort(assignment, self.num_clusters, mask)
         blocks = kernels.equal_blocks(grouped, self.num_clusters, mask, 1, 1, self.min_width)
         keys = kernels.windows(blocks.members, 3)
         counting = kernels.window_mask(blocks)[:, :, 0]

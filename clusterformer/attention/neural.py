@@ -15,6 +15,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.clustering.rings import push, rings
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.grouping import assign, sort
 
 PAPER_FORM: dict[str, Any] = {"coupling": False, "similarity": "dot", "look_ahead": 0}
 """Options of `NeuralClusteringAttention` that make it the paper's own, equation by equation."""
@@ -181,13 +182,11 @@ class NeuralClusteringAttention(AttentionCore):
             centroids = previous.centroids
         if centroids is None:
             raise ValueError("this layer's centroids come from the layer below: pass `previous`")
-        points, scores = self._similarity(hidden, centroids)
-        assigned = kernels.assign(scores, key_mask)
-        assignment = scores.detach().argmax(1) if strict else assigned.assignment
-        updated = assigned.memberships @ points
+        points, anchors = self._similarity(hidden, centroids)
+        assignment, updated = assign(points, anchors, key_mask, alone=strict)
         if self.similarity == "dot":
             updated = self.space(updated)  # (U X) W of eq. 3, never X W
-        grouped = kernels.sort(assignment, self.num_clusters, key_mask)
+        grouped = sort(assignment, self.num_clusters, key_mask)
         if strict:
             blocks = kernels.cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)
         else:
@@ -202,14 +201,14 @@ class NeuralClusteringAttention(AttentionCore):
         return Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
 
     def _similarity(self, hidden: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-        """Points (B, N, P) and the logits S of eq. 2, (B, C, N)."""
+        """Points (B, N, P) and anchors (C, P) or (B, C, P): S of eq. 2 is anchors points^T."""
         if self.similarity == "cosine":
             points = F.normalize(F.linear(hidden, self.space.weight.float()), dim=-1)
             anchors = F.normalize(centroids.float(), dim=-1) / self.temperature
         else:
             points = hidden
             anchors = centroids.float() @ self.space.weight.float() * self.d_model**-0.5
-        return points, anchors @ points.transpose(1, 2)
+        return points, anchors
 
     def _extra(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Columns alpha z and z, (B, N, P), that make q . k / sqrt(D) also add alpha z . z."""
@@ -239,7 +238,8 @@ class NeuralClusteringAttention(AttentionCore):
         """One token further. Writes into `cache`, or a larger copy of it, and hands it back."""
         local = self.local_heads
         assert self.centroids is not None
-        points, scores = self._similarity(hidden.float(), self.centroids)
+        points, anchors = self._similarity(hidden.float(), self.centroids)
+        scores = anchors @ points.transpose(1, 2)
         cluster = scores.argmax(1)[:, 0]
         parts = []
         far, near = cache[:4], cache[4:]

@@ -13,6 +13,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.clustering.rings import push, rings
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
+from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.reference import Blocks, windows
 
 MOST_BUCKETS = 512
@@ -133,7 +134,7 @@ class ReformerAttention(AttentionCore):
         mask = None
         if key_mask is not None:
             mask = key_mask.repeat_interleave(self.num_heads, 0).repeat(self.num_hashes, 1)
-        grouped = kernels.sort(buckets, most, mask)
+        grouped = sort(buckets, most, mask)
         if self.causal is True:
             return kernels.cluster_chunks(grouped, self.chunk_size, mask)
         if self.num_buckets is None:

@@ -14,6 +14,7 @@ from clusterformer.clustering.rings import push, rings
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.reference import Blocks
 
 
@@ -128,7 +129,7 @@ class RoutingAttention(AttentionCore):
                 mask = key_mask
                 if mask is not None:
                     mask = mask.repeat_interleave(self.num_heads - local, 0)
-                grouped = kernels.sort(nearest.flatten(0, 1), self.num_clusters, mask)
+                grouped = sort(nearest.flatten(0, 1), self.num_clusters, mask)
                 far = kernels.cluster_chunks(grouped, self.chunk_size, mask)
                 parts.append(self._chunks(*(x[:, local:] for x in (q, k, v)), far))
             else:

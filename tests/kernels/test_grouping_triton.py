@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttention
 from clusterformer.kernels import reference
+from clusterformer.kernels.dispatch import VARIABLE
 
 pytest.importorskip("triton")
-from clusterformer.kernels import _grouping_triton as kernels  # noqa: E402
+from clusterformer.kernels import _grouping_triton as kernels
 
 SIZES = [(2, 1, 1, 3), (2, 63, 5, 16), (1, 100, 37, 20)]  # B, N, C, P
 
@@ -41,3 +43,23 @@ def test_a_giant_cluster_and_empty_ones_keep_their_order() -> None:
     assert torch.equal(order, torch.arange(130)[None])
     assert torch.equal(inverse, order)
     assert counts.tolist() == [[0, 0, 0, 130, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("causal", [False, "masked", True])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_neural_clustering_is_the_same_through_them(causal, similarity, monkeypatch) -> None:
+    options = {"similarity": similarity, "coupling": similarity == "cosine", "chunk_size": 4}
+    core = NeuralClusteringAttention(16, 2, causal=causal, num_clusters=3, **options)
+    layer = MultiHeadAttention(core)
+    x = torch.randn(2, 19, 16)
+    mask = torch.arange(19) < torch.tensor([[19], [11]])
+    found = []
+    for kernel in ("reference", "triton"):
+        monkeypatch.setenv(VARIABLE, kernel)
+        out = layer(x, key_mask=mask)
+        assert out.grouping is not None
+        loss = out.values[mask].square().sum() + out.grouping.centroids.square().sum()
+        gradients = torch.autograd.grad(loss, list(layer.parameters()))
+        found.append([out.values[mask].detach(), out.grouping.centroids.detach(), *gradients])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,61 @@
+"""Assign and sort: the public operations and their choice of a kernel.
+
+B batch   N tokens   C clusters   P width of the clustering space
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.kernels import reference
+from clusterformer.kernels.dispatch import use_triton
+from clusterformer.kernels.reference import Sorted
+
+
+def assign(
+    points: Tensor, anchors: Tensor, key_mask: Tensor | None = None, *, alone: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Cluster of each token, and the means U X of the memberships (ClusterFormer, eq. 2-4).
+
+    S = anchors points^T; U_ij = exp(S_ij - logsumexp_j' S_ij'); I_j = argmax_i U_ij.
+
+    Args:
+        points: X, (B, N, P).
+        anchors: (C, P), or (B, C, P).
+        key_mask: (B, N), True at real tokens; None means all real.
+        alone: Choose argmax_i S_ij, by the token alone, as strict causality wants.
+
+    Returns:
+        The assignment (B, N), and U X (B, C, P), 0 for a sequence without a token.
+
+    Cost: O(N C P) time; O(N + C) memory with Triton, O(N C) without.
+    """
+    if not use_triton(points.device):
+        scores = anchors @ points.transpose(1, 2)
+        assigned = reference.assign(scores, key_mask)
+        chosen = scores.detach().argmax(1) if alone else assigned.assignment
+        return chosen, assigned.memberships @ points
+    from clusterformer.kernels import _grouping_triton
+
+    chosen = _grouping_triton.assign(points, anchors, key_mask, normalised=not alone)
+    # U X is attention of the centroids to the points, at scale 1
+    queries, keys = anchors.expand(len(points), -1, -1)[:, None], points[:, None]
+    mask = None if key_mask is None else (key_mask | ~key_mask.any(1, keepdim=True))[:, None, None]
+    means = F.scaled_dot_product_attention(queries, keys, keys, attn_mask=mask, scale=1.0)[:, 0]
+    if key_mask is not None:
+        means = means.masked_fill(~key_mask.any(1)[:, None, None], 0.0)
+    return chosen, means
+
+
+def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) -> Sorted:
+    """Stable sort of tokens by cluster, padding behind all clusters (eq. 5).
+
+    Args:
+        assignment: (B, N) integers in 0..C-1.
+        num_clusters: C.
+        key_mask: (B, N), True at real tokens; None means all real.
+    """
+    if not use_triton(assignment.device):
+        return reference.sort(assignment, num_clusters, key_mask)
+    from clusterformer.kernels import _grouping_triton
+
+    return _grouping_triton.sort(assignment, num_clusters, key_mask)
