@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from clusterformer.cli.bench import Parser, write
 from clusterformer.errors import InputError
@@ -36,7 +37,7 @@ def run(arguments: list[str]) -> None:
     own = encoder.model.config._attn_implementation
     gold, full = torch.tensor(pairs.scores), None
     print(f"{len(gold)} pairs\n{'attention':<28}{'Spearman':>9}{'with full':>11}{'seconds':>9}")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in ["FullAttention", *names]:
         encoder.model.set_attn_implementation(own)
         if full is not None:
@@ -46,7 +47,7 @@ def run(arguments: list[str]) -> None:
         found = similarities(encoder, pairs)
         seconds = time.process_time() - begun
         full = found if full is None else full
-        row = {
+        row: dict[str, Any] = {
             "mechanism": name,
             "spearman": rank_correlation(found, gold),
             "spearman_with_full": rank_correlation(found, full),
