@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import (
     BaseEstimator,
     ClassNamePrefixFeaturesOutMixin,
@@ -107,7 +107,7 @@ class NeuralClustering(
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: ArrayLike, y: object = None) -> NeuralClustering:
+    def fit(self, X: Any, y: object = None) -> NeuralClustering:
         """Learn clusters from X (N, D): an array, data frame, sparse matrix or memory map."""
         X = self._check(X, reset=True)
         random = check_random_state(self.random_state)
@@ -124,7 +124,7 @@ class NeuralClustering(
             loss = _pair_loss(network, features, near) if self.n_init > 1 else -np.inf
             if loss < best:
                 best, self._network, self.n_iter_ = loss, network, steps
-        self._optimizer = None
+        self._optimizer: torch.optim.Optimizer | None = None
         self.labels_, mass, sums = self._assign(X)
         self._keep_centers(mass, sums, X.dtype)
         found = len(np.unique(self.labels_))
@@ -137,7 +137,7 @@ class NeuralClustering(
             )
         return self
 
-    def partial_fit(self, X: ArrayLike, y: object = None) -> NeuralClustering:
+    def partial_fit(self, X: Any, y: object = None) -> NeuralClustering:
         """Go on learning from X (N, D), with each point once.
 
         The first X gives the features and the first centroids, so it must show what is to come.
@@ -168,11 +168,11 @@ class NeuralClustering(
         self._keep_centers(mass, sums, X.dtype)
         return self
 
-    def predict(self, X: ArrayLike) -> NDArray[np.int64]:
+    def predict(self, X: Any) -> NDArray[np.int64]:
         """The cluster of each point, (N,): that of its largest membership (eq. 4)."""
         return self._per_point(X, lambda network, x: network.similarities(x).argmax(1))
 
-    def predict_proba(self, X: ArrayLike) -> NDArray:
+    def predict_proba(self, X: Any) -> NDArray:
         """Memberships p(cluster | point), (N, C); rows sum to 1.
 
         Of dense X: scikit-learn's checks take what gives probabilities for sparse data for a
@@ -182,11 +182,11 @@ class NeuralClustering(
             raise TypeError("predict_proba takes no sparse data; use transform, or X.toarray()")
         return self._per_point(X, lambda network, x: network(x).exp())
 
-    def transform(self, X: ArrayLike) -> NDArray:
+    def transform(self, X: Any) -> NDArray:
         """Distances of points and centroids, (N, C): 1 - cosine in the clustering space."""
         return self._per_point(X, lambda network, x: 1 - network.similarities(x))
 
-    def score(self, X: ArrayLike, y: object = None) -> float:
+    def score(self, X: Any, y: object = None) -> float:
         """What the cluster of a point tells about its nearest neighbour within X, nats.
 
         Minus `partner_loss`: at most log C, 0 if the clusters tell nothing; higher is better.
@@ -294,7 +294,9 @@ class NeuralClustering(
     def _assign(self, X: Any) -> tuple[NDArray, NDArray, NDArray]:
         """Labels (N,), and mass (C,) and sum (C, D) of the points that each cluster has."""
         network, learnt = self._evaluated(X.dtype)
-        labels, mass, sums = [], 0.0, 0.0
+        labels: list[Tensor] = []
+        mass: Any = 0.0
+        sums: Any = 0.0
         with torch.no_grad():
             for chunk in self._chunks(X):
                 similarities = network.similarities(learnt(chunk))
@@ -304,7 +306,7 @@ class NeuralClustering(
                 sums = sums + (p.T @ chunk).double()
         return torch.cat(labels).numpy(), mass.cpu().numpy(), sums.cpu().numpy()
 
-    def _per_point(self, X: ArrayLike, function: Any) -> NDArray:
+    def _per_point(self, X: Any, function: Any) -> NDArray:
         check_is_fitted(self, "_network")
         X = self._check(X, reset=False)
         network, learnt = self._evaluated(X.dtype)
