@@ -36,7 +36,8 @@ def test_it_builds_from_any_folder(
     arguments, _ = resolve(overlaid(name))
     options = Options([*arguments, "--trainer.accelerator", "cpu"], fitting=True)
     assert isinstance(options.datamodule, Task)
-    assert options.make_trainer([], []).gradient_clip_val is not None
+    clip = options.make_trainer([], []).gradient_clip_val
+    assert clip is not None or "gradient_clip_val: null" in read(name)
     architecture = options.model.architecture
     x, mask = torch.randn(2, 7, architecture.d_model), torch.ones(2, 7, dtype=torch.bool)
     causal = isinstance(options.datamodule, LanguageModeling)
@@ -51,4 +52,5 @@ def test_it_says_what_it_is(name: str) -> None:
 
 def test_names_are_unique() -> None:
     root = Path(__file__).resolve().parents[1] / "configs"
-    assert sorted(path.name for path in root.rglob("*.yaml")) == CONFIGS
+    found = [path for path in root.rglob("*.yaml") if path.parent.name != "compare"]
+    assert sorted(path.name for path in found) == CONFIGS

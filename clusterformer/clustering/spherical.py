@@ -6,6 +6,7 @@ B batch   H heads   N tokens   D width   C clusters
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable, imported when called
 
 
 class SphericalMeans(nn.Module):
@@ -52,7 +53,7 @@ class SphericalMeans(nn.Module):
         """Cosine of each centroid with each token, (B, H, C, N), from unit points (B, H, N, D)."""
         return self.centroids @ points.transpose(-1, -2)
 
-    @torch.compiler.disable
+    @_disable_dynamo
     @torch.no_grad()
     def move(self) -> None:
         """Take up what was observed, unless its backward pass is still to come or running."""
@@ -66,7 +67,7 @@ class SphericalMeans(nn.Module):
         self.moves += seen.any()
         self.observed.zero_()
 
-    @torch.compiler.disable
+    @_disable_dynamo
     @torch.no_grad()
     def observe(self, points: Tensor, nearest: Tensor, mask: Tensor | None, source: Tensor) -> None:
         """Note the tokens of a training batch; those that are not finite count for nothing.
