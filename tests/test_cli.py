@@ -184,7 +184,8 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_fit_leaves_a_whole_run_folder(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
-    assert names == {"config.yaml", "environment.json", "metrics.csv", "checkpoints", "pictures"}
+    files = {"config.yaml", "environment.json", "metrics.csv", "results.json"}
+    assert names == files | {"checkpoints", "pictures"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert "class_path: toy_task.Toy" in (run / "config.yaml").read_text()
     environment = json.loads((run / "environment.json").read_text())

@@ -19,6 +19,12 @@ from clusterformer.models.transformer import Encoder
 FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}
 """Forms of NeuralClusteringAttention: the paper's own, and the default."""
 
+CLUSTERS: dict[str, Callable[[int], int]] = {
+    "NeuralClusteringAttention": lambda length: max(1, int(length**0.5)),
+    "RoutingAttention": lambda length: max(1, length // 64),  # windows of 64, as its package's here
+}
+"""Clusters at a length, unless the setting says how many; the others have a number of their own."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -31,7 +37,7 @@ class Setting:
         tokens: Tokens a batch.
         d_model: E.
         num_heads: H.
-        num_clusters: Of those who have them; None: the square root of the length.
+        num_clusters: Of those who have them; None: as `CLUSTERS` says, else their default.
         causal: Whether mechanisms take their strictly causal form.
         output: Whether the layer has its output projection.
         layers: Encoder layers instead of one attention layer; 0 for the latter.
@@ -132,7 +138,10 @@ def _core(name: str, setting: Setting) -> AttentionCore:
     if setting.causal:
         options["causal"] = True
     if "num_clusters" in signature(kinds[name]).parameters:
-        options["num_clusters"] = setting.num_clusters or max(1, int(setting.length**0.5))
+        if setting.num_clusters:
+            options["num_clusters"] = setting.num_clusters
+        elif name in CLUSTERS:
+            options["num_clusters"] = CLUSTERS[name](setting.length)
     try:
         return kinds[name](setting.d_model, setting.num_heads, **options)
     except ValueError as error:

@@ -31,7 +31,8 @@ product. All take turns in one run; the table shows medians.
                         tokens a sequence
   --tokens 8192         tokens a batch
   --d_model 256         width; --num_heads 4
-  --num_clusters K      default: the square root of the length
+  --num_clusters K      of all who have them (default: the square root of the length for neural
+                        clustering, windows of 64 for routing, else the mechanism's own)
   --mechanisms NAME ... what to measure (default: all): a class by its name, a form of neural
                         clustering (paper: two blocks, no coupling; neural: the default), or a
                         public package: reformer-pytorch, routing-transformer,

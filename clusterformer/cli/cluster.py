@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clusterformer.cli.runs import Run
     from clusterformer.tasks.points import Points
 
+INDENT = "\n" + 24 * " "
 HELP = f"""
 usage: clusterformer cluster [options]
 
@@ -32,7 +33,7 @@ Cluster points by several methods with several seeds, and compare. Needs cluster
   --n_clusters 10 50 100
                         numbers of clusters, each tried
   --methods neural kmeans
-                        {"; ".join(f"{name}: {what}" for name, what in METHODS.items())}
+                        {INDENT.join(f"{name}: {what}" for name, what in METHODS.items())}
   --seeds 1             repetitions, with seeds 0, 1, ...
   --hidden 256          units of the hidden layer of neural-hidden
   --balance 1 --n_neighbors 5 --n_init 1 --device cpu

@@ -128,7 +128,7 @@ def _compare(
     if failed:
         raise InputError(
             f"{len(failed)} of {len(mine)} runs failed: "
-            + "; ".join(f"{planned.name}: {said}" for planned, said in failed.items())
+            + "; ".join(f"{planned.name}: {said}" for planned, said in failed)
         )
     if len(results) < len(places):
         print(f"{len(results)} of {len(places)} runs are finished; the same command goes on")

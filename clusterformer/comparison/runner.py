@@ -85,7 +85,7 @@ class Place:
 
 def train(
     places: list[Place], *, jobs: int, wandb: bool, group: str, say: Say
-) -> dict[PlannedRun, str]:
+) -> list[tuple[PlannedRun, str]]:
     """Train what is not finished, `jobs` at a time.
 
     A run that another process holds is left to it. Ctrl-C stops all; each goes on from its last
@@ -97,7 +97,7 @@ def train(
     waiting = [place for place in places if not place.finished]
     total, done = len(waiting), 0
     running: dict[subprocess.Popen[bytes], tuple[Place, IO[bytes], float]] = {}
-    failed: dict[PlannedRun, str] = {}
+    failed: list[tuple[PlannedRun, str]] = []
     taken: list[float] = []
     environment = _environment(jobs, group)
     try:
@@ -131,8 +131,8 @@ def train(
                 done += 1
                 taken.append(time.monotonic() - begun)
                 if process.returncode or not place.finished:
-                    failed[place.planned] = place.complaint()
-                    outcome = f"FAILED: {failed[place.planned]} (see {place.log})"
+                    failed.append((place.planned, place.complaint()))
+                    outcome = f"FAILED: {place.complaint()} (see {place.log})"
                 else:
                     outcome = _told(place)
                 left = sum(taken) / len(taken) * (total - done) / jobs

@@ -19,10 +19,16 @@ def scaling(panels: Mapping[str, Mapping[str, Points]], path: str | Path, *, tit
         path: The PNG to write.
         title: Stands above all panels.
     """
-    from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter
+    from matplotlib.ticker import (
+        FixedFormatter,
+        FixedLocator,
+        LogLocator,
+        NullFormatter,
+        ScalarFormatter,
+    )
 
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    picture = figure(max(5.0, 4.6 * len(panels)), 4.2)
+    picture = figure(max(7.5, 4.6 * len(panels)), 4.6)
     picture.suptitle(title, fontsize=11, fontweight="bold", color=INK, x=0.02, ha="left")
     grid = picture.subplots(1, max(1, len(panels)), squeeze=False)[0]
     handles = {}
@@ -30,6 +36,9 @@ def scaling(panels: Mapping[str, Mapping[str, Points]], path: str | Path, *, tit
         plain_axes(axes, panel_title, "tokens a sequence")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         for name, points in lines.items():
             number = names.index(name)
             x, y = zip(*sorted(points), strict=True)
@@ -43,8 +52,8 @@ def scaling(panels: Mapping[str, Mapping[str, Points]], path: str | Path, *, tit
         axes.xaxis.set_major_formatter(FixedFormatter([_short(x) for x in lengths]))
         axes.xaxis.set_minor_formatter(NullFormatter())
     picture.legend(
-        handles.values(), handles, loc="outside lower center", ncols=min(4, len(handles)),
-        frameon=False, fontsize=8, labelcolor=QUIET,
+        handles.values(), handles, loc="outside lower center", ncols=min(3, len(handles)),
+        frameon=False, fontsize=8, labelcolor=QUIET, handlelength=3,
     )  # fmt: skip
     picture.savefig(path, format="png")
 

@@ -91,7 +91,7 @@ def test_shards_share_the_runs(plan: Path) -> None:
 
 
 def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None:
-    longer = {**TINY, "options": {**TINY["options"], "trainer.max_steps": 400}}
+    longer = {**TINY, "options": {**TINY["options"], "trainer.max_steps": 60}}
     plan.write_text(yaml.safe_dump(longer, sort_keys=False))
     command = [sys.executable, "-m", "clusterformer", "compare", str(plan)]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
@@ -107,7 +107,7 @@ def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None
     begun = starts(Path("comparisons/tiny"))
     assert sorted(begun.values()) == [1, 2]
     (results,) = first.glob("*/*/results.json")
-    assert json.loads(results.read_text())["steps"] == 400
+    assert json.loads(results.read_text())["steps"] == 60
 
 
 @pytest.mark.parametrize(
