@@ -346,11 +346,11 @@ def chunk_attention(
             f"{extra[0].shape[-1]} extra; CLUSTERFORMER_KERNELS=reference takes any"
         )
     q, k, v, *columns = (_inner_contiguous(x.to(q.dtype)) for x in (q, k, v, *extra))
-    index = blocks.members, blocks.filled, blocks.visible, _homes(blocks)
-    index = tuple(x.contiguous() for x in index)
+    index = (blocks.members, blocks.filled, blocks.visible, _homes(blocks))
+    members, filled, visible, homes = (x.contiguous() for x in index)
     chosen = q.new_empty(0, dtype=torch.bool) if mask is None else mask.contiguous()
     options = blocks.back, scale, itself, causal, within or 0
-    out, _ = _forward(q, k, v, *columns, *index, chosen, *options)
+    out, _ = _forward(q, k, v, *columns, members, filled, visible, homes, chosen, *options)
     return out
 
 
@@ -469,12 +469,12 @@ def _(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in tensors[:5])
 
 
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _setup(ctx, inputs, output) -> None:
     tensors, ctx.options = inputs[:10], inputs[10:]
     ctx.save_for_backward(*tensors, *output)
 
 
-def _differentiate(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, grad: Tensor, _: Tensor):
     found = _backward(grad, *ctx.saved_tensors, *ctx.options)
     return *found, *10 * (None,)
 

@@ -153,8 +153,9 @@ def assign(
         _normaliser_kernel[tiles, batch](*arguments, partial, *sizes, **blocks)
         normaliser = partial.logsumexp(1)
     assignment = points.new_empty(batch, length, dtype=torch.long)
-    sizes = length, clusters, width, stride
-    _assign_kernel[tiles, batch](*arguments, normaliser, assignment, *sizes, **blocks)
+    _assign_kernel[tiles, batch](
+        *arguments, normaliser, assignment, length, clusters, width, stride, **blocks
+    )
     return assignment
 
 

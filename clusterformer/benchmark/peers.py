@@ -22,7 +22,7 @@ def _package(module: str, name: str) -> Any:
 def reformer_pytorch(d_model: int, num_heads: int, length: int) -> nn.Module:
     """LSH self-attention of reformer-pytorch: one round, buckets of 64."""
     package = _package("reformer_pytorch", "reformer-pytorch")
-    return package.LSHSelfAttention(  # type: ignore[no-any-return]
+    return package.LSHSelfAttention(
         d_model, heads=num_heads, bucket_size=64, n_hashes=1, causal=False
     )
 
@@ -65,7 +65,7 @@ class _First(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[0]  # type: ignore[no-any-return]
+        return self.layer(x)[0]
 
 
 class _Masked(nn.Module):
@@ -80,7 +80,7 @@ class _Masked(nn.Module):
         batch, length, _ = x.shape
         lengths = masking.LengthMask(torch.full((batch,), length, device=x.device), length)
         every = masking.FullMask(length, device=x.device)
-        return self.layer(x, x, x, every, lengths, lengths)  # type: ignore[no-any-return]
+        return self.layer(x, x, x, every, lengths, lengths)
 
 
 PEERS: dict[str, Callable[[int, int, int], nn.Module]] = {
