@@ -25,6 +25,9 @@ from clusterformer.task import Task
 PAD = 0
 """Token that fills a row; the mask, not this value, says what is padding."""
 
+Numbers = Sequence[int] | NDArray[np.integer]
+"""Token numbers of a text, or lengths of many, in memory or from disk."""
+
 _SLACK = 1.1  # lengths within this factor share a bucket: at most a tenth of its batches is padding
 
 
@@ -53,7 +56,7 @@ class BucketPlan:
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Numbers,
         *,
         batch_size: int | None = None,
         tokens_per_batch: int | None = None,
@@ -209,7 +212,7 @@ def run_seed() -> int:
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
 
-def pad(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def pad(sequences: Sequence[Numbers]) -> tuple[Tensor, Tensor]:
     """Put sequences of different length in one rectangle.
 
     Returns:

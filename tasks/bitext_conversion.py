@@ -48,10 +48,10 @@ def iwslt14(downloads: Path, folder: Path) -> None:
             write_lines(folder / f"test.{lang}.gz", _tokens(lines, lang))
     pairs = [pair for pair in _equally_long(*sides) if _clean(*map(str.split, pair))]
     for column, lang in enumerate(("de", "en")):
-        lines = [pair[column] for pair in pairs]
-        valid = lines[_VALID - 1 :: _VALID]
-        del lines[_VALID - 1 :: _VALID]
-        write_lines(folder / f"train.{lang}.gz", lines)
+        train = [pair[column] for pair in pairs]
+        valid = train[_VALID - 1 :: _VALID]
+        del train[_VALID - 1 :: _VALID]
+        write_lines(folder / f"train.{lang}.gz", train)
         write_lines(folder / f"valid.{lang}.gz", valid)
 
 
@@ -153,4 +153,5 @@ def _member(archive: tarfile.TarFile, ending: str) -> IO[bytes]:
             file = archive.extractfile(member)
             assert file is not None
             return file
+    assert isinstance(archive.name, str)
     raise KeyError(f"no file {ending} in {archive.name}")

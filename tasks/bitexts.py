@@ -96,7 +96,7 @@ def protocol(name: NamedBitext, *, raw: bool = False) -> Protocol:
 
 def find(
     name: NamedBitext,
-    direction: tuple[str, str],
+    direction: tuple[str | None, str | None],
     root: str | Path | None,
     raw: bool,
     split: Split,
@@ -105,7 +105,7 @@ def find(
 
     Args:
         name: Of the set.
-        direction: Languages to translate from and to.
+        direction: Languages to translate from and to; None for the usual one.
         root: Folder of the data sets; None for the usual one.
         raw: As in `protocol`.
         split: "train", "valid" or "test".
@@ -114,20 +114,21 @@ def find(
         InputError: for a language that the set does not have, or a part that is not there.
     """
     _, files, languages, _ = agreed = protocol(name, raw=raw)
-    if sorted(direction) != sorted(languages):
+    source, target = direction[0] or languages[0], direction[1] or languages[1]
+    if sorted((source, target)) != sorted(languages):
         raise InputError(
-            f"{name} is between {' and '.join(languages)}, got source_lang {direction[0]!r} and "
-            f"target_lang {direction[1]!r}"
+            f"{name} is between {' and '.join(languages)}, got source_lang {source!r} and "
+            f"target_lang {target!r}"
         )
     folder = data_folder(root) / agreed.folder
     for pattern, counts in files[split].items():
-        found = [_existing(folder / pattern.format(language)) for language in direction]
+        found = [_existing(folder / pattern.format(language)) for language in (source, target)]
         if found[0] and found[1]:
-            columns = (languages.index(direction[0]), languages.index(direction[1]))
+            columns = (languages.index(source), languages.index(target))
             return Bitext(found[0], found[1], columns if pattern.endswith(".tsv") else None, counts)
     if split == "test":
         return None
-    wanted = agreed.folder + "/" + next(iter(files[split])).format(direction[0])
+    wanted = agreed.folder + "/" + next(iter(files[split])).format(source)
     raise InputError(
         f"{name}: no file {data_folder(root) / wanted}, also with .gz; set data.root, or "
         f"$CLUSTERFORMER_DATA, to the folder that holds {wanted}, or run: "

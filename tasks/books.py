@@ -42,7 +42,10 @@ def index() -> list[Book]:
     """The books of the set `gutenberg`: gutenberg.tsv, words as counted there in about 2016."""
     lines = Path(__file__).with_name("gutenberg.tsv").read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines[1:])
-    return [Book(int(row[0]), *row[1:4], int(row[4]), int(row[5])) for row in rows]
+    return [
+        Book(int(number), name, author, title, int(year), int(words))
+        for number, name, author, title, year, words in rows
+    ]
 
 
 def gutenberg(downloads: Path, folder: Path) -> None:

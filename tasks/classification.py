@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import Dataset
 
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
@@ -14,7 +13,7 @@ from clusterformer.task import IGNORE, Batch
 from clusterformer.tasks.batches import pad
 from clusterformer.tasks.classifier import TextClassifier
 from clusterformer.tasks.corpora import NUM_FOLDS, Corpus, Split, hold_out, read_corpus
-from clusterformer.tasks.labelling import Labelling
+from clusterformer.tasks.labelling import Encoded, Labelling
 from clusterformer.tasks.listops import LABELS, generate
 from clusterformer.tasks.reading import Column, Example, Row, read_rows
 
@@ -71,7 +70,8 @@ class Classification(Labelling):
     def encoded(
         self, examples: Sequence[Row], tokens: list[list[list[int]]], targets: list[int]
     ) -> Texts:
-        return Texts(*tokens, targets)
+        (texts,) = tokens
+        return Texts(texts, targets)
 
     def text_batch(self, lines: list[str]) -> Batch:
         return Batch(*pad(self.encode(lines)), torch.full((len(lines),), IGNORE))
@@ -89,7 +89,7 @@ class Classification(Labelling):
         return self.tokenizer.pieces(batch.tokens[index][batch.mask[index]].tolist())
 
 
-class Texts(Dataset[Batch]):
+class Texts(Encoded):
     """Encoded texts in memory; a list of indices gives a batch."""
 
     def __init__(self, tokens: list[list[int]], targets: list[int]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +43,8 @@ class CodeLength(Metric):
         return (mean / math.log(2) if self.scale == "bits" else mean.exp()).float()
 
 
-class Units(NamedTuple):
+@dataclass(frozen=True)
+class Units:
     """How much text a token spells, by tables over the vocabulary.
 
     A word is counted where it begins: at a byte that is no space, behind one or at the start of a
@@ -83,7 +85,8 @@ class Units(NamedTuple):
     def count(self, tokens: Tensor, target: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
         """Bytes and words of the `counted` targets, each predicted behind the token beside it."""
         tokens, target = tokens[counted], target[counted]
-        size, words, spaced = (table.to(target.device) for table in self)
+        tables = (self.bytes, self.words, self.spaced)
+        size, words, spaced = (table.to(target.device) for table in tables)
         return size[target].sum(), words[spaced[tokens], target].sum()
 
 

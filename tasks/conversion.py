@@ -7,13 +7,13 @@ their words, case and order; spaces, tabs and line ends within an example become
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 Converter = Callable[[Path, Path], None]
 
@@ -26,7 +26,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             file.write(f"{line}\n".encode())
 
 
-def opened(path: Path) -> IO[bytes]:
+def opened(path: Path) -> io.BufferedIOBase:
     """Open a file to write bytes, through gzip if the name ends in `.gz`."""
     if path.suffix != ".gz":
         return path.open("wb")

@@ -37,8 +37,8 @@ class FairseqText(Sequence[NDArray[np.integer]]):
         for file in (index, tokens):
             if not file.is_file():
                 raise InputError(f"{file}: no such file; fairseq-preprocess writes it")
-        with index.open("rb") as file:
-            head = file.read(_HEADER.size)
+        with index.open("rb") as stream:
+            head = stream.read(_HEADER.size)
         if len(head) < _HEADER.size or not head.startswith(_MAGIC):
             raise InputError(
                 f"{index}: no index of fairseq's mmap format; binarise with --dataset-impl mmap"

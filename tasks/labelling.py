@@ -10,13 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 ExampleT = TypeVar("ExampleT", bound=Example)
 
 
-class Encoded(Protocol):
+class Encoded(Dataset[Any]):
     """Encoded examples in memory; a list of indices gives a batch, an empty one a dummy row.
 
     Attributes:
@@ -41,8 +41,6 @@ class Encoded(Protocol):
     """
 
     lengths: list[int]
-
-    def __getitem__(self, indices: list[int]) -> Any: ...
 
 
 class Labelling(Task):

@@ -95,15 +95,16 @@ def read_pair_corpus(
     folder = data_folder(root) / protocol.folder
     for needed in filter(None, (*protocol.train, protocol.valid, protocol.test)):
         _check_presence(name, folder / f"{needed}.tsv")
-    file = {"train": None, "valid": protocol.valid, "test": protocol.test}[split]
+    files: dict[Split, str | None] = {
+        "train": None,
+        "valid": protocol.valid,
+        "test": protocol.test,
+    }
+    file = files[split]
     if file is not None:
         return _read(folder / f"{file}.tsv")
     pairs = [pair for file in protocol.train for pair in _read(folder / f"{file}.tsv")]
-    missing: list[Split] = [
-        part
-        for part, given in (("valid", protocol.valid), ("test", protocol.test))
-        if given is None
-    ]
+    missing: list[Split] = [part for part in ("valid", "test") if files[part] is None]
     return hold_out_pairs(pairs, split, missing)
 
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import Dataset
 
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
 from clusterformer.task import IGNORE
 from clusterformer.tasks.batches import pad
 from clusterformer.tasks.corpora import Split
-from clusterformer.tasks.labelling import Labelling
+from clusterformer.tasks.labelling import Encoded, Labelling
 from clusterformer.tasks.pair_classifier import PairBatch, PairClassifier
 from clusterformer.tasks.pair_corpora import PairCorpus, hold_out_pairs, read_pair_corpus
 from clusterformer.tasks.reading import Column, Pair, read_pairs
@@ -64,7 +63,8 @@ class PairLabelling(Labelling):
         names = dict.fromkeys(pair.group for pair in examples if pair.group)
         questions = {name: number for number, name in enumerate(names, 1)}
         groups = [questions.get(pair.group, 0) for pair in examples]
-        return Pairs(*tokens, targets, groups, self._separator)
+        first, second = tokens
+        return Pairs(first, second, targets, groups, self._separator)
 
     @property
     def _separator(self) -> int | None:
@@ -118,7 +118,7 @@ def split_pair(line: str) -> tuple[str, str]:
     return first, second
 
 
-class Pairs(Dataset[PairBatch]):
+class Pairs(Encoded):
     """Encoded pairs in memory; a list of indices gives a batch.
 
     Args:
@@ -145,8 +145,14 @@ class Pairs(Dataset[PairBatch]):
     def __getitem__(self, indices: list[int]) -> PairBatch:
         if not indices:
             return pair_batch([[]], [[]], [IGNORE], [0], self._separator)
-        columns = ([column[index] for index in indices] for column in self._columns)
-        return pair_batch(*columns, self._separator)
+        first, second, targets, groups = self._columns
+        return pair_batch(
+            [first[index] for index in indices],
+            [second[index] for index in indices],
+            [targets[index] for index in indices],
+            [groups[index] for index in indices],
+            self._separator,
+        )
 
 
 def pair_batch(

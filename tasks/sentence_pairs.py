@@ -6,7 +6,7 @@ Letters: B batch, N source tokens, M target tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from clusterformer.task import IGNORE
-from clusterformer.tasks.batches import pad
+from clusterformer.tasks.batches import Numbers, pad
 from clusterformer.tasks.text import EDGE
 
 
@@ -47,8 +47,8 @@ class SentencePairs(NamedTuple):
     @classmethod
     def make(
         cls,
-        sources: Sequence[Sequence[int]],
-        targets: Sequence[Sequence[int]],
+        sources: Sequence[Numbers],
+        targets: Sequence[Numbers],
         references: list[Reference | None] | None = None,
     ) -> SentencePairs:
         """Put token numbers, ended by EDGE, into rectangles; none at all make a dummy row."""
@@ -66,6 +66,13 @@ class SentencePairs(NamedTuple):
         )
 
 
+class EncodedTexts(Protocol):
+    """Token numbers of many texts: a list, or a store on disk."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Numbers: ...
+
+
 class PairSet(Dataset[SentencePairs]):
     """Token numbers of sentences and their translations; a list of indices gives a batch.
 
@@ -77,8 +84,8 @@ class PairSet(Dataset[SentencePairs]):
 
     def __init__(
         self,
-        sources: Sequence[Sequence[int]],
-        targets: Sequence[Sequence[int]],
+        sources: EncodedTexts,
+        targets: EncodedTexts,
         references: Sequence[Reference] = (),
     ) -> None:
         self._sources, self._targets, self._references = sources, targets, references
@@ -97,6 +104,8 @@ class PairSet(Dataset[SentencePairs]):
         )
 
 
-def _lengths(texts: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+def _lengths(texts: EncodedTexts) -> NDArray[np.int64]:
     stored = getattr(texts, "lengths", None)
-    return np.array([len(text) for text in texts]) if stored is None else stored
+    if stored is not None:
+        return stored
+    return np.array([len(texts[index]) for index in range(len(texts))])

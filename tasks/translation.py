@@ -235,7 +235,9 @@ class Translation(Task):
         accuracy = MulticlassAccuracy(
             self.tokenizer.vocab_size, average="micro", ignore_index=IGNORE
         )
-        scores = {name: CorpusScore(name, self.source.target.lowercase) for name in self._scores}
+        scores: dict[str, CorpusScore] = {
+            name: CorpusScore(name, self.source.target.lowercase) for name in self._scores
+        }
         return MetricCollection(
             {"accuracy": accuracy, "perplexity": Perplexity(), **scores}, compute_groups=False
         )
@@ -308,7 +310,7 @@ class Translation(Task):
 
     def alignment(self, batch: SentencePairs, index: int) -> tuple[list[str], Tensor]:
         assert self._network is not None
-        one = SentencePairs(*(part[index : index + 1] for part in batch))
+        one = SentencePairs._make(part[index : index + 1] for part in batch)
         read, written = one.mask[0], one.decoder_mask[0]
         weights = alignment(self._network, one)[0][written][:, read]
         return self.tokenizer.pieces(one.target[0][written].tolist()), weights

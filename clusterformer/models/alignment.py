@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clusterformer.models.decoder import DecoderLayer
 from clusterformer.models.seq2seq import Pair, Seq2Seq
 
 
@@ -24,7 +25,10 @@ def alignment(network: Seq2Seq, batch: Pair) -> Tensor:
     def keep(core: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> None:
         given.update(args=args, options=options)
 
-    core = network.decoder.layers[-1].cross.core
+    layer = network.decoder.layers[-1]
+    assert isinstance(layer, DecoderLayer)
+    assert layer.cross is not None
+    core = layer.cross.core
     handle = core.register_forward_pre_hook(keep, with_kwargs=True)
     try:
         network(batch)
