@@ -163,6 +163,7 @@ class CausalityProbe(Callback):
         if not isinstance(task, Task) or task.causal_input is None:
             return
         loaders = trainer.val_dataloaders
+        assert loaders is not None
         batch = next(iter(loaders[0] if isinstance(loaders, list) else loaders))
         batch = module.transfer_batch_to_device(batch, module.device, 0)
         field = task.causal_input

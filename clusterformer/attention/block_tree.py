@@ -85,8 +85,8 @@ def tree_attention(
     if mask is None:
         return _tree(q, k, v, offset, settings)
     grouped = kernels.sort(torch.zeros_like(mask, dtype=torch.long), 1, mask)
-    out = _tree(*(_pick(x, grouped.order) for x in (q, k, v)), offset, settings)
-    return _pick(out, grouped.inverse)
+    q, k, v = (_pick(x, grouped.order) for x in (q, k, v))
+    return _pick(_tree(q, k, v, offset, settings), grouped.inverse)
 
 
 def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -> Tensor:

@@ -175,8 +175,8 @@ class MultipoleAttention(AttentionCore):
             blocks = done // size
             level = (blocks & -blocks).bit_length() - 1  # the largest block that ends here
             span = size << level
-            block_rows = (x[:, :, done - span : done].flatten(0, 1) for x in rows)
-            known = remember(*block_rows, self.offset, self.settings)
+            query, keys, values = (x[:, :, done - span : done].flatten(0, 1) for x in rows)
+            known = remember(query, keys, values, self.offset, self.settings)
             levels[level : level + 1] = [tuple(x.unflatten(0, heads) for x in known)]
         flat = (x for memory in levels for x in memory)
         return out.unflatten(0, heads).to(q.dtype), (*rows, count + 1, *flat)

@@ -161,7 +161,7 @@ class ReformerAttention(AttentionCore):
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         """One token further. Writes into `cache`, or a larger copy of it, and hands it back."""
-        *kept, count = cache
+        kept, count = cache[:-1], cache[-1]
         rounds, (batch, heads) = self.num_hashes, q.shape[:2]
         bucket, _ = self._hash(q, None)  # (R, B, H, 1)
 
@@ -208,7 +208,7 @@ def _once(mask: Tensor, blocks: Blocks, rounds: int) -> Tensor:
     width = blocks.members.shape[-1]
     home = blocks.slot.div(width, rounding_mode="floor")  # (R * B * H, N) place of each token
     first = home - blocks.visible[..., 0].long().gather(1, (home - 1).clamp(min=0))  # in its sight
-    copies = blocks.copies[..., :2].div(width, rounding_mode="floor").unbind(-1)
+    copies = list(blocks.copies[..., :2].div(width, rounding_mode="floor").unbind(-1))
     queries, keys = blocks.members[:, blocks.own], windows(blocks.members, 2)
     home, first, queries, keys, mask, *copies = (
         x.unflatten(0, (rounds, -1)) for x in (home, first, queries, keys, mask, *copies)

@@ -118,7 +118,7 @@ class RoutingAttention(AttentionCore):
                 q.shape[2], q.shape[0], self.local_window, key_mask,
                 device=q.device, look_ahead=0 if self.causal else 1,
             )  # fmt: skip
-            parts.append(self._chunks(*(x[:, :local] for x in (q, k, v)), near))
+            parts.append(self._chunks(q[:, :local], k[:, :local], v[:, :local], near))
         if local < self.num_heads:
             if self.training:
                 self.means.move()
@@ -131,7 +131,7 @@ class RoutingAttention(AttentionCore):
                     mask = mask.repeat_interleave(self.num_heads - local, 0)
                 grouped = sort(nearest.flatten(0, 1), self.num_clusters, mask)
                 far = kernels.cluster_chunks(grouped, self.chunk_size, mask)
-                parts.append(self._chunks(*(x[:, local:] for x in (q, k, v)), far))
+                parts.append(self._chunks(q[:, local:], k[:, local:], v[:, local:], far))
             else:
                 parts.append(self._routed(q, k, v, queries, keys, key_mask))
         return torch.cat(parts, 1), grouping

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import TYPE_CHECKING
 
 from clusterformer.cli.bench import Parser, write
 from clusterformer.errors import InputError
+
+if TYPE_CHECKING:
+    from clusterformer.attention.base import Causal
 
 
 def run(arguments: list[str]) -> None:
@@ -30,7 +34,7 @@ def run(arguments: list[str]) -> None:
     print(f"  (ln 8 = {math.log(8):.4f})" if options.steps else "")
     rows = []
     for name in names:
-        forms = [form for form in kinds[name].causal_forms if form]
+        forms: list[Causal | None] = [form for form in kinds[name].causal_forms if form]
         for form in forms or [None]:
             row = {"mechanism": name, "causal": form}
             rows.append(row)

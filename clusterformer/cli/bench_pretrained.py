@@ -5,10 +5,15 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterformer.cli.bench import Parser, write
 from clusterformer.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterformer.attention import AttentionCore
 
 DEFAULT = ["ClusteredAttention", "ImprovedClusteredAttention", "MultipoleAttention"]
 
@@ -25,7 +30,9 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--join", type=int, default=1)
     options = parser.parse(arguments)
-    kinds = {kind.__name__: kind for kind in attention.mechanisms()}
+    kinds: dict[str, Callable[..., AttentionCore]] = {
+        kind.__name__: kind for kind in attention.mechanisms()
+    }
     names = options.mechanisms or DEFAULT
     if unknown := set(names) - set(kinds):
         raise InputError(f"no mechanism {min(unknown)!r}; there are {', '.join(kinds)}")

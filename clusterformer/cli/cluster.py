@@ -86,8 +86,9 @@ def run(arguments: list[str]) -> None:
             rows += [row for row, _ in found]
             _show([row for row, _ in found], first=len(rows) == len(found))
             _write(folder.folder, command, options, rows)
-            for row, _ in found if log else ():
-                log.log(row)
+            if log:
+                for row, _ in found:
+                    log.log(row)
             if method == options.methods[0]:
                 clusterings = {}
             clusterings[method] = found[0][1]
@@ -182,8 +183,8 @@ def _show(rows: list[dict[str, Any]], *, first: bool) -> None:
         print(f"{'C':>5}  {'method':<18}{heads}")
     line = f"{rows[0]['n_clusters']:>5}  {rows[0]['method']:<18}"
     for name in names:
-        values = [row.get(name) for row in rows]
-        if None in values:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if len(values) < len(rows):
             line += f"{'-':>15}"
             continue
         digits = 1 if name.endswith(("seconds", "mib")) else 4
@@ -236,7 +237,9 @@ def _draw(
         name: np.bincount(found.labels_, minlength=count) for name, found in clusterings.items()
     }
     cluster_sizes(sizes, pictures / f"sizes-{count}.png", title=f"Sizes of {count} clusters")
-    for name, found in clusterings.items() if points.image else ():
+    if not points.image:
+        return
+    for name, found in clusterings.items():
         path = pictures / f"centroids-{name}-{count}.png"
         title = f"{name}, {count} clusters"
         centroid_images(found.cluster_centers_, points.image, path, title=title)

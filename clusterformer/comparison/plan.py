@@ -18,7 +18,7 @@ from clusterformer.errors import InputError
 Options = dict[str, Any]
 """Dotted keys of `fit` to values; `config` names one configuration or several."""
 
-KEYS = {
+KEYS: dict[str, type | tuple[type, ...]] = {
     "title": str,
     "config": (str, list),
     "options": dict,

@@ -114,7 +114,7 @@ def train(
                     place.lock.release()
                     total -= 1
                     continue
-                log = place.log.open("ab")
+                log: IO[bytes] = place.log.open("ab")
                 process = subprocess.Popen(
                     place.command(wandb),
                     stdout=log,

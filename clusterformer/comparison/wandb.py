@@ -28,7 +28,7 @@ def log(summary: Summary, folder: Path) -> None:
         dir=folder,
         mode=mode,  # type: ignore[arg-type]
     ) as run:
-        columns = [name or "run" for name in header(summary)]
+        columns: list[str | int] = [name or "run" for name in header(summary)]
         run.log({"comparison": wandb.Table(columns=columns, data=body(summary))})
         artifact = wandb.Artifact(f"{folder.name}-comparison", type="comparison")
         for path in sorted(folder.glob("*.*")):
