@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clusterformer.kernels.reference import LATER, Blocks
-from clusterformer.kernels.tiles import backward_tile, padded, tile
+from clusterformer.kernels.tiles import backward_tile, padded, row, tile
 
 WIDEST = 256
 """Columns of the widest rows that a tile holds."""
@@ -387,7 +387,7 @@ def _forward(
     rounds = max(1, members.shape[0] // (batch * heads))
     out = q.new_zeros(rounds, batch, heads, length, width)
     sums = q.new_full((rounds, batch, heads, length), float("-inf"), dtype=torch.float32)
-    shapes = tile(members.shape[2], width + q_extra.shape[-1], q.element_size())
+    shapes = tile(members.shape[2], row(width, q_extra.shape[-1]), q.element_size())
     _forward_kernel[_grid(visible, members, shapes.queries, rounds * batch * heads)](
         q, k, v, q_extra, k_extra, members, filled, visible, mask, out, sums,
         *_strides(q, k, v, q_extra, k_extra),
@@ -437,7 +437,7 @@ def _backward(
     rows = rounds, batch, heads, length
     d_q, d_k, d_v = (q.new_zeros(*rows, width) for _ in range(3))
     d_q_extra, d_k_extra = (q.new_zeros(*rows, wide, dtype=torch.float32) for _ in range(2))
-    shapes = backward_tile(members.shape[2], width + wide, q.element_size())
+    shapes = backward_tile(members.shape[2], row(width, wide), q.element_size())
     strides = (*_strides(q, k, v, q_extra, k_extra), *grad.stride()[:3])
     sizes = _sizes(q, q_extra, members, visible, mask, scale, itself, within)
     constants = {

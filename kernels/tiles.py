@@ -29,17 +29,26 @@ def tile(slots: int, width: int, itemsize: int) -> Tile:
 
     Args:
         slots: Tokens a block.
-        width: Columns of a row, extra ones included.
+        width: Columns of a padded row, padded extra ones included; see `row`.
         itemsize: Bytes a number.
     """
-    most = 128 if width * itemsize <= 128 else 64 if width * itemsize <= 320 else 32
+    most = 128 if width * itemsize <= 128 else 64 if width * itemsize <= 300 else 32
     rows = min(most, padded(slots))
-    keys = min(64, rows)
-    return Tile(rows, keys, warps=8 if rows * width >= 128 * 128 else 4, stages=2)
+    return Tile(rows, min(64, rows), warps=8 if width > 64 or rows > 64 else _warps(rows), stages=2)
 
 
 def backward_tile(slots: int, width: int, itemsize: int) -> Tile:
-    """The same for the backward kernels, which hold more."""
-    most = 64 if width * itemsize <= 192 else 32
+    """Tile of the backward kernels, which hold more at a time; likewise."""
+    most = 16 if width >= 128 else 32 if width * itemsize > 192 else 64
     rows = min(most, padded(slots))
-    return Tile(rows, min(32 if width * itemsize > 320 else 64, rows), warps=4, stages=1)
+    return Tile(rows, rows, warps=8 if rows >= 32 or width >= 128 else _warps(rows), stages=1)
+
+
+def row(width: int, wide: int) -> int:
+    """Columns that a tile holds of a row of `width` columns and `wide` extra ones."""
+    return padded(width) + (padded(wide) if wide else 0)
+
+
+def _warps(rows: int) -> int:
+    """Few for small tiles, whose threads would otherwise have nothing to do."""
+    return 1 if rows <= 16 else 4

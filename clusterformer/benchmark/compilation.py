@@ -82,10 +82,10 @@ def _compile(kernel: Any, shape: Shape, target: str) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from clusterformer.kernels.tiles import backward_tile, tile
+    from clusterformer.kernels.tiles import backward_tile, row, tile
 
     choose = tile if kernel.__name__ == "_forward_kernel" else backward_tile
-    chosen = choose(shape.slots, shape.width + shape.wide, ITEMSIZE[shape.dtype])
+    chosen = choose(shape.slots, row(shape.width, shape.wide), ITEMSIZE[shape.dtype])
     constants = _constants(shape, chosen)
     names = [parameter.name for parameter in kernel.params]
     constant = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
