@@ -93,7 +93,12 @@ def test_encoding_can_be_chosen(write):
         ("a.jsonl", '{"text": "a", "label": 0.5}\n', {}, "a.jsonl:1: label is 0.5"),
         ("a.xls", "", {}, "unknown ending '.xls', allowed are .tsv"),
         ("a.tsv.gz", "1\tgood\n", NUMBERED, "a.tsv.gz: cannot be read"),
-        ("a.tsv.gz", gzip.compress(b"1\tgood\n", mtime=0)[:-9], NUMBERED, "a.tsv.gz: cannot be read"),
+        (
+            "a.tsv.gz",
+            gzip.compress(b"1\tgood\n", mtime=0)[:-9],
+            NUMBERED,
+            "a.tsv.gz: cannot be read",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(write, name, content, options, message):
