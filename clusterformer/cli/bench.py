@@ -8,8 +8,9 @@ import statistics
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ SUBCOMMANDS = {
 """Each is a file of this folder with `run(arguments)`."""
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(Arguments):
     """Options that `bench` and its subcommands share."""
 
     def __init__(self) -> None:
-        super().__init__(prog="clusterformer bench", add_help=False, allow_abbrev=False)
+        super().__init__("bench")
         self.add_argument("--mechanisms", nargs="+")
         self.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
         self.add_argument("--repeats", type=int, default=7)
@@ -85,21 +86,15 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--no-memory", dest="memory", action="store_false")
         self.add_argument("--out", type=Path)
 
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
-
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Parse, and set the number of threads."""
         import torch
 
         options = self.parse_args(arguments)
         for name, value in vars(options).items():
-            if (
-                isinstance(value, int)
-                and not isinstance(value, bool)
-                and value < (name == "repeats")
-            ):
-                raise InputError(f"--{name} must be at least 1, got {value}")
+            least = 1 if name == "repeats" else 0
+            if isinstance(value, int) and value < least:
+                raise InputError(f"--{name} must be at least {least}, got {value}")
         if options.threads:
             torch.set_num_threads(options.threads)
         return options

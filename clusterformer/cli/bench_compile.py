@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
-from typing import NoReturn
 
-from clusterformer.errors import InputError
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
+from clusterformer.cli.arguments import Arguments
 
 
 def run(arguments: list[str]) -> None:
     """Compile, print the table, write the JSON."""
     from clusterformer.benchmark.compilation import TARGETS, compile_all
 
-    parser = _Parser(prog="clusterformer bench compile", add_help=False, allow_abbrev=False)
+    parser = Arguments("bench compile")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
-    from clusterformer.comparison.plan import Plan
-    from clusterformer.comparison.results import Result
-    from clusterformer.comparison.runner import Place
+    from clusterformer.cli.comparison.plan import Plan
+    from clusterformer.cli.comparison.results import Result
+    from clusterformer.cli.comparison.runner import Place
 
 HELP = """
 usage: clusterformer compare FILE.yaml [options]
@@ -51,80 +54,73 @@ examples:
   clusterformer compare runs/mr/1 runs/mr/2 --out comparisons/mr
 """
 
-OPTIONS = (
-    "out", "jobs", "shard", "metric", "baseline", "title", "from-wandb", "group", "sweep"
-)  # fmt: skip
-
 
 def run(arguments: list[str]) -> None:
     """Train what is left to train, then write and show the comparison."""
-    from clusterformer.cli.options import take
+    options = _parse(arguments)
+    if options.from_wandb:
+        from clusterformer.cli.comparison.results import of_wandb
 
-    values = {}
-    for option in OPTIONS:
-        values[option], arguments = take(arguments, f"--{option}")
-    flags = {flag: flag in arguments for flag in ("--dry-run", "--wandb")}
-    sources = [argument for argument in arguments if argument not in flags]
-    unknown = [argument for argument in sources if argument.startswith("-")]
-    if unknown:
-        raise InputError(f"unknown option {unknown[0]}; compare --help lists what there is")
-    chosen = {key: values[key] for key in ("metric", "baseline", "title")}
-    if values["from-wandb"]:
-        from clusterformer.comparison.results import of_wandb
-
-        if not values["group"]:
-            raise InputError("--from-wandb needs --group")
-        results = of_wandb(values["from-wandb"], values["group"])
-        _write(results, _folder(values["out"], values["group"]), chosen)
-    elif len(sources) == 1 and not Path(sources[0]).is_dir():
-        _compare(sources[0], values, chosen, flags)
-    elif sources:
-        from clusterformer.comparison.results import of_folders
-
-        _write(of_folders(sources), _folder(values["out"], "runs"), chosen)
+        results = of_wandb(options.from_wandb, options.group)
+        _write(results, options.out or _folder(options.group), options)
+    elif len(options.sources) == 1 and not Path(options.sources[0]).is_dir():
+        _compare(options)
     else:
+        from clusterformer.cli.comparison.results import of_folders
+
+        _write(of_folders(options.sources), options.out or _folder("runs"), options)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Arguments("compare")
+    parser.add_argument("sources", nargs="*")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    for option in ("shard", "metric", "baseline", "title", "from-wandb", "group"):
+        parser.add_argument(f"--{option}")
+    parser.add_argument("--sweep", type=Path)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--wandb", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        raise InputError(f"--jobs must be at least 1, got {options.jobs}")
+    if options.from_wandb and not options.group:
+        raise InputError("--from-wandb needs --group")
+    if not options.from_wandb and not options.sources:
         raise InputError("name a file of a comparison, or run folders")
+    return options
 
 
-def _compare(
-    name: str, values: dict[str, str | None], chosen: dict[str, str | None], flags: dict[str, bool]
-) -> None:
-    from clusterformer.comparison.plan import read_plan
-    from clusterformer.comparison.results import of_run
-    from clusterformer.comparison.runner import Place, train
+def _compare(options: argparse.Namespace) -> None:
+    from clusterformer.cli.comparison.plan import read_plan
+    from clusterformer.cli.comparison.results import of_run
+    from clusterformer.cli.comparison.runner import Place, train
 
-    path = _find(name)
+    path = _find(options.sources[0])
     plan = read_plan(path)
-    if values["sweep"]:
-        from clusterformer.comparison.wandb import sweep
+    if options.sweep:
+        from clusterformer.cli.comparison.wandb import sweep
 
-        Path(values["sweep"]).write_text(sweep(plan), encoding="utf-8")
-        print(f"written: {values['sweep']}; start it with: wandb sweep {values['sweep']}")
+        options.sweep.write_text(sweep(plan), encoding="utf-8")
+        print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
         return
-    if flags["--dry-run"]:
-        _list(plan, _folder(values["out"], path.stem))
+    folder = options.out or _folder(path.stem)
+    if options.dry_run:
+        _list(plan, folder)
         return
-    folder = _folder(values["out"], path.stem)
     places = [Place(folder, planned) for planned in plan.runs]
     for place in places:
         place.record()
-    mine = _shard(places, values["shard"])
-    jobs = _positive(values["jobs"] or "1", "--jobs")
-    failed = train(
-        mine, jobs=jobs, wandb=flags["--wandb"], group=path.stem, say=lambda s: print(s, flush=True)
-    )
+    mine = _shard(places, options.shard)
+    say = partial(print, flush=True)
+    failed = train(mine, jobs=options.jobs, wandb=options.wandb, group=path.stem, say=say)
     results = [
         of_run(place.run, place.planned.row, place.planned.column, place.planned.seed)
         for place in places
         if place.finished and place.run
     ]
-    chosen = {
-        "metric": chosen["metric"] or plan.metric,
-        "baseline": chosen["baseline"] or plan.baseline,
-        "title": chosen["title"] or plan.title,
-    }
     if results:
-        _write(results, folder, chosen, plan, wandb=flags["--wandb"])
+        _write(results, folder, options, plan)
     if failed:
         raise InputError(
             f"{len(failed)} of {len(mine)} runs failed: "
@@ -135,20 +131,20 @@ def _compare(
 
 
 def _write(
-    results: list[Result],
-    folder: Path,
-    chosen: dict[str, str | None],
-    plan: Plan | None = None,
-    wandb: bool = False,
+    results: list[Result], folder: Path, options: argparse.Namespace, plan: Plan | None = None
 ) -> None:
-    from clusterformer.comparison.page import page
-    from clusterformer.comparison.summary import summarise
-    from clusterformer.comparison.tables import latex, markdown, runs_csv, text
+    """Write table and page; what the command line does not choose, the plan does."""
+    from clusterformer.cli.comparison.page import page
+    from clusterformer.cli.comparison.summary import summarise
+    from clusterformer.cli.comparison.tables import latex, markdown, runs_csv, text
 
-    if chosen["baseline"] and chosen["baseline"] not in (rows := {r.row for r in results}):
-        raise InputError(f"no row {chosen['baseline']!r}; there are {', '.join(sorted(rows))}")
-    paper = plan.paper if plan else None
-    summary = summarise(results, chosen["metric"], chosen["baseline"], paper)
+    rows = {result.row for result in results}
+    if options.baseline and options.baseline not in rows:
+        raise InputError(f"no row {options.baseline!r}; there are {', '.join(sorted(rows))}")
+    metric = options.metric or (plan.metric if plan else None)
+    baseline = options.baseline or (plan.baseline if plan else None)
+    title = options.title or (plan.title if plan else folder.name)
+    summary = summarise(results, metric, baseline, plan.paper if plan else None)
     folder.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["clusterformer", *sys.argv[1:]])
     files = {
@@ -157,7 +153,7 @@ def _write(
         "table.tex": latex(summary),
     }
     try:
-        files["index.html"] = page(summary, chosen["title"] or folder.name, command)
+        files["index.html"] = page(summary, title, command)
     except ImportError:
         print("no page: pip install 'clusterformer[plots]'")
     for name, content in files.items():
@@ -165,15 +161,15 @@ def _write(
         partial.write_text(content, encoding="utf-8")
         partial.replace(folder / name)
     print(f"\n{text(summary)}\n\nwritten: {folder}: {', '.join(files)}")
-    if wandb:
-        from clusterformer.comparison.wandb import log
+    if plan and options.wandb:
+        from clusterformer.cli.comparison.wandb import log
 
         log(summary, folder)
 
 
 def _list(plan: Plan, folder: Path) -> None:
     """Print every run with its state and, where it can be built here, its parameters."""
-    from clusterformer.comparison.runner import Place, parameters
+    from clusterformer.cli.comparison.runner import Place, parameters
 
     sizes: dict[str, str] = {}
     seconds = []
@@ -207,8 +203,8 @@ def _find(name: str) -> Path:
     return found
 
 
-def _folder(out: str | None, name: str) -> Path:
-    return Path(out) if out else Path("comparisons") / name
+def _folder(name: str) -> Path:
+    return Path("comparisons") / name
 
 
 def _shard(places: list[Place], shard: str | None) -> list[Place]:
@@ -218,9 +214,3 @@ def _shard(places: list[Place], shard: str | None) -> list[Place]:
     if not (slash and number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
         raise InputError(f"--shard is I/N with I from 1 to N, got {shard}")
     return places[int(number) - 1 :: int(of)]
-
-
-def _positive(value: str, option: str) -> int:
-    if not value.isdigit() or int(value) < 1:
-        raise InputError(f"{option} must be a number from 1, got {value}")
-    return int(value)

@@ -22,6 +22,9 @@ from clusterformer.errors import InputError
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "jsonargparse", "numpy", "tokenizers", "triton")
 
+OUTCOME = "outcome"
+"""Under which W&B's summary of a run holds what results.json does, as JSON."""
+
 
 @dataclass(frozen=True)
 class Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ from clusterformer.cli.against import Trained, against, check
 from clusterformer.cli.illustrate import illustrate
 from clusterformer.cli.metrics import MetricsFile
 from clusterformer.cli.options import Options, take
-from clusterformer.cli.runs import Run, first_process
+from clusterformer.cli.runs import OUTCOME, Run, first_process
 from clusterformer.errors import InputError
 from clusterformer.task import Task
 from clusterformer.tasks.language_modeling import LanguageModeling
@@ -82,13 +83,15 @@ def _train(arguments: list[str], name: str | None = None) -> tuple[Options, Trai
         raise SystemExit(128 + signal.SIGINT) from None
     seconds = time.monotonic() - begun
     results = _test(options, trainer)
+    begun_at = checkpoint.get("global_step", 0)
+    outcome = _outcome(options, trainer, results, seconds, begun_at)
     if run:
-        begun_at = checkpoint.get("global_step", 0)
-        run.finish(_outcome(options, trainer, results, seconds, begun_at))
+        run.finish(outcome)
     if run and not name:
         _finish(options, trainer, run, results, time.monotonic() - begun)
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
+            logger.experiment.summary[OUTCOME] = json.dumps(outcome)
             logger.experiment.finish()
     return options, (task, run, results)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterformer.comparison.page import page
-from clusterformer.comparison.summary import summarise
+from clusterformer.cli.comparison.page import page
+from clusterformer.cli.comparison.summary import summarise
 
 sys.path.append(str(Path(__file__).parents[1] / "toy"))
 from toy_results import RESULTS

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clusterformer.cli.comparison.plan import read_plan
+from clusterformer.cli.comparison.wandb import sweep
 from clusterformer.cli.configs import comparisons
 from clusterformer.cli.options import Options
-from clusterformer.comparison.plan import read_plan
-from clusterformer.comparison.wandb import sweep
 from clusterformer.errors import InputError
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterformer.comparison.results import differences, flatten
-from clusterformer.comparison.summary import AVERAGE, bootstrap, summarise
-from clusterformer.comparison.tables import latex, markdown, number, runs_csv, text
+from clusterformer.cli.comparison.results import differences, flatten
+from clusterformer.cli.comparison.summary import AVERAGE, bootstrap, summarise
+from clusterformer.cli.comparison.tables import latex, markdown, number, runs_csv, text
 from clusterformer.errors import InputError
 
 sys.path.append(str(Path(__file__).parents[1] / "toy"))

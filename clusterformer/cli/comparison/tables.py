@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable
 
-from clusterformer.comparison.summary import Cell, Summary
+from clusterformer.cli.comparison.summary import Cell, Summary
 
 Bold = Callable[[str], str]
 

@@ -14,8 +14,8 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 import clusterformer
+from clusterformer.cli.comparison.plan import PlannedRun
 from clusterformer.cli.runs import Run
-from clusterformer.comparison.plan import PlannedRun
 from clusterformer.errors import InputError
 
 Say = Callable[[str], None]

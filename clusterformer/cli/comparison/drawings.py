@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clusterformer.comparison.results import Result, differences
-from clusterformer.comparison.summary import AVERAGE, Summary
+from clusterformer.cli.comparison.results import Result, differences
+from clusterformer.cli.comparison.summary import AVERAGE, Summary
 from clusterformer.pictures.style import INK, PALETTE, QUIET, figure, plain_axes
 
 if TYPE_CHECKING:

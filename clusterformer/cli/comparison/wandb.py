@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from clusterformer.comparison.plan import Plan
-from clusterformer.comparison.summary import Summary
-from clusterformer.comparison.tables import body, header
+from clusterformer.cli.comparison.plan import Plan
+from clusterformer.cli.comparison.summary import Summary
+from clusterformer.cli.comparison.tables import body, header
 from clusterformer.errors import InputError
 
 

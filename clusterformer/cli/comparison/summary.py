@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterformer.comparison.results import Result
+from clusterformer.cli.comparison.results import Result
 from clusterformer.errors import InputError
 
 AVERAGE = "average"

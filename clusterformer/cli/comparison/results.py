@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from clusterformer.cli.runs import Run
+from clusterformer.cli.runs import OUTCOME, Run
 from clusterformer.errors import InputError
 
 
@@ -71,23 +71,8 @@ def of_run(run: Run, row: str, column: str, seed: int) -> Result:
         raise InputError(f"{run.folder}: no results.json; finish it with fit --resume {run.folder}")
     config = flatten(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     environment = json.loads((run.folder / "environment.json").read_text(encoding="utf-8"))
-    epochs = max(1, found["epochs"])
-    return Result(
-        row=row,
-        column=column,
-        seed=seed,
-        measures=found["results"],
-        monitor=found["monitor"],
-        mode=found["mode"],
-        seconds_an_epoch=found["seconds_a_step"] * found["steps"] / epochs,
-        epochs=found["epochs"],
-        parameters=found["parameters"],
-        peak_mib=found["peak_mib"],
-        curve=_curve(run.metrics, found["monitor"]),
-        config=config,
-        environment=environment,
-        folder=str(run.folder),
-    )
+    curve = _curve(run.metrics, found["monitor"])
+    return _result(found, row, column, config, curve, environment, str(run.folder), seed)
 
 
 def of_folders(folders: Sequence[str]) -> list[Result]:
@@ -120,38 +105,47 @@ def of_wandb(project: str, group: str) -> list[Result]:
     except Exception as error:  # its client raises whatever its transport does
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"W&B project {project} is out of reach: {said}") from error
-    runs = [run for run in runs if "monitor" in run.summary]
+    runs = [run for run in runs if OUTCOME in run.summary]
     if not runs:
         raise InputError(f"W&B project {project} has no finished run in group {group!r}")
     configs = [flatten(dict(run.config)) for run in runs]
     results = []
     for run, (row, column), config in zip(runs, _names(configs), configs, strict=True):
-        summary = dict(run.summary)
-        monitor = summary["monitor"]
-        history = run.scan_history(keys=["trainer/global_step", monitor])
-        results.append(
-            Result(
-                row=row,
-                column=column,
-                seed=int(config.get("seed_everything") or 0),
-                measures={
-                    key: float(value)
-                    for key, value in summary.items()
-                    if key.startswith(("test/", "val/")) and isinstance(value, int | float)
-                },
-                monitor=monitor,
-                mode=summary["mode"],
-                seconds_an_epoch=summary["seconds_an_epoch"],
-                epochs=summary["epochs"],
-                parameters=summary["parameters"],
-                peak_mib=summary["peak_mib"],
-                curve=[(point["trainer/global_step"], point[monitor]) for point in history],
-                config=config,
-                environment={"command": run.url},
-                folder="",
-            )
-        )
+        found = json.loads(run.summary[OUTCOME])
+        history = run.scan_history(keys=["trainer/global_step", found["monitor"]])
+        curve = [(point["trainer/global_step"], point[found["monitor"]]) for point in history]
+        seed = int(config.get("seed_everything") or 0)
+        results.append(_result(found, row, column, config, curve, {"command": run.url}, "", seed))
     return results
+
+
+def _result(
+    found: Mapping[str, Any],
+    row: str,
+    column: str,
+    config: Mapping[str, Any],
+    curve: Sequence[tuple[float, float]],
+    environment: Mapping[str, Any],
+    folder: str,
+    seed: int,
+) -> Result:
+    """From what `fit` wrote when it ended, here or at Weights & Biases."""
+    return Result(
+        row=row,
+        column=column,
+        seed=seed,
+        measures=found["results"],
+        monitor=found["monitor"],
+        mode=found["mode"],
+        seconds_an_epoch=found["seconds_a_step"] * found["steps"] / max(1, found["epochs"]),
+        epochs=found["epochs"],
+        parameters=found["parameters"],
+        peak_mib=found["peak_mib"],
+        curve=curve,
+        config=config,
+        environment=environment,
+        folder=folder,
+    )
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

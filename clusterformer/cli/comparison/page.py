@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterformer.comparison.drawings import along_a_key, learning_curves, quality_against
-from clusterformer.comparison.results import Result, differences
-from clusterformer.comparison.summary import Summary
-from clusterformer.comparison.tables import body, header
+from clusterformer.cli.comparison.drawings import along_a_key, learning_curves, quality_against
+from clusterformer.cli.comparison.results import Result, differences
+from clusterformer.cli.comparison.summary import Summary
+from clusterformer.cli.comparison.tables import body, header
 
 STYLE = """
 :root { color-scheme: light; --ink: #1a1a1a; --quiet: #5f5f5f; --faint: #dcdcdc; }
