@@ -66,9 +66,9 @@ def compile_all(targets: list[str]) -> Iterator[dict[str, Any]]:
         from triton.runtime.jit import JITFunction
     except ImportError:
         raise InputError("compiling needs triton: pip install 'clusterformer[kernels]'") from None
-    from clusterformer.kernels import _chunk_attention_triton as kernels
+    from clusterformer.kernels import _chunk_kernels_triton as kernels
 
-    found = (kernels._forward_kernel, kernels._dq_kernel, kernels._dkv_kernel)
+    found = (kernels.forward_kernel, kernels.dq_kernel, kernels.dkv_kernel)
     if not isinstance(found[0], JITFunction):
         raise InputError("TRITON_INTERPRET is set: unset it to compile")
     for target in targets:
@@ -84,7 +84,7 @@ def _compile(kernel: Any, shape: Shape, target: str) -> dict[str, Any]:
 
     from clusterformer.kernels.tiles import backward_tile, row, tile
 
-    choose = tile if kernel.__name__ == "_forward_kernel" else backward_tile
+    choose = tile if kernel.__name__ == "forward_kernel" else backward_tile
     chosen = choose(shape.slots, row(shape.width, shape.wide), ITEMSIZE[shape.dtype])
     constants = _constants(shape, chosen)
     names = [parameter.name for parameter in kernel.params]
@@ -110,7 +110,7 @@ def _compile(kernel: Any, shape: Shape, target: str) -> dict[str, Any]:
     )
     registers, spilled = _assembled(made.asm, target)
     return {
-        "kernel": kernel.__name__.strip("_"),
+        "kernel": kernel.__name__,
         "target": target,
         **shape._asdict(),
         "tile": list(chosen),
