@@ -6,6 +6,7 @@ Letters as in reference.py; T rows: B * N tokens, or B * N * H where every head 
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.kernels.reference import LATER, Blocks, widen, windows
@@ -30,7 +31,8 @@ def chunk_attention(
 ) -> Tensor:
     """Softmax attention of each block over the blocks that it sees; see `reference`.
 
-    In float32 whatever comes in: PyTorch's bfloat16 attention is slower backward on CPU.
+    Each piece is attended to in float32 whatever comes in: PyTorch's bfloat16 attention is slower
+    backward on CPU. What is kept has the dtype that came in.
 
     Traffic: reads q, k, v and writes the values once a round; what is gathered stays in the cache.
     4 B G R S^2 H (D + P) operations forward, 10 backward. Keeps q, k, v and the values, as full
@@ -38,7 +40,7 @@ def chunk_attention(
     """
     batch, heads, length, _ = q.shape
     split = heads if blocks.members.shape[0] != batch else 1  # heads with blocks of their own
-    rows = (x.transpose(1, 2).float().reshape(-1, heads // split, x.shape[-1]) for x in (q, k, v))
+    rows = (x.transpose(1, 2).reshape(-1, heads // split, x.shape[-1]) for x in (q, k, v))
     columns = (x[:, :, None].expand(-1, -1, split, -1).float().flatten(0, 2) for x in extra)
     start = torch.arange(batch * split, device=q.device)
     start = start.div(split, rounding_mode="floor") * (length * split) + start % split
@@ -47,7 +49,30 @@ def chunk_attention(
     )
     places = places * split + start[:, None, None]
     out, _ = _forward(*rows, *columns, places, filled, mask, blocks.back, scale, itself)
-    return out.view(batch, length, heads, -1).to(q.dtype).transpose(1, 2)
+    return out.view(batch, length, heads, -1).transpose(1, 2)
+
+
+def whole_attention(
+    q: Tensor, k: Tensor, v: Tensor, real: Tensor, scale: float, extra: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The same where every token sees all of its sequence: nothing is sorted or gathered.
+
+    Args:
+        q, k, v: (B, H, N, D).
+        real: (B, N), False at padding.
+        scale: Factor on the logits.
+        extra: Further columns of q and of k, (B, N, P) each.
+    """
+    heads, width, more = q.shape[1], v.shape[-1], extra[0].shape[-1]
+    columns = (x.float()[:, None].expand(-1, heads, -1, -1) for x in extra)
+    with torch.autocast("cpu", enabled=False):
+        query, key = (torch.cat([x.float(), y], -1) for x, y in zip((q, k), columns, strict=True))
+        # fused attention wants values as wide as keys, and a row without a key gives NaN
+        mask = (real | ~real.any(1, keepdim=True))[:, None, None]
+        out = F.scaled_dot_product_attention(
+            query, key, F.pad(v.float(), (0, more)), attn_mask=mask, scale=scale
+        )
+    return out[..., :width].masked_fill(~real[:, None, :, None], 0.0).to(q.dtype)
 
 
 @torch.library.custom_op("clusterformer::chunk_attention", mutates_args=())
@@ -76,10 +101,10 @@ def _forward(
         scale: Factor on the logits.
         itself: Added to the logit of a token with itself.
     """
-    out, logsumexp = q.new_empty(0), q.new_empty(0)
+    out = logsumexp = torch.empty(0)
     for turn in range(places.shape[0]):
         alone = itself * LATER if turn else itself
-        values, sums = q.new_zeros(q.shape), q.new_zeros(q.shape[:2])
+        values, sums = _zeros(q.shape), _zeros(q.shape[:2])
         for piece, own, seen in _pieces(q, places[turn], filled.shape[2], back):
             arguments = _gather(q, k, v, q_extra, k_extra, own, seen)
             bias = _bias(mask[turn][piece], own.shape[-1], back, alone)
@@ -94,7 +119,7 @@ def _forward(
             values.addcmul_(out, (logsumexp - total).exp_()[..., None])
             sums = total
         out, logsumexp = values, sums
-    return out, logsumexp
+    return out.to(q.dtype), logsumexp
 
 
 @torch.library.custom_op("clusterformer::chunk_attention_backward", mutates_args=())
@@ -120,9 +145,7 @@ def _backward(
     their union has the gradient that a softmax of its own would have.
     """
     width = q.shape[-1]
-    d_q, d_k, d_v, d_q_extra, d_k_extra = (
-        x.new_zeros(x.shape) for x in (q, k, v, q_extra, k_extra)
-    )
+    d_q, d_k, d_v, d_q_extra, d_k_extra = (_zeros(x.shape) for x in (q, k, v, q_extra, k_extra))
     for turn in range(places.shape[0]):
         alone = itself * LATER if turn else itself
         for piece, own, seen in _pieces(q, places[turn], filled.shape[2], back):
@@ -146,12 +169,12 @@ def _backward(
             _add(d_k, seen, of_k[..., :width])
             _add(d_k_extra, seen, of_k[..., width:].sum(3))
             _add(d_v, seen, of_v[..., :width])
-    return d_q, d_k, d_v, d_q_extra, d_k_extra
+    return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_q_extra, d_k_extra
 
 
 @_forward.register_fake
 def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2])
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
 @_backward.register_fake
@@ -215,8 +238,13 @@ def _fold(part: Tensor, blocks: torch.Size, places: torch.Size) -> Tensor:
     return total
 
 
+def _zeros(shape: torch.Size) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float32)  # whatever the default
+
+
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    return x.index_select(0, index.flatten()).unflatten(0, index.shape)
+    """Rows, in float32."""
+    return x.index_select(0, index.flatten()).float().unflatten(0, index.shape)
 
 
 def _add(total: Tensor, index: Tensor, part: Tensor) -> None:
@@ -225,7 +253,7 @@ def _add(total: Tensor, index: Tensor, part: Tensor) -> None:
 
 
 def _bias(mask: Tensor, width: int, back: int, itself: float) -> Tensor:
-    bias = torch.zeros(mask.shape).masked_fill_(~mask, float("-inf")).flatten(0, 1)
+    bias = _zeros(mask.shape).masked_fill_(~mask, float("-inf")).flatten(0, 1)
     if itself:
         bias = bias.expand(-1, width, -1).contiguous()
         bias.diagonal(back * width, 1, 2).add_(itself)

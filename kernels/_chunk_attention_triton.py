@@ -3,16 +3,21 @@
 Letters as in _chunk_kernels_triton.py, which holds the kernels.
 """
 
+import math
+
 import torch
 import triton
 from torch import Tensor
 
 from clusterformer.kernels._chunk_kernels_triton import dkv_kernel, dq_kernel, forward_kernel
 from clusterformer.kernels.reference import LATER, Blocks
-from clusterformer.kernels.tiles import backward_tile, padded, row, tile
+from clusterformer.kernels.tiles import Device, Tile, backward_tile, padded, tile
 
 WIDEST = 256
 """Columns of the widest rows that a tile holds."""
+
+REACH = 2**31
+"""Numbers that 32-bit offsets reach; a sequence that spans more takes 64-bit ones."""
 
 
 def chunk_attention(
@@ -41,11 +46,11 @@ def chunk_attention(
             f"{extra[0].shape[-1]} extra; CLUSTERFORMER_KERNELS=reference takes any"
         )
     q, k, v, *columns = (_inner_contiguous(x.to(q.dtype)) for x in (q, k, v, *extra))
-    index = (blocks.members, blocks.filled, blocks.visible, _homes(blocks))
-    members, filled, visible, homes = (x.contiguous() for x in index)
+    members = blocks.members.masked_fill(~blocks.filled, -1).int()
+    index = members, blocks.visible.contiguous(), _homes(blocks)
     chosen = q.new_empty(0, dtype=torch.bool) if mask is None else mask.contiguous()
-    options = blocks.back, scale, itself, causal, within or 0
-    out, _ = _forward(q, k, v, *columns, members, filled, visible, homes, chosen, *options)
+    options = blocks.back, scale, itself, causal, within or 0, blocks.padded
+    out, _ = _forward(q, k, v, *columns, *index, chosen, *options)
     return out
 
 
@@ -57,7 +62,6 @@ def _forward(
     q_extra: Tensor,
     k_extra: Tensor,
     members: Tensor,
-    filled: Tensor,
     visible: Tensor,
     homes: Tensor,
     mask: Tensor,
@@ -66,32 +70,34 @@ def _forward(
     itself: float,
     causal: bool,
     within: int,
+    gaps: bool,
 ) -> tuple[Tensor, Tensor]:
     """Values (B, H, N, D) and log-sum-exps (B, H, N) over all rounds.
 
     Args:
         q, k, v: (B, H, N, D), rows contiguous.
         q_extra, k_extra: (B, N, P), likewise.
-        members, filled: (Z, L, S).
+        members: (Z, L, S) 32-bit token in each slot; -1 for none.
         visible: (Z, G, R).
         homes: (Z, G, C) places that hold each block; -1 for none.
         mask: (Z, G, S or 1, R * S), or empty.
         back, scale, itself, causal, within: As in `chunk_attention`; `within` 0 for any distance.
+        gaps: Whether a token may stand in no slot; its values are 0.
     """
-    batch, heads, length, width = q.shape
-    rounds = max(1, members.shape[0] // (batch * heads))
-    out = q.new_zeros(rounds, batch, heads, length, width)
-    sums = q.new_full((rounds, batch, heads, length), float("-inf"), dtype=torch.float32)
-    shapes = tile(members.shape[2], row(width, q_extra.shape[-1]), q.element_size())
-    forward_kernel[_grid(visible, members, shapes.queries, rounds * batch * heads)](
-        q, k, v, q_extra, k_extra, members, filled, visible, mask, out, sums,
+    rows = _rounds(q, members), *q.shape[:3]
+    make = q.new_zeros if gaps else q.new_empty
+    out, sums = make(*rows, q.shape[3]), make(*rows, dtype=torch.float32)
+    if gaps:
+        sums.fill_(float("-inf"))
+    shapes = tile(*_tiled(q, q_extra, members))
+    forward_kernel[_grid(rows, visible, members, shapes)](
+        q, k, v, q_extra, k_extra, members, visible, mask, out, sums,
         *_strides(q, k, v, q_extra, k_extra),
-        *_sizes(q, q_extra, members, visible, mask, scale, itself, within),
-        **_constants(q, q_extra, members, visible, mask, back, causal, within, itself),
-        BLOCK_M=shapes.queries, BLOCK_K=shapes.keys,
-        num_warps=shapes.warps, num_stages=shapes.stages,
+        *_sizes(q, members, visible, mask, scale, itself, within),
+        **_constants(q, k, v, q_extra, members, visible, mask, back, causal, within, itself),
+        BLOCK_M=shapes.own, BLOCK_K=shapes.streamed, **_launch(shapes),
     )  # fmt: skip
-    if rounds == 1:
+    if len(out) == 1:
         return out[0], sums[0]
     total = sums.logsumexp(0)
     shares = (sums - total.masked_fill(total == float("-inf"), 0.0)).exp()
@@ -107,7 +113,6 @@ def _backward(
     q_extra: Tensor,
     k_extra: Tensor,
     members: Tensor,
-    filled: Tensor,
     visible: Tensor,
     homes: Tensor,
     mask: Tensor,
@@ -118,38 +123,35 @@ def _backward(
     itself: float,
     causal: bool,
     within: int,
+    gaps: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and the extra columns.
 
     With the log-sum-exp of all rounds together, each round's part of the softmax over their union
     has the gradient that a softmax of its own would have.
     """
-    batch, heads, length, width = q.shape
-    wide = q_extra.shape[-1]
-    rounds = max(1, members.shape[0] // (batch * heads))
     grad = _inner_contiguous(grad)
-    delta = (grad.float() * out.float()).sum(-1)
-    rows = rounds, batch, heads, length
-    d_q, d_k, d_v = (q.new_zeros(*rows, width) for _ in range(3))
-    d_q_extra, d_k_extra = (q.new_zeros(*rows, wide, dtype=torch.float32) for _ in range(2))
-    shapes = backward_tile(members.shape[2], row(width, wide), q.element_size())
+    rows = _rounds(q, members), *q.shape[:3]
+    make = q.new_zeros if gaps else q.new_empty
+    d_q, d_k, d_v = (make(*rows, q.shape[3]) for _ in range(3))
+    d_q_extra, d_k_extra = (make(*rows, q_extra.shape[-1], dtype=torch.float32) for _ in range(2))
+    delta = torch.empty_like(sums)
     strides = (*_strides(q, k, v, q_extra, k_extra), *grad.stride()[:3])
-    sizes = _sizes(q, q_extra, members, visible, mask, scale, itself, within)
-    constants = {
-        **_constants(q, q_extra, members, visible, mask, back, causal, within, itself),
-        "BLOCK_M": shapes.queries, "BLOCK_K": shapes.keys,
-        "num_warps": shapes.warps, "num_stages": shapes.stages,
-    }  # fmt: skip
-    programs = rounds * batch * heads
-    dq_kernel[_grid(visible, members, shapes.queries, programs)](
-        q, k, v, q_extra, k_extra, members, filled, visible, mask, sums, delta, grad, d_q,
-        d_q_extra, *strides, *sizes, **constants,
+    sizes = _sizes(q, members, visible, mask, scale, itself, within)
+    constants = _constants(q, k, v, q_extra, members, visible, mask, back, causal, within, itself)
+    shapes = backward_tile(*_tiled(q, q_extra, members), keys=False)
+    dq_kernel[_grid(rows, visible, members, shapes)](
+        q, k, v, q_extra, k_extra, members, visible, mask, out.contiguous(), sums, grad, delta,
+        d_q, d_q_extra, *strides, *sizes, **constants, BLOCK_M=shapes.own,
+        BLOCK_K=shapes.streamed, **_launch(shapes),
     )  # fmt: skip
-    dkv_kernel[_grid(visible, members, shapes.keys, programs)](
-        q, k, v, q_extra, k_extra, members, filled, visible, homes, mask, sums, delta, grad, d_k,
-        d_v, d_k_extra, *strides, *sizes, COPIES=homes.shape[2], **constants,
+    shapes = backward_tile(*_tiled(q, q_extra, members), keys=True)
+    dkv_kernel[_grid(rows, visible, members, shapes)](
+        q, k, v, q_extra, k_extra, members, visible, homes, mask, sums, grad, delta, d_k, d_v,
+        d_k_extra, *strides, *sizes, **constants, COPIES=homes.shape[2], BLOCK_M=shapes.streamed,
+        BLOCK_K=shapes.own, **_launch(shapes),
     )  # fmt: skip
-    d_q, d_k, d_v = (x[0] if rounds == 1 else x.sum(0) for x in (d_q, d_k, d_v))
+    d_q, d_k, d_v = (x[0] if len(x) == 1 else x.sum(0) for x in (d_q, d_k, d_v))
     d_q_extra, d_k_extra = (x.sum((0, 2)).to(q_extra.dtype) for x in (d_q_extra, d_k_extra))
     return d_q, d_k, d_v, d_q_extra, d_k_extra
 
@@ -165,7 +167,7 @@ def _(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    tensors, ctx.options = inputs[:10], inputs[10:]
+    tensors, ctx.options = inputs[:9], inputs[9:]
     ctx.save_for_backward(*tensors, *output)
 
 
@@ -191,8 +193,22 @@ def _inner_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or not x.shape[-1] else x.contiguous()
 
 
-def _grid(visible: Tensor, members: Tensor, rows: int, programs: int) -> tuple[int, int]:
-    return visible.shape[1] * triton.cdiv(members.shape[2], rows), programs
+def _rounds(q: Tensor, members: Tensor) -> int:
+    return max(1, members.shape[0] // (q.shape[0] * q.shape[1]))
+
+
+def _tiled(q: Tensor, q_extra: Tensor, members: Tensor) -> tuple[int, int, int, int, Device]:
+    sizes = members.shape[2], q.shape[3], q_extra.shape[-1], q.element_size()
+    return *sizes, Device.of(q.device)
+
+
+def _grid(rows: tuple[int, ...], visible: Tensor, members: Tensor, shapes: Tile) -> tuple[int]:
+    """One dimension: only the first may be long."""
+    return (math.prod(rows[:3]) * visible.shape[1] * triton.cdiv(members.shape[2], shapes.own),)
+
+
+def _launch(shapes: Tile) -> dict[str, int]:
+    return {"num_warps": shapes.warps, "num_stages": shapes.stages}
 
 
 def _strides(q: Tensor, k: Tensor, v: Tensor, q_extra: Tensor, k_extra: Tensor) -> tuple[int, ...]:
@@ -201,27 +217,30 @@ def _strides(q: Tensor, k: Tensor, v: Tensor, q_extra: Tensor, k_extra: Tensor) 
 
 
 def _sizes(
-    q: Tensor, q_extra: Tensor, members: Tensor, visible: Tensor, mask: Tensor,
-    scale: float, itself: float, within: int,
+    q: Tensor, members: Tensor, visible: Tensor, mask: Tensor, scale: float, itself: float,
+    within: int,
 ) -> tuple[float, ...]:  # fmt: skip
     mask_rows = mask.shape[2] if mask.numel() else 1
     return (
-        mask_rows, q.shape[2], visible.shape[1], members.shape[2], q.shape[3], q_extra.shape[-1],
-        scale, itself, within, q.shape[0] * q.shape[1],
+        mask_rows, q.shape[2], visible.shape[1], members.shape[2], scale, itself, within,
+        q.shape[0] * q.shape[1],
     )  # fmt: skip
 
 
 def _constants(
-    q: Tensor, q_extra: Tensor, members: Tensor, visible: Tensor, mask: Tensor,
-    back: int, causal: bool, within: int, itself: float,
+    q: Tensor, k: Tensor, v: Tensor, q_extra: Tensor, members: Tensor, visible: Tensor,
+    mask: Tensor, back: int, causal: bool, within: int, itself: float,
 ) -> dict[str, object]:  # fmt: skip
+    widest = max(q.shape[1] * q.shape[3], *(x.stride(2) for x in (q, k, v)))
     return {
         "H": q.shape[1],
         "R": visible.shape[2],
         "BACK": back,
         "LATER_BY": LATER,
         "SHARED": members.shape[0] == q.shape[0],
-        "WIDE": q_extra.shape[-1] > 0,
+        "LONG": q.shape[2] * widest >= REACH,
+        "WIDTH": q.shape[3],
+        "WIDE": q_extra.shape[-1],
         "CAUSAL": causal,
         "WITHIN": within > 0,
         "ALONE": itself != 0,

@@ -1,7 +1,9 @@
 """Assign and sort in Triton: no matrix of tokens by clusters in memory, no atomics.
 
-B batch   N tokens   C clusters   P width of the clustering space   T tiles of tokens
+B batch   N tokens   C clusters   W width of the clustering space   T tiles of tokens
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -9,43 +11,45 @@ import triton.language as tl
 from torch import Tensor
 
 from clusterformer.kernels.reference import Sorted
-from clusterformer.kernels.tiles import padded
+from clusterformer.kernels.tiles import Device
 
 TILE = 64
 """Tokens a program."""
 
-CENTROIDS = 32
+CENTROIDS = 64
 """Centroids that a program takes at a time."""
+
+COLUMNS = 16
+"""Columns of points and centroids that it multiplies at a time."""
 
 
 @triton.jit
 def _scores(
-    anchors, points, c_first, token, C, width, real, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
+    anchors, points, c_first, token, C, width, real,
+    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Similarities (tile, BLOCK_C) of a tile of tokens with a tile of centroids, float32."""
-    column = tl.arange(0, BLOCK_P)
     cluster = c_first + tl.arange(0, BLOCK_C)
-    x = tl.load(
-        points + token[:, None] * width + column[None, :],
-        mask=real[:, None] & (column < width)[None, :],
-        other=0.0,
-    )
-    c = tl.load(
-        anchors + cluster[:, None] * width + column[None, :],
-        mask=(cluster < C)[:, None] & (column < width)[None, :],
-        other=0.0,
-    )
-    return tl.dot(x, tl.trans(c), input_precision="ieee")
+    scores = tl.zeros([token.shape[0], BLOCK_C], tl.float32)
+    for first in range(0, width, BLOCK_P):
+        column = first + tl.arange(0, BLOCK_P)
+        inside = (column < width)[None, :]
+        at = points + token[:, None] * width + column[None, :]
+        x = tl.load(at, mask=real[:, None] & inside, other=0.0)
+        at = anchors + cluster[:, None] * width + column[None, :]
+        c = tl.load(at, mask=(cluster < C)[:, None] & inside, other=0.0)
+        scores += tl.dot(x, tl.trans(c), input_precision=PRECISION)
+    return scores
 
 
 @triton.jit
 def _normaliser_kernel(
     POINTS, ANCHORS, REAL, PARTIAL, N, C, T, width, anchor_batch,
-    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Log-sum-exp over one tile of tokens, for every centroid: the first of two passes.
 
-    Traffic: points once, B C T numbers out; 2 B N C P operations.
+    Traffic: B N (4 W + 1 + C / 16) bytes; 2 B N C W operations in float32.
     """
     tile = tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
@@ -55,7 +59,7 @@ def _normaliser_kernel(
     for first in range(0, C, BLOCK_C):
         scores = _scores(
             ANCHORS + batch * anchor_batch, POINTS + batch * N * width, first, token, C, width,
-            real, BLOCK_P, BLOCK_C,
+            real, PRECISION, BLOCK_P, BLOCK_C,
         )  # fmt: skip
         scores = tl.where(real[:, None], scores, float("-inf"))
         highest = tl.max(scores, 0)
@@ -69,11 +73,11 @@ def _normaliser_kernel(
 @triton.jit
 def _assign_kernel(
     POINTS, ANCHORS, REAL, NORMALISER, ASSIGNMENT, N, C, width, anchor_batch,
-    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Cluster of each token of a tile, the first of equals: the second pass.
 
-    Traffic: points once, B N integers out; 2 B N C P operations.
+    Traffic: B N (4 W + 9) bytes; 2 B N C W operations in float32.
     """
     batch = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -84,7 +88,7 @@ def _assign_kernel(
     for first in range(0, C, BLOCK_C):
         scores = _scores(
             ANCHORS + batch * anchor_batch, POINTS + batch * N * width, first, token, C, width,
-            real, BLOCK_P, BLOCK_C,
+            real, PRECISION, BLOCK_P, BLOCK_C,
         )  # fmt: skip
         cluster = first + tl.arange(0, BLOCK_C)
         norm = tl.load(NORMALISER + batch * C + cluster, mask=cluster < C, other=float("inf"))
@@ -99,7 +103,10 @@ def _assign_kernel(
 
 @triton.jit
 def _count_kernel(ASSIGNMENT, COUNTS, N, C, T, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
-    """How many tokens of a tile each cluster has. Traffic: B N integers in, B C T out."""
+    """How many tokens of a tile each cluster has.
+
+    Traffic: B N (8 + C / 8) bytes.
+    """
     tile = tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
     token = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -113,7 +120,10 @@ def _count_kernel(ASSIGNMENT, COUNTS, N, C, T, BLOCK_N: tl.constexpr, BLOCK_C: t
 
 @triton.jit
 def _place_kernel(ASSIGNMENT, STARTS, ORDER, INVERSE, N, C, T, BLOCK_N: tl.constexpr):
-    """Where each token of a tile goes: behind those of its cluster that come before it."""
+    """Where each token of a tile goes: behind those of its cluster that come before it.
+
+    Traffic: B N 32 bytes.
+    """
     tile = tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
     within = tl.arange(0, BLOCK_N)
@@ -127,40 +137,68 @@ def _place_kernel(ASSIGNMENT, STARTS, ORDER, INVERSE, N, C, T, BLOCK_N: tl.const
     tl.store(INVERSE + batch * N + token, place, mask=token < N)
 
 
-def assign(
-    points: Tensor, anchors: Tensor, key_mask: Tensor | None = None, *, normalised: bool = True
-) -> Tensor:
-    """argmax_i (S_ij - logsumexp_j' S_ij') of S = anchors points^T, (B, N); padding holds any.
+@torch.library.custom_op("clusterformer::normaliser_triton", mutates_args=())
+def normaliser(points: Tensor, anchors: Tensor, real: Tensor) -> Tensor:
+    """logsumexp_j S_ij over real tokens of S = anchors points^T, (B, C); it has no gradient.
 
     Args:
-        points: (B, N, P).
-        anchors: (C, P) or (B, C, P).
-        key_mask: (B, N), True at real tokens.
-        normalised: False leaves the log-sum-exp over tokens out.
+        points: (B, N, W), float32 and contiguous, as are all of these.
+        anchors: (C, W) or (B, C, W).
+        real: (B, N), True at real tokens.
     """
     batch, length, width = points.shape
-    clusters = anchors.shape[-2]
-    points, anchors = points.detach().float().contiguous(), anchors.detach().float().contiguous()
-    real = points.new_ones(batch, length, dtype=torch.bool) if key_mask is None else key_mask
-    tiles = triton.cdiv(length, TILE)
-    stride = clusters * width if anchors.dim() == 3 else 0
-    blocks = {"BLOCK_P": padded(width), "BLOCK_N": TILE, "BLOCK_C": CENTROIDS}
-    arguments = points, anchors, real.contiguous()
-    normaliser = points.new_zeros(batch, clusters)
-    if normalised:
-        partial = points.new_empty(batch, tiles, clusters)
-        sizes = length, clusters, tiles, width, stride
-        _normaliser_kernel[tiles, batch](*arguments, partial, *sizes, **blocks)
-        normaliser = partial.logsumexp(1)
+    clusters, tiles = anchors.shape[-2], triton.cdiv(length, TILE)
+    partial = points.new_empty(batch, tiles, clusters)
+    _normaliser_kernel[tiles, batch](
+        points, anchors, real, partial, length, clusters, tiles, width, _stride(anchors),
+        **_blocks(points),
+    )  # fmt: skip
+    return partial.logsumexp(1)
+
+
+@normaliser.register_fake
+def _(points: Tensor, anchors: Tensor, real: Tensor) -> Tensor:
+    return points.new_empty(points.shape[0], anchors.shape[-2])
+
+
+@torch.library.custom_op("clusterformer::assign_triton", mutates_args=())
+def assign(points: Tensor, anchors: Tensor, real: Tensor, normaliser: Tensor) -> Tensor:
+    """argmax_i (S_ij - normaliser_i), (B, N); padding holds any. Arguments as in `normaliser`."""
+    batch, length, width = points.shape
+    clusters, tiles = anchors.shape[-2], triton.cdiv(length, TILE)
     assignment = points.new_empty(batch, length, dtype=torch.long)
     _assign_kernel[tiles, batch](
-        *arguments, normaliser, assignment, length, clusters, width, stride, **blocks
-    )
+        points, anchors, real, normaliser, assignment, length, clusters, width, _stride(anchors),
+        **_blocks(points),
+    )  # fmt: skip
     return assignment
 
 
+@assign.register_fake
+def _(points: Tensor, anchors: Tensor, real: Tensor, normaliser: Tensor) -> Tensor:
+    return points.new_empty(points.shape[:2], dtype=torch.long)
+
+
+def _stride(anchors: Tensor) -> int:
+    """Numbers from one sequence's anchors to the next one's; 0 where all share them."""
+    return anchors.shape[1] * anchors.shape[2] if anchors.dim() == 3 else 0
+
+
+def _blocks(points: Tensor) -> dict[str, Any]:
+    precision = Device.of(points.device).exact
+    return {"PRECISION": precision, "BLOCK_P": COLUMNS, "BLOCK_N": TILE, "BLOCK_C": CENTROIDS}
+
+
 def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) -> Sorted:
-    """Stable counting sort of tokens by cluster, padding behind all; see `reference`.
+    """Stable counting sort of tokens by cluster, padding behind all; see `reference`."""
+    return Sorted(*_sort(assignment, num_clusters, key_mask))
+
+
+@torch.library.custom_op("clusterformer::sort_triton", mutates_args=())
+def _sort(
+    assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Order, inverse and counts.
 
     O(N + C N / tile) time and memory.
     """
@@ -177,4 +215,12 @@ def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) 
     starts = (flat.cumsum(1) - flat).contiguous()
     order, inverse = torch.empty_like(assignment), torch.empty_like(assignment)
     _place_kernel[grid](assignment, starts, order, inverse, *sizes, BLOCK_N=TILE)
-    return Sorted(order, inverse, counts.sum(-1)[:, :num_clusters])
+    return order, inverse, counts.sum(-1)[:, :num_clusters].contiguous()
+
+
+@_sort.register_fake
+def _(
+    assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    order, inverse = (assignment.new_empty(assignment.shape) for _ in range(2))
+    return order, inverse, assignment.new_empty(assignment.shape[0], num_clusters)

@@ -58,10 +58,13 @@ def chunk_attention(
             q, k, v, blocks, mask=mask, causal=causal, within=within, scale=scale, itself=itself,
             extra=extra,
         )  # fmt: skip
-    if mask is None:
-        mask = reference.window_mask(blocks, causal, within)
     plain = q.device.type != "cpu" or forced() == "reference"
     kernel = reference if plain else _chunk_attention_cpu
+    if mask is None:
+        alike = blocks.whole and len(blocks.slot) == len(q)  # in all heads
+        if alike and not (plain or causal or within or itself):
+            return _chunk_attention_cpu.whole_attention(q, k, v, blocks.slot >= 0, scale, extra)
+        mask = reference.window_mask(blocks, causal, within)
     return kernel.chunk_attention(
         q, k, v, blocks, mask=mask, scale=scale, itself=itself, extra=extra
     )

@@ -2,6 +2,9 @@
 
 B batch   N queries   M keys   D width   G groups   S slots a group   R keys a group sees
 T = B * N
+
+On CPU by batched products: groups are small, and many small calls of PyTorch's fused attention,
+which also wants to keep its values and log-sum-exps for the backward pass, take longer.
 """
 
 from collections.abc import Iterator
@@ -12,9 +15,6 @@ from torch import Tensor
 
 PIECE = 2**19
 """Most numbers in the gathered keys of one piece on CPU, 2 MiB: they stay in a core's cache."""
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def gathered_attention(
@@ -44,7 +44,7 @@ def gathered_attention(
     Cost: O(G S R D) time; O(N D) memory on CPU, O(G R D) elsewhere.
     """
     if q.device.type == "cpu":
-        return _forward(q.float(), k.float(), v.float(), members, filled, seen, mask, scale)[0]
+        return _forward(q.float(), k.float(), v.float(), members, filled, seen, mask, scale)
     return reference(q, k, v, members, filled, seen, mask, scale=scale)
 
 
@@ -86,18 +86,14 @@ def _forward(
     seen: Tensor,
     mask: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Values (B, N, D) and log-sum-exp (B, G, 1, S)."""
+) -> Tensor:
+    """Values (B, N, D)."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    logsumexp = q.new_empty(members.shape[0] * members.shape[1], 1, members.shape[2])
-    for some, own, keys in _pieces(q, k, members, seen):
-        rows, groups = _take(q, own), _take(k, keys)
-        values, sums = _flash(
-            rows, groups, _take(v, keys), 0.0, False, attn_mask=_bias(mask, some), scale=scale
-        )
-        _add(out, own, values[:, 0] * filled.flatten(0, 1)[some, :, None])
-        logsumexp[some] = sums
-    return out, logsumexp
+    for some, own, keys in _pieces(q, k, members, filled, seen):
+        weights = _weights(_take(q, own), _take(k, keys), mask, some, scale)
+        values = torch.bmm(weights, _take(v, keys))
+        _add(out, own, values.mul_(filled.flatten(0, 1)[some, :, None]))
+    return out
 
 
 @torch.library.custom_op("clusterformer::gathered_attention_backward", mutates_args=())
@@ -110,29 +106,26 @@ def _backward(
     filled: Tensor,
     seen: Tensor,
     mask: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Gradients of q, k and v; the weights are computed again."""
     d_q, d_k, d_v = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    for some, own, keys in _pieces(q, k, members, seen):
-        given = _take(grad, own) * filled.flatten(0, 1)[some, None, :, None]
-        of_q, of_k, of_v = _flash_backward(
-            given, _take(q, own), _take(k, keys), _take(v, keys), _take(out, own),
-            logsumexp[some], 0.0, False, attn_mask=_bias(mask, some), scale=scale,
-        )  # fmt: skip
-        _add(d_q, own, of_q)
-        _add(d_k, keys, of_k)
-        _add(d_v, keys, of_v)
+    for some, own, keys in _pieces(q, k, members, filled, seen):
+        query, key = _take(q, own), _take(k, keys)
+        weights = _weights(query, key, mask, some, scale)
+        given = _take(grad, own).mul_(filled.flatten(0, 1)[some, :, None])
+        of_weights = torch.bmm(given, _take(v, keys).transpose(1, 2))
+        of_scores = torch._softmax_backward_data(of_weights, weights, -1, torch.float32)
+        of_scores.mul_(scale)
+        _add(d_q, own, torch.bmm(of_scores, key))
+        _add(d_k, keys, torch.bmm(of_scores.transpose(1, 2), query))
+        _add(d_v, keys, torch.bmm(weights.transpose(1, 2), given))
     return d_q, d_k, d_v
 
 
 @_forward.register_fake
-def _(q: Tensor, *tensors: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    members = tensors[2]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    return out, q.new_empty(members.shape[0] * members.shape[1], 1, members.shape[2])
+def _(q: Tensor, *_others: object) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 @_backward.register_fake
@@ -143,10 +136,10 @@ def _(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*tensors)
 
 
-def _differentiate(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
     found = _backward(grad, *ctx.saved_tensors, ctx.scale)
     return *found, None, None, None, None, None
 
@@ -155,33 +148,34 @@ _forward.register_autograd(_differentiate, setup_context=_setup)
 
 
 def _pieces(
-    q: Tensor, k: Tensor, members: Tensor, seen: Tensor
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Cut the work into groups whose keys fit the cache.
+    q: Tensor, k: Tensor, members: Tensor, filled: Tensor, seen: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Cut the work into groups whose keys fit the cache; groups without a query are left out.
 
-    Yields a slice of the B * G groups, and the rows, 0..T-1, of their queries and of their keys.
+    Yields some of the B * G groups, and the rows, 0..T-1, of their queries and of their keys.
     """
-    batch, groups, size = seen.shape
-    row = torch.arange(batch)[:, None, None]
+    size = seen.shape[-1]
+    row = torch.arange(len(seen))[:, None, None]
     own = (members + row * q.shape[1]).flatten(0, 1)
     keys = (seen + row * k.shape[1]).flatten(0, 1)
     step = max(1, PIECE // max(1, size * k.shape[2]))
-    for first in range(0, batch * groups, step):
-        some = slice(first, min(first + step, batch * groups))
+    for some in filled.flatten(0, 1).any(-1).nonzero()[:, 0].split(step):
         yield some, own[some], keys[some]
 
 
+def _weights(query: Tensor, key: Tensor, mask: Tensor, some: Tensor, scale: float) -> Tensor:
+    """Softmax weights (G, S, R) of queries (G, S, D) over keys (G, R, D)."""
+    seen = mask.flatten(0, 1)[some, None]
+    bias = torch.zeros_like(seen, dtype=query.dtype).masked_fill_(~seen, float("-inf"))
+    return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale).softmax(-1)
+
+
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows (G, 1, S, D) of x (B, N, D)."""
-    return x.flatten(0, 1).index_select(0, index.flatten()).view(len(index), 1, -1, x.shape[-1])
+    """Rows (G, S, D) of x (B, N, D)."""
+    return x.flatten(0, 1).index_select(0, index.flatten()).view(len(index), -1, x.shape[-1])
 
 
 def _add(total: Tensor, index: Tensor, part: Tensor) -> None:
     """Add to rows; two dimensions and contiguous, as PyTorch is fast for."""
     width = total.shape[-1]
-    total.view(-1, width).index_add_(0, index.flatten(), part.reshape(-1, width))
-
-
-def _bias(mask: Tensor, some: slice) -> Tensor:
-    seen = mask.flatten(0, 1)[some]
-    return torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))[:, None, None]
+    total.view(-1, width).index_add_(0, index.flatten(), part.view(-1, width))

@@ -3,7 +3,7 @@
 B batch   N tokens   C clusters   P width of the clustering space
 """
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from clusterformer.kernels import reference
@@ -27,23 +27,23 @@ def assign(
     Returns:
         The assignment (B, N), and U X (B, C, P), 0 for a sequence without a token.
 
-    Cost: O(N C P) time; O(N + C) memory with Triton, O(N C) without.
+    Cost: O(N C) memory without Triton; with it O(N), and O(C P) for every 1,024 tokens at most.
+    O(N C P) time, with Triton P / 128 times that for the means of wide points.
     """
     if not use_triton(points.device):
         scores = anchors @ points.transpose(1, 2)
         assigned = reference.assign(scores, key_mask)
-        chosen = scores.detach().argmax(1) if alone else assigned.assignment
+        chosen = reference.place_of_largest(scores.detach(), 1) if alone else assigned.assignment
         return chosen, assigned.memberships @ points
-    from clusterformer.kernels import _grouping_triton
+    from clusterformer.kernels import _grouping_triton, _means_triton
 
-    chosen = _grouping_triton.assign(points, anchors, key_mask, normalised=not alone)
-    # U X is attention of the centroids to the points, at scale 1
-    queries, keys = anchors.expand(len(points), -1, -1)[:, None], points[:, None]
-    mask = None if key_mask is None else (key_mask | ~key_mask.any(1, keepdim=True))[:, None, None]
-    means = F.scaled_dot_product_attention(queries, keys, keys, attn_mask=mask, scale=1.0)[:, 0]
-    if key_mask is not None:
-        means = means.masked_fill(~key_mask.any(1)[:, None, None], 0.0)
-    return chosen, means
+    points, anchors = points.float().contiguous(), anchors.float().contiguous()
+    if key_mask is None:
+        key_mask = points.new_ones(points.shape[:2], dtype=torch.bool)
+    given = points.detach(), anchors.detach(), key_mask.contiguous()
+    normaliser = _grouping_triton.normaliser(*given)
+    chosen = _grouping_triton.assign(*given, torch.zeros_like(normaliser) if alone else normaliser)
+    return chosen, _means_triton.centroid_means(points, anchors, given[2], normaliser)
 
 
 def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) -> Sorted:

@@ -1,7 +1,7 @@
 """Multipole expansions of attention to clusters of keys (MuSe, Mitchell and Kersting, 2025).
 
 B batch   D head width   P expansion points (centroids of queries)   C clusters of keys
-U places a cluster   G groups of queries   S queries a group
+U places a cluster   R clusters seen exactly   G groups of queries   S queries a group
 """
 
 from typing import NamedTuple
@@ -18,9 +18,11 @@ class Expansion(NamedTuple):
 
     Attributes:
         points: (B, P, D) expansion points.
-        keys: (B, P, C, D) mean key of each cluster, tilted by the expansion point (eq. 5).
-        values: (B, P, C, D) mean value likewise; zeros without monopoles.
-        mass: (B, P, C) log of the sum of exp(q . k) over the cluster, mu of algorithm 3.
+        keys: (B, P, C + R U, D) mean key of each cluster, tilted by the expansion point (eq. 5);
+            behind them the single keys of the clusters seen exactly.
+        values: (B, P, C + R U, D) mean value likewise; zeros without monopoles.
+        mass: (B, P, C + R U) log of the sum of exp(q . k) over the cluster, mu of algorithm 3, or
+            q . k of a single key.
         dipole: (B, P, D, D) covariance of keys and values, joined over clusters (algorithm 5);
             (B, P, D, 0) without dipoles.
     """
@@ -40,6 +42,8 @@ def expand(
     *,
     monopole: bool = True,
     dipole: bool = True,
+    damped: bool = False,
+    exact: int = 0,
 ) -> Expansion:
     """Summarise clusters of keys as seen from each expansion point (algorithms 3 and 5).
 
@@ -49,8 +53,11 @@ def expand(
         filled: (B, C, U) bool, False at places that hold none.
         monopole: Whether to keep the mean values.
         dipole: Whether to keep the covariances.
+        damped: Whether a cluster's covariance, which is not tilted, counts only by the share of
+            its keys that the point looks at, 1 / sum p^2 of them (Kish's effective number).
+        exact: R, clusters of most mass whose keys each point keeps one by one.
 
-    Cost: O(P C U D) time, and O(C U D^2) for the dipoles.
+    Cost: O(P C U D) time, and O(C U D^2) for the dipoles; O(P (C + R U) D) memory.
     """
     width = k.shape[-1]
     scores = points[:, None] @ k.transpose(2, 3)  # (B, C, P, U)
@@ -59,12 +66,28 @@ def expand(
     tilted = (scores - mass[..., None]).exp() @ torch.cat([k, v], -1)
     tilted, mass = tilted.transpose(1, 2), mass.transpose(1, 2)
     keys, values = tilted.split(width, -1)
+    if not monopole:
+        values = torch.zeros_like(values)
+    looked_at = (2 * mass - (2 * scores).logsumexp(-1).transpose(1, 2)).exp() if damped else None
+    if exact:
+        row = torch.arange(len(k), device=k.device)[:, None, None]
+        point = torch.arange(points.shape[1], device=k.device)[:, None]
+        top = mass.detach().topk(min(exact, k.shape[1]), sorted=False).indices  # (B, P, R)
+        mass = mass.scatter(-1, top, NOTHING)
+        keys, values = (
+            torch.cat([of_clusters, x[row, top].flatten(2, 3)], 2)
+            for of_clusters, x in ((keys, k), (values, v))
+        )
+        mass = torch.cat([mass, scores[row, top, point].flatten(2)], -1)
     if dipole:
-        joint = mass.softmax(-1) @ covariances(k, v, filled).flatten(2)
+        weights = mass.softmax(-1)[..., : k.shape[1]]
+        if looked_at is not None:
+            weights = weights * looked_at / filled.sum(-1).clamp(min=1)[:, None]
+        joint = weights @ covariances(k, v, filled).flatten(2)
         joint = joint.unflatten(-1, (width, width))
     else:
         joint = points.new_zeros(*points.shape, 0)
-    return Expansion(points, keys, values if monopole else torch.zeros_like(values), mass, joint)
+    return Expansion(points, keys, values, mass, joint)
 
 
 def covariances(k: Tensor, v: Tensor, filled: Tensor) -> Tensor:
@@ -85,7 +108,7 @@ def evaluate(q: Tensor, expansion: Expansion) -> tuple[Tensor, Tensor]:
     Returns:
         Values (B, G, S, D), and the log of their mass (B, G, S, 1).
 
-    Cost: O(G S (C + D) D).
+    Cost: O(G S (C + R U + D) D).
     """
     points, keys, values, mass, dipole = expansion
     residual = q - points[:, :, None]

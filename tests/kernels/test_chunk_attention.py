@@ -56,6 +56,28 @@ def test_pieces_are_the_reference(
         torch.testing.assert_close(gradient, wanted)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("clusters", "ahead"), [(1, 0), (2, 0), (3, 1)])
+def test_what_sees_all_is_the_reference(clusters: int, ahead: int, padded: bool) -> None:
+    batch, length = 3, 17
+    mask = torch.arange(length) < torch.tensor([length, 5, 0])[:, None] if padded else None
+    grouped = reference.sort(torch.randint(0, clusters, (batch, length)), clusters, mask)
+    blocks = reference.equal_blocks(grouped, clusters, mask, look_ahead=ahead)
+    assert blocks.whole
+    tensors = inputs(batch, length, 12)
+    q, k, v, *columns = tensors
+    ours = chunk_attention(q, k, v, blocks, scale=0.3, extra=tuple(columns))
+    seen = reference.window_mask(blocks)
+    options = {"scale": 0.3, "mask": seen, "itself": 0.0, "extra": tuple(columns)}
+    theirs = reference.chunk_attention(q, k, v, blocks, **options)
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(ours)
+    gradients = torch.autograd.grad((ours * weight).sum(), tensors)
+    expected = torch.autograd.grad((theirs * weight).sum(), tensors)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
 def test_the_operator_is_sound_for_compilers() -> None:
     q, k, v, *columns = inputs(2, 17, 12)
     blocks = some_blocks("blocks", 2, 17, None)

@@ -141,3 +141,13 @@ def test_memberships_sum_to_one_over_real_tokens() -> None:
     assigned = reference.assign(torch.randn(2, 5, 9) * 3, mask)
     torch.testing.assert_close(assigned.memberships.sum(-1), torch.ones(2, 5))
     assert (assigned.memberships[1, :, 4:] == 0).all()
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_the_place_of_the_largest_is_the_first_of_equals(dim: int) -> None:
+    values = torch.randint(0, 3, (4, 9, 5)).float()
+    expected = torch.from_numpy(values.numpy().argmax(dim))
+    torch.testing.assert_close(reference.place_of_largest(values, dim), expected)
+    values[0, 0] = float("nan")
+    found = reference.place_of_largest(values, dim)
+    assert ((found >= 0) & (found < values.shape[dim])).all()  # a place, whatever came in

@@ -1,0 +1,58 @@
+"""What the assemblers say of the Triton kernels, for GPUs that need not be here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterformer.benchmark.compilation import SHAPES, TARGETS
+from clusterformer.benchmark.roofline import ASSIGNING, MEANS_BACKWARD
+
+pytest.importorskip("triton")
+
+SCRIPT = """
+import json, sys
+from clusterformer.benchmark.compilation import SHAPES, compile_all
+shapes = [SHAPES[int(index)] for index in sys.argv[2].split(",")]
+print(json.dumps(list(compile_all([sys.argv[1]], shapes))))
+"""
+
+
+def report(target: str, shapes: list[int]) -> list[dict]:
+    """Rows of the report, made by a process that does not interpret."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, target, ",".join(map(str, shapes))],
+        capture_output=True, text=True, env=environment, check=False, cwd=Path(__file__).parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def holds(rows: list[dict]) -> None:
+    kernels = {"forward_kernel", "dq_kernel", "dkv_kernel", *ASSIGNING, *MEANS_BACKWARD}
+    assert kernels <= {row["kernel"] for row in rows}
+    for row in rows:
+        assert row["registers"] > 0
+        assert row["spilled_bytes"] == 0, row
+        assert row["shared_bytes"] <= row["shared_limit"], row
+
+
+def test_the_default_form_spills_nothing() -> None:
+    holds(report("sm_90", [SHAPES.index(("circle", 64, 16, 128, 3, "bf16"))]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_form_spills_anywhere(target: str) -> None:
+    holds(report(target, list(range(len(SHAPES)))))
+
+
+def test_the_committed_report_has_no_spills() -> None:
+    path = Path(__file__).parents[2] / "configs" / "results" / "compile-report.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert {row["target"] for row in rows} == set(TARGETS)
+    holds(rows)

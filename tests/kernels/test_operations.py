@@ -1,0 +1,116 @@
+"""Every operation as PyTorch wants it: schema, shapes without data, gradients, one graph."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttention
+from clusterformer.kernels import (
+    _chunk_attention_cpu,
+    gathered_attention,
+    merged_attention,
+    reference,
+)
+from clusterformer.kernels.dispatch import VARIABLE
+
+UNDIFFERENTIATED = ("test_schema", "test_faketensor")
+N = 5
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+def check(module: object, inputs: tuple, saved: tuple[Tensor, ...], options: tuple) -> None:
+    """The forward, and the backward with what the forward saved for it."""
+    opcheck(module._forward, (*inputs, *options))  # type: ignore[attr-defined]
+    given = [x.detach() for x in (torch.randn_like(inputs[0]), *inputs, *saved)]
+    opcheck(module._backward, (*given, *options), test_utils=UNDIFFERENTIATED)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def blocks() -> reference.Blocks:
+    return reference.equal_blocks(reference.sort(torch.tensor([[1, 0, 0, 1, 0]]), 2), 2)
+
+
+def test_chunk_attention_in_triton(blocks) -> None:
+    pytest.importorskip("triton")
+    from clusterformer.kernels import _chunk_attention_triton as module
+
+    rows = leaves(*3 * ((1, 1, N, 4),), (1, N, 3), (1, N, 3))
+    none = torch.empty(0, dtype=torch.bool)
+    inputs = *rows, blocks.members.int(), blocks.visible, module._homes(blocks), none
+    options = (blocks.back, 0.3, 0.0, False, 0, False)
+    check(module, inputs, module._forward(*inputs, *options), options)
+
+
+def test_chunk_attention_on_cpu(blocks) -> None:
+    rows = leaves(*3 * ((N, 1, 4),), (N, 3), (N, 3))
+    mask = reference.window_mask(blocks)[None]
+    inputs = *rows, blocks.members[None], blocks.own_filled[None], mask
+    options = (blocks.back, 0.3, 0.0)
+    outputs = _chunk_attention_cpu._forward(*inputs, *options)
+    check(_chunk_attention_cpu, inputs, outputs, options)
+
+
+def test_gathered_attention() -> None:
+    members, seen = torch.tensor([[[0, 2], [1, 0]]]), torch.tensor([[[0, 3, 4], [1, 2, 3]]])
+    filled = torch.tensor([[[True, True], [True, False]]])
+    inputs = *leaves((1, N, 4), (1, N, 4), (1, N, 4)), members, filled, seen, seen >= 0
+    check(gathered_attention, inputs, (), (0.3,))
+
+
+def test_merged_attention() -> None:
+    inputs = tuple(leaves(*4 * ((1, N, 4),), (1, N, 1)))
+    check(merged_attention, inputs, merged_attention._forward(*inputs), ())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_grouping_in_triton(padded: bool) -> None:
+    pytest.importorskip("triton")
+    from clusterformer.kernels import _grouping_triton as module
+
+    mask = torch.tensor([[True, True, False, True, False]]) if padded else None
+    real = torch.ones(1, N, dtype=torch.bool) if mask is None else mask
+    given = torch.randn(1, N, 4), torch.randn(2, 4), real
+    opcheck(module.normaliser, given, test_utils=UNDIFFERENTIATED)
+    opcheck(module.assign, (*given, module.normaliser(*given)), test_utils=UNDIFFERENTIATED)
+    chosen = torch.tensor([[1, 0, 0, 1, 0]])
+    opcheck(module._sort, (chosen, 2, mask), test_utils=UNDIFFERENTIATED)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_centroid_means_in_triton(own: bool) -> None:
+    pytest.importorskip("triton")
+    from clusterformer.kernels import _means_triton as module
+    from clusterformer.kernels._grouping_triton import normaliser
+
+    points, anchors = leaves((1, N, 4), (*own * (1,), 2, 4))
+    real = torch.tensor([[True, True, False, True, False]])
+    inputs = points, anchors, real, normaliser(points.detach(), anchors.detach(), real)
+    opcheck(module.centroid_means, inputs)
+    means = module.centroid_means(*inputs)
+    given = [x.detach() for x in (torch.randn_like(means), *inputs, means)]
+    opcheck(module._backward, given, test_utils=UNDIFFERENTIATED)
+
+
+@pytest.mark.parametrize("kernels", ["triton", None])
+@pytest.mark.parametrize("causal", [False, True])
+def test_forward_and_backward_compile_as_one_graph(kernels, causal, monkeypatch) -> None:
+    if kernels == "triton":
+        pytest.importorskip("triton")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if kernels:
+        monkeypatch.setenv(VARIABLE, kernels)
+    torch._dynamo.reset()
+    core = NeuralClusteringAttention(8, 1, num_clusters=2, chunk_size=3, causal=causal)
+    layer = MultiHeadAttention(core)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(1, 7, 8)
+    found = []
+    for form in (layer, compiled):
+        made = form(x)
+        loss = made.values.square().sum() + made.grouping.centroids.square().sum()
+        found.append([made.values, *torch.autograd.grad(loss, core.space.weight)])
+    torch.testing.assert_close(*found)
