@@ -298,11 +298,17 @@ class ClusterFormer(LightningModule):
             {"params": [p for p in parameters if id(p) in decayed]},
             {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
         ]
+        # Fused takes an eighth of the time on a CPU, but cannot be clipped under a loss scaler.
+        scaled = self.trainer.precision == "16-mixed"
         try:
-            optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
+            optimizer = torch.optim.AdamW(
+                groups, lr=self.lr, weight_decay=self.weight_decay, fused=not scaled
+            )
             rate = factor(self.schedule, self.warmup, self._total_steps())
         except ValueError as error:
             raise InputError(str(error)) from error
+        # Lightning takes every fused optimizer under autocast for one that has a scaler to undo.
+        optimizer._step_supports_amp_scaling = False
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
         return {
             "optimizer": optimizer,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule
@@ -173,4 +174,8 @@ class Task(LightningDataModule, ABC):
 
     def links(self, batch: Any, index: int) -> list[tuple[int, int]]:
         """Pairs of positions in row `index` that belong together, for pictures; none if unknown."""
+        return []
+
+    def draw(self, network: nn.Module, folder: Path) -> list[Path]:
+        """Draw pictures of the task's own into the folder; return the PNGs."""
         return []

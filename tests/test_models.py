@@ -126,3 +126,15 @@ def test_rotary_positions_do_not_hang_on_where_a_text_stands(attention) -> None:
     mask = torch.arange(17)[None] >= 6
     torch.testing.assert_close(encoder(shifted, mask).hidden[:, 6:], hidden, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(encoder(x.flip(1)).hidden.flip(1), hidden, atol=1e-2)
+
+
+@pytest.mark.parametrize("attention", [FullAttention, NeuralClusteringAttention])
+def test_at_one_seed_every_mechanism_starts_from_the_same_weights(attention) -> None:
+    drawn = []
+    for kind in (attention, LocalAttention):
+        torch.manual_seed(3)
+        stack = Architecture(kind, d_model=8, num_heads=2, d_ff=8).decoder(cross=True)
+        drawn.append({name: x for name, x in stack.state_dict().items() if ".core." not in name})
+    ours, theirs = drawn
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() & theirs.keys())
+    assert len(ours.keys() & theirs.keys()) > 20

@@ -211,6 +211,8 @@ class MultiHeadAttention(nn.Module):
             source, source_mask = memory, memory_mask
         if key_mask is not None:
             x = x.masked_fill(~key_mask[..., None], 0.0)
+        if torch.is_autocast_enabled(x.device.type):  # once, not in each projection
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         if memory is None:
             source = x
         elif source_mask is not None:

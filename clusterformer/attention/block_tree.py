@@ -30,6 +30,8 @@ class Settings(NamedTuple):
     monopole: bool
     dipole: bool
     two_stage: bool
+    damped: bool
+    exact_clusters: int
     block_size: int
 
 
@@ -61,6 +63,8 @@ def expand_keys(
         blocks.filled,
         monopole=settings.monopole,
         dipole=settings.dipole,
+        damped=settings.damped,
+        exact=settings.exact_clusters,
     )
 
 
@@ -175,10 +179,15 @@ def _opaque(
     monopole: bool,
     dipole: bool,
     two_stage: bool,
+    damped: bool,
+    exact_clusters: int,
     block_size: int,
 ) -> Tensor:
     """`tree_attention` as one node of a graph: how many levels it has depends on the length."""
-    settings = Settings(num_clusters, iterations, cap, monopole, dipole, two_stage, block_size)
+    settings = Settings(
+        num_clusters, iterations, cap, monopole, dipole, two_stage, damped, exact_clusters,
+        block_size,
+    )  # fmt: skip
     return tree_attention(q, k, v, mask, offset, settings).contiguous()
 
 

@@ -34,7 +34,13 @@ class MultipoleAttention(AttentionCore):
     apart from its centroid (algorithms 3-5). Gradients flow as if the clusters were constant.
 
     With a cluster for each key it is full attention, whichever way queries are clustered; with a
-    cluster for each query too, whichever way keys are.
+    cluster for each query too, whichever way keys are. Beyond the paper:
+
+    - exact_clusters: the key clusters of most mass for a query centroid are not summarised, their
+      keys count one by one, as the best keys do in improved clustered attention. With all
+      clusters exact it is full attention;
+    - damped: the paper's covariances hold all keys of a cluster alike, and overshoot where
+      attention is peaked; a cluster's then counts only as far as many of its keys are looked at.
 
     `causal=True` is strict: attention is exact within blocks of `block_size` tokens; before that,
     the binary tree of section 6 sees completed blocks only, as long as the stretch from their
@@ -53,11 +59,13 @@ class MultipoleAttention(AttentionCore):
         monopole: Whether the mean values take part (table 3).
         dipole: Whether the covariances do.
         two_stage: Whether queries are clustered; else all share one expansion point.
+        damped: Whether covariances shrink where few keys of a cluster are looked at.
+        exact_clusters: R, key clusters that each query cluster sees key by key; 0 in the paper.
         block_size: Tokens a block that sees itself exactly, under causality.
         seed: Of the number from which k-means' starts are drawn; it lies in a buffer.
 
-    Cost: O((N + M) C D iterations) time, O((N + M) (C + D)) memory; log(N / block_size) times as
-    much under causality, and O(N block_size D) for the blocks.
+    Cost: O((N + M) C D iterations + N D R M / C) time, O((N + M) (C + D) + R M D) memory;
+    log(N / block_size) times as much under causality, and O(N block_size D) for the blocks.
     """
 
     cross: ClassVar[bool] = True
@@ -76,6 +84,8 @@ class MultipoleAttention(AttentionCore):
         monopole: bool = True,
         dipole: bool = True,
         two_stage: bool = True,
+        damped: bool = False,
+        exact_clusters: int = 0,
         block_size: int = 512,
         seed: int = 0,
     ) -> None:
@@ -84,6 +94,7 @@ class MultipoleAttention(AttentionCore):
             ("num_clusters", num_clusters, 1),
             ("iterations", iterations, 0),
             ("cap", cap, 1),
+            ("exact_clusters", exact_clusters, 0),
             ("block_size", block_size, 1),
         ):
             if value < least:
@@ -91,8 +102,9 @@ class MultipoleAttention(AttentionCore):
         if not (monopole or dipole):
             raise ValueError("monopole and dipole cannot both be False: nothing would be left")
         self.settings = Settings(
-            num_clusters, iterations, cap, monopole, dipole, two_stage, block_size
-        )
+            num_clusters, iterations, cap, monopole, dipole, two_stage, damped, exact_clusters,
+            block_size,
+        )  # fmt: skip
         self.register_buffer("offset", torch.rand(1, generator=torch.Generator().manual_seed(seed)))
 
     def forward(

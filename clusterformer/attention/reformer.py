@@ -120,7 +120,7 @@ class ReformerAttention(AttentionCore):
         if columns == 0:
             return q.new_zeros(self.num_hashes, batch, heads, length, dtype=torch.long), 1
         with torch.autocast(q.device.type, enabled=False):
-            rotated = q.float() @ self.rotations[:, None, ..., :columns]
+            rotated = q.float() @ self.rotations.float()[:, None, ..., :columns]
         if used is not None:
             used = used[:, None, None]  # (B, 1, 1)
             beyond = torch.arange(columns, device=q.device) >= used[..., None]

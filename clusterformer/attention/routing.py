@@ -156,7 +156,7 @@ class RoutingAttention(AttentionCore):
             points = F.layer_norm(x[:, self.local_heads :].float(), (self.head_width,))
             points = points * self.head_width**-0.5  # on the unit sphere
             scores = self.means(points)
-        nearest = scores.argmax(2)
+        nearest = kernels.place_of_largest(scores, 2)
         if self.training:
             self.means.observe(points, nearest, mask, x)
         return scores, nearest

@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from clusterformer.clustering.neural import NeuralClusters, partner_loss
-from clusterformer.clustering.partners import BLOCK, Features, partners
+from clusterformer.clustering.partners import Features, partners
 from clusterformer.clustering.progress import Progress
 from clusterformer.clustering.training import train
 
@@ -33,6 +33,7 @@ SAMPLE = 2**18
 """Points that `fit` trains on, at most, drawn at random; it assigns all."""
 
 _ENTRIES = 2**24  # of the points worked on at a time
+_ROWS = 2**15  # points that memberships are computed of at a time
 _SHOWN = 10_000  # points that show the principal components
 _KEPT = 0.5  # weight of the centers so far, when partial_fit brings new points
 _MERGE = 0.4  # of the training, after which surplus clusters are merged
@@ -57,6 +58,7 @@ class NeuralClustering(
         hidden: Units of a hidden layer before the clustering space: better clusters, more time.
             None is a linear map, as in eq. 2 of the paper.
         balance: 1 for the likelihood of `partner_loss`; more makes clusters more alike in size.
+        merge: Begin with clusters to spare and merge them on the way (see `NeuralClusters`).
         n_neighbors: Each point's partners in training are this many nearest neighbours.
         n_components: F, principal components of the data that neighbours and clusters see.
         max_iter: Training steps, at most.
@@ -82,6 +84,7 @@ class NeuralClustering(
         *,
         hidden: int | None = None,
         balance: float = 1.0,
+        merge: bool = True,
         n_neighbors: int = 5,
         n_components: int = 64,
         max_iter: int = 600,
@@ -96,6 +99,7 @@ class NeuralClustering(
         self.n_clusters = n_clusters
         self.hidden = hidden
         self.balance = balance
+        self.merge = merge
         self.n_neighbors = n_neighbors
         self.n_components = n_components
         self.max_iter = max_iter
@@ -119,7 +123,7 @@ class NeuralClustering(
         near = partners(features, self.n_neighbors)
         best = np.inf
         for _ in range(self.n_init):
-            network, optimizer = self._start(features, random, round(_MERGE * self.max_iter))
+            network, optimizer = self._start(features, random, _MERGE * self.max_iter)
             steps = self._train(network, optimizer, features, near, random, self.max_iter)
             loss = _pair_loss(network, features, near) if self.n_init > 1 else -np.inf
             if loss < best:
@@ -180,7 +184,7 @@ class NeuralClustering(
         """
         if hasattr(X, "toarray"):
             raise TypeError("predict_proba takes no sparse data; use transform, or X.toarray()")
-        return self._per_point(X, lambda network, x: network(x).exp())
+        return self._per_point(X, lambda network, x: network(x).softmax(1))
 
     def transform(self, X: Any) -> NDArray:
         """Distances of points and centroids, (N, C): 1 - cosine in the clustering space."""
@@ -230,13 +234,16 @@ class NeuralClustering(
         return Features(X.shape[1], self.n_components).learn(sample)
 
     def _start(
-        self, features: Tensor, random: Random, merge_at: int
+        self, features: Tensor, random: Random, merge_at: float
     ) -> tuple[NeuralClusters, torch.optim.Optimizer]:
         generator = _generator(random)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator.initial_seed())
             network = NeuralClusters(
-                features.shape[1], self.n_clusters, hidden=self.hidden, merge_at=merge_at
+                features.shape[1],
+                self.n_clusters,
+                hidden=self.hidden,
+                merge_at=round(merge_at) if self.merge else 0,
             )
         network.to(self.device).seed(features[: max(4096, _EACH * self.n_clusters)], generator)
         return network, self._adam(network)
@@ -299,9 +306,9 @@ class NeuralClustering(
         sums: Any = 0.0
         with torch.no_grad():
             for chunk in self._chunks(X):
-                similarities = network.similarities(learnt(chunk))
-                p = (similarities / network.temperature).softmax(1)
-                labels.append(similarities.argmax(1).cpu())
+                logits = network(learnt(chunk))
+                p = logits.softmax(1)
+                labels.append(logits.argmax(1).cpu())
                 mass = mass + p.sum(0).double()
                 sums = sums + (p.T @ chunk).double()
         return torch.cat(labels).numpy(), mass.cpu().numpy(), sums.cpu().numpy()
@@ -346,8 +353,8 @@ class NeuralClustering(
 
 @torch.no_grad()
 def _pair_loss(network: NeuralClusters, features: Tensor, near: Tensor) -> float:
-    log_p = torch.cat([network(rows) for rows in features.split(BLOCK)])
-    return partner_loss(log_p, log_p[near[:, 0]]).item()
+    logits = torch.cat([network(rows) for rows in features.split(_ROWS)])
+    return partner_loss(logits, logits[near[:, 0]]).item()
 
 
 def _generator(random: Random) -> torch.Generator:

@@ -52,7 +52,7 @@ def hamming_kmeans(
         assignment = _nearest(points, centroids)
         total = total.zero_().index_add_(0, (assignment + row).flatten(), flat)
         sums = total.view(centroids.shape)
-        majority = torch.where(sums > 0, 1.0, -1.0)
+        majority = (sums - 0.5).sign_()  # a tie is -1
         centroids = torch.where(sums[..., -1:] > 0, majority, centroids)
     return _nearest(points, centroids)
 
@@ -71,5 +71,5 @@ def _nearest(points: Tensor, centroids: Tensor) -> Tensor:
     num_clusters = centroids.shape[1]
     products = torch.bmm(points, centroids.to(points.dtype).transpose(1, 2))
     backwards = torch.arange(num_clusters - 1, -1, -1.0, device=points.device)
-    best = products.float().mul_(num_clusters).add_(backwards).amax(-1).long()
-    return num_clusters - 1 - best % num_clusters
+    best = products.float().mul_(num_clusters).add_(backwards).amax(-1)
+    return (num_clusters - 1 - best.remainder_(num_clusters)).long()

@@ -35,7 +35,7 @@ class SignHash(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Codes (...) int64 of vectors (..., D)."""
-        return pack(x.detach().float() @ self.planes > 0)
+        return pack(x.detach().float() @ self.planes.float() > 0)
 
 
 def pack(bits: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def _(points: Tensor, *_others: object, **_options: object) -> Tensor:
 
 def nearest(points: Tensor, centroids: Tensor) -> Tensor:
     """Index (B, N) of the centroid (B, C, D) nearest to each point (B, N, D)."""
-    return _place_of_largest(_closeness(points, centroids))
+    return kernels.place_of_largest(_closeness(points, centroids), -1)
 
 
 def cluster_means(
@@ -132,13 +132,6 @@ def _closeness(points: Tensor, centroids: Tensor) -> Tensor:
     return torch.baddbmm(offsets, points, centroids.transpose(1, 2), beta=-1)
 
 
-def _place_of_largest(values: Tensor) -> Tensor:
-    """The argmax over the last dimension, by two maxima, which are faster than one argmax."""
-    index = torch.arange(values.shape[-1], dtype=torch.int32, device=values.device)
-    largest = values.amax(-1, keepdim=True)
-    return torch.where(values == largest, index, 0).amax(-1).long()
-
-
 def _capped(closeness: Tensor, ground: Tensor, mask: Tensor | None, cap: float) -> Tensor:
     """Nearest clusters with room: two rounds of wishes, then whatever is free.
 
@@ -155,7 +148,7 @@ def _capped(closeness: Tensor, ground: Tensor, mask: Tensor | None, cap: float) 
     waiting, assignment = mask, torch.zeros_like(mask, dtype=torch.long)
     for _ in range(2):
         open_only = closeness.masked_fill((room <= 0)[:, None], float("-inf"))
-        choice = _place_of_largest(open_only).masked_fill(~waiting, num_clusters)
+        choice = kernels.place_of_largest(open_only, -1).masked_fill(~waiting, num_clusters)
         wish = open_only.amax(-1) - ground
         taken, counts = _first_in(choice, wish, room)
         assignment = torch.where(taken, choice, assignment)

@@ -3,13 +3,12 @@
 N points   F features of a point   P width of the clustering space   C clusters
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 _WATCHED = 16  # steps
+_REVIVED = 25  # steps from one look for clusters without points to the next
 
 
 class NeuralClusters(nn.Module):
@@ -38,10 +37,12 @@ class NeuralClusters(nn.Module):
     Attributes:
         centroids: (C + surplus, P); those not `alive` are no more.
         alive: (C + surplus,) bool.
+        sizes: (C,), points since the last look for clusters without any.
     """
 
     alive: Tensor
     joint: Tensor
+    sizes: Tensor
     step: Tensor
 
     def __init__(
@@ -64,6 +65,7 @@ class NeuralClusters(nn.Module):
         self.centroids = nn.Parameter(torch.randn(first, width))
         self.register_buffer("alive", torch.ones(first, dtype=torch.bool))
         self.register_buffer("joint", torch.zeros(first, first))
+        self.register_buffer("sizes", torch.zeros(num_clusters))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         self.num_clusters, self.temperature, self.merge_at = num_clusters, temperature, merge_at
 
@@ -79,8 +81,8 @@ class NeuralClusters(nn.Module):
         return self.embed(points) @ F.normalize(self.centroids[self.alive], dim=-1).T
 
     def forward(self, points: Tensor) -> Tensor:
-        """Log p(cluster | point), (N, C), of points (N, F)."""
-        return (self.similarities(points) / self.temperature).log_softmax(-1)
+        """Logits S (N, C) of points (N, F); their softmax is p(cluster | point)."""
+        return self.similarities(points) / self.temperature
 
     @torch.no_grad()
     def seed(self, points: Tensor, generator: torch.Generator) -> None:
@@ -100,24 +102,50 @@ class NeuralClusters(nn.Module):
             chosen = int(torch.multinomial(distance.cpu(), 1, generator=generator))
 
     @torch.no_grad()
-    def watch(self, log_p: Tensor, log_q: Tensor) -> None:
-        """Count a training step with the memberships (N, C) of points and of their partners.
+    def watch(self, points: Tensor, logits: Tensor, partner_logits: Tensor) -> None:
+        """Count a training step with points (N, F), and the logits (N, C) of them and of partners.
 
-        The last steps before `merge_at` tell which clusters to merge, over all processes.
+        The last steps before `merge_at` tell which clusters to merge; after it, a cluster to which
+        no point was assigned in 25 steps is revived. Over all processes.
         """
-        if int(self.step) >= self.merge_at:
-            return
         self.step += 1
-        if int(self.step) > self.merge_at - _WATCHED:
-            pairs = log_p.float().exp().T @ log_q.float().exp()
+        left = self.merge_at - int(self.step)
+        if 0 <= left < _WATCHED:
+            pairs = logits.float().softmax(-1).T @ partner_logits.float().softmax(-1)
             self.joint += pairs + pairs.T
-        if int(self.step) == self.merge_at:
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.all_reduce(self.joint)
-            self._merge()
+        if left == 0:
+            self._merge(_over_processes(self.joint))
+        if left < 0:
+            self.sizes += torch.bincount(logits.argmax(1), minlength=self.num_clusters)
+            if left % _REVIVED == 0:
+                self.revive(points, _over_processes(self.sizes))
+                self.sizes.zero_()
 
-    def _merge(self) -> None:
-        joint = self.joint.double().cpu()
+    @torch.no_grad()
+    def revive(self, points: Tensor, sizes: Tensor) -> None:
+        """Put centroids without points on some of the largest clusters' that are least like theirs.
+
+        Args:
+            points: (N, F), to choose from.
+            sizes: (C,), how many points each cluster has.
+        """
+        empty = (sizes == 0).nonzero()[:, 0].tolist()
+        if empty and len(points):
+            embedded, similarities = self.embed(points), self.similarities(points)
+            similarity, assigned = similarities.max(1)
+            rows, sizes = self.alive.nonzero()[:, 0], sizes.float()
+            for cluster in empty:
+                largest = int(sizes.argmax())
+                point = int(similarity.where(assigned == largest, torch.inf).argmin())
+                self.centroids[rows[cluster]] = embedded[point]
+                similarity[point] = torch.inf
+                sizes[largest] /= 2
+        if empty and _distributed():
+            torch.distributed.broadcast(self.centroids.data, 0)
+
+    def _merge(self, joint: Tensor) -> None:
+        """Join the two clusters whose points are partners most above chance, until C are left."""
+        joint = joint.double().cpu()
         sizes = joint.sum(1)
         merged = F.normalize(self.centroids, dim=-1).double().cpu() * sizes[:, None]
         alive = self.alive.cpu().clone()
@@ -134,12 +162,22 @@ class NeuralClusters(nn.Module):
         self.centroids.copy_(F.normalize(merged, dim=-1))
 
 
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _over_processes(counts: Tensor) -> Tensor:
+    if _distributed():
+        torch.distributed.all_reduce(counts)
+    return counts
+
+
 def first_clusters(num_clusters: int) -> int:
     """How many clusters training begins with, to end with `num_clusters`."""
     return min(3 * num_clusters, num_clusters + 64) if num_clusters <= 1024 else num_clusters
 
 
-def partner_loss(log_p: Tensor, log_q: Tensor, balance: float = 1.0) -> Tensor:
+def partner_loss(logits: Tensor, partner_logits: Tensor, balance: float = 1.0) -> Tensor:
     """How unlikely the partners are as a pair, if all that counts is the cluster of each.
 
     Draw a cluster, then two of its points: p(i, j) = sum_c p(c) p(i | c) p(j | c). Here p(j | c) is
@@ -153,11 +191,11 @@ def partner_loss(log_p: Tensor, log_q: Tensor, balance: float = 1.0) -> Tensor:
     information that the cluster of a point gives about its partner.
 
     Args:
-        log_p: log p(cluster | point), (N, C).
-        log_q: Of each point's partner, (N, C).
+        logits: (N, C), whose softmax is p(cluster | point).
+        partner_logits: Of each point's partner, (N, C).
         balance: Exponent of m_c: 0 lets one cluster take all, 1 is the likelihood, more makes
             clusters more alike in size.
     """
-    both = torch.cat([log_p, log_q])
-    log_mean = both.logsumexp(0) - math.log(len(both))
-    return -(log_p + log_q - balance * log_mean).logsumexp(-1).mean()
+    p, q = torch.cat([logits, partner_logits]).float().softmax(-1).chunk(2)
+    mean = (p.mean(0) + q.mean(0)) / 2
+    return -(p * (q / mean**balance)).sum(-1).log().mean()

@@ -5,12 +5,19 @@ N points   D columns of the data   F features   K neighbours
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BLOCK = 2**15
-"""Points among which neighbours are sought: beyond, time would grow with the square."""
+from clusterformer.errors import InputError
+
+EXACT = 10_000
+"""Points that a processor compares each with each; time grows with the square of them."""
+
+_CELLS = 8
+"""Of the inverted lists, as many are looked through for a point: 0.985 of MNIST's are found."""
 
 
 class Features(nn.Module):
@@ -59,26 +66,38 @@ class Features(nn.Module):
         return (points - self.center) @ self.projection
 
 
-def nearest(features: Tensor, count: int, *, rows: int = 1024) -> Tensor:
-    """Find the nearest other points of each point, exactly, a block of rows at a time.
+def partners(features: Tensor, count: int) -> Tensor:
+    """Find the nearest other points of each point.
 
     Nearest by the angle between (x, 1) and (y, 1), x and y features: among points far from the mean
     it compares directions, as the cosine does, among points near it distances. On MNIST neighbours
     have the same digit as often as by the cosine alone (0.969), and in one dimension, where the
     cosine knows two directions, it still works.
 
+    Exactly on a GPU and for up to EXACT points; else with FAISS, among the points of the sqrt(N)
+    cells of a k-means that are nearest: O(N^1.5).
+
     Args:
         features: (N, F) in the unit of `Features`.
         count: K.
-        rows: Points compared with all others at a time; memory is N x rows.
 
     Returns:
         Indices (N, min(K, N - 1)); the point itself if it is alone.
+
+    Raises:
+        InputError: if FAISS is needed and not installed.
     """
-    if len(features) == 1:
-        return torch.zeros(1, 1, dtype=torch.long, device=features.device)
-    lifted = F.normalize(F.pad(features, (0, 1), value=1.0), dim=1)
     count = min(count, len(features) - 1)
+    if count == 0:
+        return torch.zeros(len(features), 1, dtype=torch.long, device=features.device)
+    lifted = F.normalize(F.pad(features, (0, 1), value=1.0), dim=1)
+    if lifted.is_cuda or len(lifted) <= EXACT:
+        return _compared(lifted, count)
+    return _listed(lifted, count)
+
+
+def _compared(lifted: Tensor, count: int, rows: int = 1024) -> Tensor:
+    """Compare some rows with all points at a time."""
     found = []
     for start in range(0, len(lifted), rows):
         cosines = lifted[start : start + rows] @ lifted.T
@@ -87,15 +106,25 @@ def nearest(features: Tensor, count: int, *, rows: int = 1024) -> Tensor:
     return torch.cat(found)
 
 
-def partners(features: Tensor, count: int) -> Tensor:
-    """Neighbours (N, K) of each point (N, F), sought within equal blocks of at most BLOCK points.
-
-    Points that are more than a block have to be in random order.
-    """
-    blocks = features.tensor_split(max(1, -(-len(features) // BLOCK)))
-    found, start = [], 0
-    for block in blocks:
-        found.append(nearest(block, count) + start)
-        start += len(block)
-    width = min(near.shape[1] for near in found)
-    return torch.cat([near[:, :width] for near in found])
+def _listed(lifted: Tensor, count: int) -> Tensor:
+    try:
+        import faiss
+    except ImportError:
+        raise InputError(
+            f"more than {EXACT} points need faiss for their neighbours: "
+            "pip install 'clusterformer[cluster]'"
+        ) from None
+    points = lifted.float().numpy()
+    width = points.shape[1]
+    lists = faiss.IndexIVFFlat(
+        faiss.IndexFlatIP(width), width, math.isqrt(len(points)), faiss.METRIC_INNER_PRODUCT
+    )
+    lists.train(points)
+    lists.add(points)
+    lists.nprobe = _CELLS
+    found = torch.from_numpy(lists.search(points, count + 1)[1])
+    itself = found == torch.arange(len(found))[:, None]
+    itself[~itself.any(1), -1] = True  # of many equal points it may have found others
+    found = found[~itself].view(-1, count)
+    # cells with too few points leave gaps, -1
+    return torch.where(found < 0, torch.arange(len(found))[:, None], found)

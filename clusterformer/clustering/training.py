@@ -20,6 +20,9 @@ PROBE = 2048
 LOOK_EVERY = 25
 """Steps from one look at them to the next."""
 
+_REVIVALS = 4  # of what is empty after the last step, at most
+_ROWS = 2**15  # points assigned at a time
+
 Report = Callable[[int, float, float], None]
 """Told at each look: steps, loss, share of the probe that changed its cluster since the last."""
 
@@ -50,6 +53,8 @@ def train(
 ) -> int:
     """Train on batches of points, each with a partner drawn among its neighbours.
 
+    In the end no cluster is without points, unless too many points are the same.
+
     Args:
         network: To train, on the device of the features.
         optimizer: Of its parameters.
@@ -79,12 +84,12 @@ def train(
         drawn = torch.randint(near.shape[1], points.shape, generator=generator)
         points, drawn = points.to(near.device), drawn.to(near.device)
         both = torch.cat([points, near[points, drawn]])
-        log_p, log_q = network(features[both]).chunk(2)
-        loss = partner_loss(log_p, log_q, balance)
+        logits, partner_logits = network(features[both]).chunk(2)
+        loss = partner_loss(logits, partner_logits, balance)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        network.watch(log_p.detach(), log_q.detach())
+        network.watch(features[points], logits.detach(), partner_logits.detach())
         if step % LOOK_EVERY == 0:
             with torch.no_grad():
                 after = network(probe).argmax(1)
@@ -96,7 +101,18 @@ def train(
                 break
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
+    for _ in range(_REVIVALS):
+        sizes = _sizes(network, features)
+        if sizes.all():
+            break
+        network.revive(features, sizes)
     return step
+
+
+@torch.no_grad()
+def _sizes(network: NeuralClusters, features: Tensor) -> Tensor:
+    assigned = torch.cat([network(rows).argmax(1) for rows in features.split(_ROWS)])
+    return torch.bincount(assigned, minlength=network.num_clusters)
 
 
 def _endless(count: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:

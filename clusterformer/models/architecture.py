@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import torch
 
 from clusterformer.attention import AttentionCore, FullAttention
 from clusterformer.models.decoder import Decoder
@@ -55,7 +58,7 @@ class Architecture:
     def encoder(self) -> Encoder:
         """An encoder of this shape, newly initialised."""
         return Encoder(
-            [make(self.d_model, self.num_heads) for make in self._stack(self.attention)],
+            [self._core(make) for make in self._stack(self.attention)],
             d_ff=self.d_ff,
             dropout=self.dropout,
             norm=self.norm,
@@ -72,7 +75,7 @@ class Architecture:
         crosses = None
         if cross:
             reader = self.cross_attention or FullAttention
-            crosses = [reader(self.d_model, self.num_heads) for _ in range(self.num_layers)]
+            crosses = [self._core(reader) for _ in range(self.num_layers)]
         return Decoder(
             [self._causal(make) for make in self._stack(self.decoder_attention or self.attention)],
             crosses,
@@ -93,10 +96,20 @@ class Architecture:
     def _rotary_base(self) -> float | None:
         return self.rotary_base if self.positions == "rotary" else None
 
+    def _core(self, make: Attention, **options: Any) -> AttentionCore:
+        """A mechanism whose own weights do not shift the drawing of all others.
+
+        So at one seed every mechanism starts from the same embeddings, projections and head.
+        """
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return make(self.d_model, self.num_heads, **options)
+
     def _causal(self, make: Attention) -> AttentionCore:
         chosen = make.keywords.get("causal") if isinstance(make, partial) else None
         try:
-            return make(self.d_model, self.num_heads, causal=chosen or True)
+            return self._core(make, causal=chosen or True)
         except ValueError as error:
             raise ValueError(
                 f"decoder: {error}; choose another by model.decoder_attention"

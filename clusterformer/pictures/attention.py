@@ -5,6 +5,7 @@ Letters: N source tokens, M target tokens.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 60  # a side that stay readable
 CELL = 0.19  # inches
+LETTER = 0.095  # inches, of the title
 
 
 def attention_map(
@@ -59,7 +61,8 @@ def attention_map(
         raise ValueError(f"weights are {shown.shape}, tokens {len(target)} and {len(source)}")
     shown = shown[:MOST_TOKENS, :MOST_TOKENS]
     rows, columns = shown.shape
-    page = figure(CELL * columns + 2.2, CELL * rows + 2.2)
+    width = CELL * columns + 2.2
+    page = figure(width, CELL * rows + 2.2)
     axes = page.add_subplot()
     axes.imshow(shown, cmap="Greys", vmin=0, vmax=1, aspect="equal")
     axes.set_xticks(range(columns), [readable(token) for token in source[:columns]], rotation=90)
@@ -69,7 +72,8 @@ def attention_map(
     axes.spines[:].set_visible(False)
     _mark(axes.get_xticklabels(), source_clusters)
     _mark(axes.get_yticklabels(), target_clusters)
-    page.suptitle(title, fontsize=10, fontweight="bold", color=INK, x=0.02, ha="left")
+    lines = textwrap.fill(title, int(width / LETTER))
+    page.suptitle(lines, fontsize=10, fontweight="bold", color=INK, x=0.02, ha="left")
     with missing_glyphs_as_boxes():
         page.savefig(path, format="png")
 

@@ -77,6 +77,16 @@ def test_a_cluster_for_each_query_is_full_attention(dipole: bool) -> None:
     torch.testing.assert_close(layer(x, memory=memory).values, full(x, memory=memory).values)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_with_all_clusters_exact_it_is_full_attention(causal: bool) -> None:
+    full = MultiHeadAttention(FullAttention(WIDTH, HEADS, causal=causal))
+    x = torch.randn(3, 41, WIDTH)
+    mask = torch.arange(41) < torch.tensor([41, 17, 2])[:, None]
+    options = {"causal": causal, "block_size": 8, "num_clusters": 3, "exact_clusters": 3}
+    layer = like(full, MultipoleAttention(WIDTH, HEADS, **options))
+    torch.testing.assert_close(layer(x, mask).values[mask], full(x, mask).values[mask])
+
+
 def test_the_algorithms_literally() -> None:
     q, k, v = rows(length=40)
     core = MultipoleAttention(WIDTH, HEADS, num_clusters=5, cap=1.5)
@@ -115,6 +125,27 @@ def test_more_clusters_and_more_iterations_lower_the_error() -> None:
     assert few > 1.1 * many
 
 
+def test_exact_clusters_lower_the_error() -> None:
+    inputs = rows()
+    errors = [
+        error(MultipoleAttention(WIDTH, HEADS, num_clusters=6, exact_clusters=exact), *inputs)
+        for exact in (0, 1, 3, 6)
+    ]
+    assert errors[0] > 1.5 * errors[1] > 2 * errors[2]
+    assert errors[3] < 1e-10
+
+
+def test_damping_keeps_dipoles_from_overshooting_where_attention_is_peaked() -> None:
+    q, k, v = rows()
+    for sharpness, paper_helps in ((1, True), (6, False)):
+        plain, paper, damped = (
+            error(MultipoleAttention(WIDTH, HEADS, num_clusters=6, **form), sharpness * q, k, v)
+            for form in ({"dipole": False}, {}, {"damped": True})
+        )
+        assert (paper < plain) is paper_helps
+        assert damped < plain
+
+
 def test_within_a_block_causal_attention_is_exact() -> None:
     inputs = rows(length=50)
     core = MultipoleAttention(WIDTH, HEADS, causal=True, num_clusters=2, block_size=50)
@@ -133,9 +164,11 @@ def test_gradients_come_near_those_of_full_attention() -> None:
             assert (x - y).square().sum() < 0.1 * y.square().sum()
 
 
-def test_decoding_reads_only_its_cache() -> None:
+@pytest.mark.parametrize("exact", [0, 1])
+def test_decoding_reads_only_its_cache(exact: int) -> None:
     """Rows of a cache can be picked, as beam search does, at any step."""
-    core = MultipoleAttention(WIDTH, HEADS, causal=True, num_clusters=3, block_size=4)
+    options = {"num_clusters": 3, "block_size": 4, "exact_clusters": exact}
+    core = MultipoleAttention(WIDTH, HEADS, causal=True, **options)
     layer = MultiHeadAttention(core).eval()
     x = torch.randn(3, 27, WIDTH)
     picked = torch.tensor([2, 0, 0])
@@ -154,6 +187,7 @@ def test_decoding_reads_only_its_cache() -> None:
     [
         ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
         ({"cap": 0.5}, "cap must be at least 1, got 0.5"),
+        ({"exact_clusters": -1}, "exact_clusters must be at least 0, got -1"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"monopole": False, "dipole": False}, "nothing would be left"),
     ],
