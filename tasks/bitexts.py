@@ -9,7 +9,7 @@ from clusterformer.errors import InputError
 from clusterformer.tasks.bitext import Bitext
 from clusterformer.tasks.folders import data_folder
 
-NamedBitext = Literal["multi30k", "iwslt14", "wmt14", "tatoeba"]
+NamedBitext = Literal["multi30k", "iwslt14", "iwslt14-part", "wmt14", "tatoeba"]
 Split = Literal["train", "valid", "test"]
 
 
@@ -18,13 +18,13 @@ class Protocol(NamedTuple):
 
     Attributes:
         folder: In the folder of the data sets.
-        files: Candidates for each part, the best first, with the numbers of pairs allowed.
+        files: Of each part, with the numbers of pairs allowed.
         direction: Usual source and target language.
         tokenised: Whether its publishers tokenised it (by Moses) and lower-cased it.
     """
 
     folder: str
-    files: dict[Split, dict[str, tuple[int, ...]]]
+    files: dict[Split, tuple[str, tuple[int, ...]]]
     direction: tuple[str, str]
     tokenised: bool
 
@@ -33,9 +33,9 @@ _PROTOCOLS: dict[str, Protocol] = {
     "multi30k": Protocol(
         "multi30k",
         {
-            "train": {"tok/train.lc.norm.tok.{}": (29_000,)},
-            "valid": {"tok/val.lc.norm.tok.{}": (1_014,)},
-            "test": {"tok/test_2016_flickr.lc.norm.tok.{}": (1_000,)},
+            "train": ("tok/train.lc.norm.tok.{}", (29_000,)),
+            "valid": ("tok/val.lc.norm.tok.{}", (1_014,)),
+            "test": ("tok/test_2016_flickr.lc.norm.tok.{}", (1_000,)),
         },
         ("de", "en"),
         True,
@@ -43,9 +43,9 @@ _PROTOCOLS: dict[str, Protocol] = {
     "multi30k-raw": Protocol(
         "multi30k",
         {
-            "train": {"raw/train.{}": (29_000,)},
-            "valid": {"raw/val.{}": (1_014,)},
-            "test": {"raw/test_2016_flickr.{}": (1_000,)},
+            "train": ("raw/train.{}", (29_000,)),
+            "valid": ("raw/val.{}", (1_014,)),
+            "test": ("raw/test_2016_flickr.{}", (1_000,)),
         },
         ("de", "en"),
         False,
@@ -53,9 +53,20 @@ _PROTOCOLS: dict[str, Protocol] = {
     "iwslt14": Protocol(
         "iwslt14-de-en",
         {
-            "train": {"train.{}": (160_239,), "train-small.{}": (21_487,)},
-            "valid": {"valid.{}": (7_283,)},
-            "test": {"test.{}": (6_750,)},
+            "train": ("train.{}", (160_239,)),
+            "valid": ("valid.{}", (7_283,)),
+            "test": ("test.{}", (6_750,)),
+        },
+        ("de", "en"),
+        True,
+    ),
+    # what of it is free to pass on; the rest as above
+    "iwslt14-part": Protocol(
+        "iwslt14-de-en",
+        {
+            "train": ("train-small.{}", (21_487,)),
+            "valid": ("valid.{}", (7_283,)),
+            "test": ("test.{}", (6_750,)),
         },
         ("de", "en"),
         True,
@@ -64,9 +75,9 @@ _PROTOCOLS: dict[str, Protocol] = {
     "wmt14": Protocol(
         "wmt14-en-de",
         {
-            "train": {"train.{}": (4_520_620, 4_508_785)},
-            "valid": {"newstest2013.{}": (3_000,)},
-            "test": {"newstest2014.{}": (3_003,)},
+            "train": ("train.{}", (4_520_620, 4_508_785)),
+            "valid": ("newstest2013.{}", (3_000,)),
+            "test": ("newstest2014.{}", (3_003,)),
         },
         ("en", "de"),
         False,
@@ -74,9 +85,9 @@ _PROTOCOLS: dict[str, Protocol] = {
     "tatoeba": Protocol(
         "tatoeba-de-en",
         {
-            "train": {"train.tsv": (159_626,)},
-            "valid": {"valid.tsv": (5_129,)},
-            "test": {"test.tsv": (5_058,)},
+            "train": ("train.tsv", (159_626,)),
+            "valid": ("valid.tsv", (5_129,)),
+            "test": ("test.tsv", (5_058,)),
         },
         ("de", "en"),
         False,
@@ -88,9 +99,14 @@ def protocol(name: NamedBitext, *, raw: bool = False) -> Protocol:
     """The protocol of a set.
 
     Args:
-        name: Of the set.
+        name: Of the set; one that ends in "-part" is for those who have a part of a set only.
         raw: multi30k: the text as written instead of tokenised and lower-cased.
+
+    Raises:
+        InputError: for raw text of another set.
     """
+    if raw and name != "multi30k":
+        raise InputError(f"data.raw is for multi30k, got {name}")
     return _PROTOCOLS["multi30k-raw" if raw else name]
 
 
@@ -121,18 +137,19 @@ def find(
             f"target_lang {target!r}"
         )
     folder = data_folder(root) / agreed.folder
-    for pattern, counts in files[split].items():
-        found = [_existing(folder / pattern.format(language)) for language in (source, target)]
-        if found[0] and found[1]:
-            columns = (languages.index(source), languages.index(target))
-            return Bitext(found[0], found[1], columns if pattern.endswith(".tsv") else None, counts)
+    pattern, counts = files[split]
+    found = [_existing(folder / pattern.format(language)) for language in (source, target)]
+    if found[0] and found[1]:
+        columns = (languages.index(source), languages.index(target))
+        return Bitext(found[0], found[1], columns if pattern.endswith(".tsv") else None, counts)
     if split == "test":
         return None
-    wanted = agreed.folder + "/" + next(iter(files[split])).format(source)
+    hint = "" if name.endswith("-part") else f"; `clusterformer prepare {name}` brings it"
+    if f"{name}-part" in _PROTOCOLS:
+        hint += f", or train on what is there: name {name}-part"
     raise InputError(
-        f"{name}: no file {data_folder(root) / wanted}, also with .gz; set data.root, or "
-        f"$CLUSTERFORMER_DATA, to the folder that holds {wanted}, or run: "
-        f"clusterformer prepare {name}"
+        f"{name}: no file {folder / pattern.format(source)}, also with .gz{hint}; "
+        "data.root, or $CLUSTERFORMER_DATA, is the folder of the sets"
     )
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -26,6 +28,7 @@ from clusterformer.tasks.batches import BucketPlan, loader, run_seed
 from clusterformer.tasks.points import read_points
 
 _SHOWN = 10_000  # points that show the features
+_MAPPED = 1500  # test points in the map
 _CHUNK = 16_384  # points whose features are computed at a time
 
 
@@ -89,6 +92,7 @@ class Clustering(Task):
         self._balance, self._merge_at, self._batch_size = balance, merge_at, batch_size
         self._features: Features | None = None
         self._labels: list[str] = []
+        self._image: tuple[int, int] | None = None
         self._parts: dict[str, _Points] = {}
 
     def setup(self, stage: str) -> None:
@@ -102,6 +106,7 @@ class Clustering(Task):
             raise InputError(
                 f"{self._name}: {len(order)} points are too few for {self._n_clusters} clusters"
             )
+        self._image = data.image
         x = {part: data.train[found] for part, found in rows.items()} | {"test": data.test}
         y: dict[str, NDArray | None] = dict.fromkeys(x)
         if data.train_labels is not None and data.test_labels is not None:
@@ -183,12 +188,18 @@ class Clustering(Task):
     def loss(
         self, output: Output, batch: PointBatch, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        """Of the pairs of this batch and process, whose mean membership is that of the clusters."""
+        """Of the pairs of this batch and process, whose mean membership is that of the clusters.
+
+        Until surplus clusters are merged validation has 0, the loss of clusters that tell nothing:
+        no checkpoint with more than C is the best.
+        """
         real = batch.mask[:, 0]
+        if not output.logits.requires_grad and output.logits.shape[-1] > self._n_clusters:
+            return output.logits.new_zeros(()), real.sum()
         if not real.any():
             return output.logits.sum() * 0.0, real.sum()
-        log_p, log_q = output.logits[real].unbind(1)
-        return partner_loss(log_p, log_q, self._balance) * real.sum(), real.sum()
+        logits, partner_logits = output.logits[real].unbind(1)
+        return partner_loss(logits, partner_logits, self._balance) * real.sum(), real.sum()
 
     def metrics(self) -> MetricCollection:
         """Purity, where there are labels: the share of points of their cluster's majority."""
@@ -211,11 +222,35 @@ class Clustering(Task):
         self._features.load_state_dict(state["features"])
 
     def predictions(self, output: Output, batch: PointBatch) -> list[dict[str, Any]]:
-        memberships, clusters = output.logits[:, 0].exp().max(-1)
+        memberships, clusters = output.logits[:, 0].softmax(-1).max(-1)
         return [
             {"cluster": cluster, "membership": membership}
             for cluster, membership in zip(clusters.tolist(), memberships.tolist(), strict=True)
         ]
+
+    @torch.no_grad()
+    def draw(self, network: nn.Module, folder: Path) -> list[Path]:
+        """Sizes, test points in the plane of two components, and the mean images of clusters."""
+        from clusterformer.pictures import centroid_images, cluster_sizes, point_maps
+
+        assert self._features is not None
+        assert isinstance(network, ClusterNetwork)
+        features = self._parts["test"].features
+        count = int(network.clusters.alive.sum())
+        device = network.clusters.centroids.device
+        clusters = network.clusters(features.to(device)).argmax(1).cpu()
+        paths = [folder / f"{name}.png" for name in ("sizes", "map", "centroids")]
+        sizes = clusters.bincount(minlength=count)
+        cluster_sizes({"neural": sizes.numpy()}, paths[0], title=f"Sizes of {count} clusters")
+        plane, shown = F.pad(features, (0, 1))[:_MAPPED, :2], clusters[:_MAPPED]
+        point_maps(plane.numpy(), {"neural": shown.numpy()}, paths[1], title=f"{count} clusters")
+        if not self._image:
+            return paths[:2]
+        means = torch.zeros(count, features.shape[1]).index_add_(0, clusters, features)
+        means /= sizes.clamp(min=1)[:, None]
+        images = self._features.center + means @ torch.linalg.pinv(self._features.projection)
+        centroid_images(images.numpy(), self._image, paths[2], title="Means of clusters")
+        return paths
 
 
 class ClusterNetwork(nn.Module):
@@ -230,17 +265,17 @@ class ClusterNetwork(nn.Module):
         self.clusters = clusters
 
     def forward(self, batch: PointBatch) -> Output:
-        """Logits (B, 2, C): log p(cluster | point), of the points and of their partners."""
+        """Logits (B, 2, C) of the points and of their partners."""
         drawn = torch.zeros(len(batch.near), dtype=torch.long, device=batch.near.device)
         if self.training:
             drawn = torch.randint_like(drawn, batch.near.shape[1])
         partner = batch.near[torch.arange(len(drawn), device=drawn.device), drawn]
         both = torch.stack([batch.points, partner], 1)
-        log_p = self.clusters(both)
+        logits = self.clusters(both)
         if self.training:
             real = batch.mask[:, 0]
-            self.clusters.watch(*log_p.detach()[real].unbind(1))
-        return Output(log_p, Encoded(both, []))
+            self.clusters.watch(batch.points[real], *logits.detach()[real].unbind(1))
+        return Output(logits, Encoded(both, []))
 
 
 class Purity(Metric):

@@ -9,6 +9,9 @@ from typing import Any
 
 from clusterformer.errors import InputError
 
+UNUSUAL = re.compile(r"[^\w ,.?!:;/'&-]|  | [:;]|''")
+"""Without any of it Moses' normaliser, with its dozens of rules, leaves a text as it is."""
+
 
 @dataclass(frozen=True)
 class TextForm:
@@ -23,7 +26,7 @@ class TextForm:
         lowercase: Whether it reads and writes lower case.
 
     Raises:
-        InputError: for a language that Moses has no rules for.
+        InputError: for a language that Moses has no rules for, or none at all.
     """
 
     language: str | None = None
@@ -31,6 +34,8 @@ class TextForm:
     lowercase: bool = False
 
     def __post_init__(self) -> None:
+        if self.moses and self.language is None:
+            raise InputError("Moses tokens need data.source_lang and data.target_lang")
         if self.moses and self.language not in _languages():
             known = ", ".join(sorted(_languages()))
             raise InputError(f"Moses knows no language {self.language!r}, only {known}")
@@ -38,8 +43,9 @@ class TextForm:
     def write(self, text: str) -> str:
         """Raw text -> the form of the model."""
         if self.moses:
-            normal = self._moses.normaliser.normalize(text)
-            text = self._moses.tokenizer.tokenize(normal, return_str=True, escape=False)
+            if UNUSUAL.search(text):
+                text = self._moses.normaliser.normalize(text)
+            text = self._moses.tokenizer.tokenize(text.strip(), return_str=True, escape=False)
         return self.fold(text)
 
     def fold(self, text: str) -> str:

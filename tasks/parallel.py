@@ -19,15 +19,16 @@ from typing import Any, Literal
 
 from clusterformer.errors import InputError
 from clusterformer.tasks.bitext import Bitext, Pair
-from clusterformer.tasks.folders import cache_folder
+from clusterformer.tasks.folders import cache_folder, kept
 from clusterformer.tasks.moses import TextForm
-from clusterformer.tasks.store import TokenStore, TokenWriter, kept
+from clusterformer.tasks.store import TokenStore, TokenWriter
 from clusterformer.tasks.text import EDGE, BytePairTokenizer, Tokenizer, restore
 
 _log = logging.getLogger(__name__)
 
 _CHUNK = 10_000  # pairs encoded at once
-_SAMPLE = 1_000_000  # most pairs from which byte pairs are learnt: their words stay in memory
+_MANY = 250_000  # pairs after which to say how far it is
+_SAMPLE = 1_000_000  # most pairs from which byte pairs are learnt
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,17 @@ class ParallelText:
     limits: Limits = Limits()
     written: bool = False
 
-    def clean(self, dropped: Counter[str]) -> Iterator[tuple[str, str]]:
+    def clean(self, dropped: Counter[str], every: int = 1) -> Iterator[tuple[str, str]]:
         """Read the pairs fit for training.
 
         Args:
             dropped: Counts the others by what is wrong with them.
+            every: Looks at every so many-th pair alone, as a sample.
 
         Raises:
             InputError: as `Bitext` does, and for an unfit pair if such are an error.
         """
-        for pair in self.bitext:
+        for pair in islice(self.bitext, 0, None, every):
             source, target = self.form(pair)
             fault = self.limits.fault(source, target)
             if fault is None:
@@ -106,9 +108,11 @@ class ParallelText:
         """Byte pairs of both languages together, learnt from these texts or found in the cache."""
 
         def fill(folder: Path) -> None:
-            step = -(-sum(1 for _ in self.bitext) // _SAMPLE)
-            pairs = islice(self.clean(Counter()), 0, None, step)
-            texts = (text for pair in pairs for text in pair)
+            count = sum(1 for _ in self.bitext)
+            if count >= _MANY:
+                _log.info(f"{self.bitext.source}: {count:,} pairs, learning their byte pairs")
+            every = -(-count // _SAMPLE)
+            texts = (text for pair in self.clean(Counter(), every) for text in pair)
             learnt = BytePairTokenizer.train(
                 texts, vocab_size=vocab_size, lowercase=False, edge=True
             )
@@ -124,10 +128,13 @@ class ParallelText:
             dropped: Counter[str] = Counter()
             pairs = self.clean(dropped)
             writers = [TokenWriter(folder / side, tokenizer.vocab_size) for side in _SIDES]
-            while chunk := list(islice(pairs, _CHUNK)):
+            chunks = iter(lambda: list(islice(pairs, _CHUNK)), [])
+            for number, chunk in enumerate(chunks, 1):
                 for writer, texts in zip(writers, zip(*chunk, strict=True), strict=True):
                     encoded = tokenizer.encode_all(texts)
                     writer.extend([*tokens, EDGE] for tokens in encoded)
+                if number * _CHUNK % _MANY == 0:
+                    _log.info(f"{self.bitext.source}: {number * _CHUNK:,} pairs encoded")
             for writer in writers:
                 writer.close()
             _write(folder / "dropped.json", dropped)

@@ -7,14 +7,13 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from clusterformer.errors import InputError
 from clusterformer.tasks.download import Report, digest, fetch
-from clusterformer.tasks.folders import data_folder
+from clusterformer.tasks.folders import alone, data_folder
 from clusterformer.tasks.publishers import Published, find
 
 Presence = Literal["yes", "part", "no"]
@@ -64,7 +63,8 @@ def prepare(
     if presence(published, folder) == "yes":
         return place
     downloads.mkdir(parents=True, exist_ok=True)
-    with _alone(downloads, say):
+    with alone(downloads, say):
+        downloads.mkdir(exist_ok=True)
         if presence(published, folder) == "yes":
             return place
         if place.exists() and (found := sorted(path.name for path in place.iterdir())):
@@ -113,24 +113,6 @@ def _check_terms(published: Published, path: Path, accept: bool, mirror: str | N
         )
 
 
-@contextmanager
-def _alone(downloads: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Wait until no other process is here; the lock of one that dies opens by itself."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(downloads.with_name(f".{downloads.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"{downloads.name}: another process prepares it, waiting")
-        lock.acquire()
-    try:
-        downloads.mkdir(exist_ok=True)
-        yield
-    finally:
-        lock.release()
-
-
 def _build(published: Published, downloads: Path, place: Path) -> None:
     """Make the set's files beside its place, and move them there if they are as many as agreed."""
     new = downloads.with_name(f"{published.name}.new")
@@ -145,7 +127,8 @@ def _build(published: Published, downloads: Path, place: Path) -> None:
             f"{downloads}: not as expected: {error}; remove it to fetch {published.name} again"
         ) from error
     except OSError as error:
-        raise InputError(f"{error.filename or new}: {error.strerror or error}") from error
+        where = error.filename or published.name
+        raise InputError(f"{where}: {error.strerror or error}") from error
     for file, expected in published.contents.items():
         found = _count(new / file) if expected else expected
         if found != expected:

@@ -28,7 +28,8 @@ def read_pairs(path: Path, join: int = 1) -> Pairs:
 
     Args:
         path: The file.
-        join: Pairs in a row that make one of longer texts, whose score is their mean.
+        join: Pairs that make one of longer texts, whose score is their mean: those that follow
+            each other by score, so that the long pairs differ as much as the short ones do.
     """
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -41,6 +42,7 @@ def read_pairs(path: Path, join: int = 1) -> Pairs:
                 f"{path}:{number}: expected text, text, score; found {len(fields)} fields, "
                 f"the last {fields[-1][:40]!r}"
             ) from None
+    rows.sort(key=lambda row: row[2])
     groups = [rows[at : at + join] for at in range(0, len(rows) - join + 1, join)]
     if not groups:
         raise InputError(f"{path}: {len(rows)} lines, but --join {join}")

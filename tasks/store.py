@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,23 +66,3 @@ class TokenWriter:
 
 def _files(path: Path) -> tuple[Path, Path]:
     return path.with_suffix(".starts.npy"), path.with_suffix(".tokens")
-
-
-def kept(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """A folder of the cache; if it is not there yet, `fill` writes into an empty one first.
-
-    It appears whole or not at all. Processes may do this at once: each fills a folder of its own,
-    and the first to put it in its place wins.
-    """
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
-        try:
-            fill(draft)
-            draft.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    return folder

@@ -19,9 +19,8 @@ from torch.utils.data import Dataset
 from clusterformer.errors import InputError
 from clusterformer.task import IGNORE, Batch
 from clusterformer.tasks.documents import Document
-from clusterformer.tasks.folders import cache_folder
+from clusterformer.tasks.folders import cache_folder, kept
 from clusterformer.tasks.spelling import TEXT, Speller
-from clusterformer.tasks.store import kept
 
 
 def token_stream(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from clusterformer.errors import InputError
@@ -19,6 +19,9 @@ EDGE = UNK + 1
 """Begins and ends a text, for tokenizers made with `edge`; no text can spell it."""
 
 SPECIAL = ["<pad>", "<unk>"]
+
+FEWEST = EDGE + 1 + 256
+"""Pieces of byte-pair encoding that has learnt nothing: special ones and single bytes."""
 
 _SPLITS = {
     # Runs of letters and digits, single marks; English contractions as in the Penn Treebank, which
@@ -193,7 +196,7 @@ class BytePairTokenizer(Tokenizer):
             initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        bpe.train_from_iterator(texts, trainer)
+        bpe.train_from_iterator(_repeated(_frequent(texts)), trainer)
         return cls(bpe.to_str())
 
     @property
@@ -214,6 +217,32 @@ class BytePairTokenizer(Tokenizer):
 
     def state(self) -> dict[str, Any]:
         return {"kind": "bpe", "json": self._bpe.to_str()}
+
+
+_MOST_WORDS = 500_000
+
+
+def _frequent(texts: Iterable[str]) -> Counter[str]:
+    """Count words; whenever there are too many different ones, the rarest go.
+
+    The library takes a kilobyte for each, and rare ones decide about no piece.
+    """
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.split(" "))
+        least = 1
+        while len(counts) > _MOST_WORDS // min(least, 2):
+            least += 1
+            counts = Counter({word: count for word, count in counts.items() if count >= least})
+    del counts[""]
+    return counts
+
+
+def _repeated(counts: Counter[str]) -> Iterator[str]:
+    """Texts with each word as often as it was counted, for a library that counts texts."""
+    for word, count in counts.items():
+        for first in range(0, count, 1000):
+            yield " ".join([word] * min(1000, count - first))
 
 
 def tokenizers_library() -> Any:

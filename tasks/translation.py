@@ -28,7 +28,7 @@ from clusterformer.tasks.moses import TextForm
 from clusterformer.tasks.parallel import Limits
 from clusterformer.tasks.scores import CorpusScore, Perplexity, Score
 from clusterformer.tasks.sentence_pairs import PairSet, SentencePairs
-from clusterformer.tasks.text import EDGE, Tokenizer, restore
+from clusterformer.tasks.text import EDGE, FEWEST, Tokenizer, restore
 from clusterformer.tasks.translation_data import FairseqSource, PairSource, TextSource
 
 
@@ -38,7 +38,7 @@ class Translation(Task):
     A named set, or own files in UTF-8, one sentence a line, each also with `.gz`.
 
     Args:
-        name: Named set: multi30k, iwslt14, wmt14 or tatoeba.
+        name: Named set: multi30k, iwslt14, iwslt14-part, wmt14 or tatoeba.
         data_bin: Folder of fairseq-preprocess, its default format, instead of texts.
         root: Folder of the named sets; default $CLUSTERFORMER_DATA, else the user's cache.
         raw: multi30k: the text as written instead of tokenised and lower-cased.
@@ -53,7 +53,7 @@ class Translation(Task):
         moses: Whether the model reads and writes Moses tokens; default: in named sets.
         tokenised: Own files: they hold Moses tokens already.
         lowercase: Whether case is ignored; default: where the named set is lower-cased.
-        vocab_size: Pieces of the byte-pair encoding that both languages share.
+        vocab_size: Pieces of the byte-pair encoding that both languages share, 259 or more.
         max_length: Training: most words a side.
         max_ratio: Training: most words of one side for each of the other.
         unfit: Training pairs beyond these limits, or with an empty side: dropped, or an error.
@@ -104,7 +104,7 @@ class Translation(Task):
             "test": (test_source, test_target),
         }
         for option, number, least in (
-            ("vocab_size", vocab_size, 1),
+            ("vocab_size", vocab_size, FEWEST),
             ("max_length", max_length, 1),
             ("max_ratio", max_ratio, 1),
             ("batch_size", batch_size, 1),
@@ -159,9 +159,10 @@ class Translation(Task):
     # Data
 
     def prepare_data(self) -> None:
-        """Fill the cache, in one process of a machine, with what `setup` then finds there."""
+        """Fill the cache, in one process of a machine; the others find it there in `setup`."""
         if self.trainer and self.trainer.state.fn == "fit":
-            self.source.training(self._tokenizer or self.source.tokenizer())
+            self._tokenizer = self._tokenizer or self.source.tokenizer()
+            self._pairs["train"] = self.source.training(self._tokenizer)
 
     def setup(self, stage: str) -> None:
         """Read what the stage needs; learn the pieces if no checkpoint brought them."""

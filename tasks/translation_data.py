@@ -75,11 +75,15 @@ class TextSource(PairSource):
         self.source, self.target = source, target
         self._written, self._limits, self._vocab_size = written, limits, vocab_size
 
+    @cached_property
+    def _training(self) -> ParallelText:
+        return self._text("train")
+
     def tokenizer(self) -> Tokenizer:
-        return self._text("train").learn(self._vocab_size)
+        return self._training.learn(self._vocab_size)
 
     def training(self, tokenizer: Tokenizer) -> PairSet:
-        return PairSet(*self._text("train").encode(tokenizer))
+        return PairSet(*self._training.encode(tokenizer))
 
     def scored(self, split: Split, tokenizer: Tokenizer, most: int | None) -> PairSet:
         text = self._text(split)

@@ -12,7 +12,7 @@ from clusterformer.tasks.bitexts import find, protocol
 COUNTS = {
     "multi30k": {"train": 29_000, "valid": 1_014, "test": 1_000},
     "tatoeba": {"train": 159_626, "valid": 5_129},
-    "iwslt14": {"train": 21_487, "valid": 7_283},
+    "iwslt14-part": {"train": 21_487, "valid": 7_283},
 }
 
 
@@ -92,6 +92,10 @@ def test_unknown_languages_and_missing_sets_are_told(tmp_path):
         find("multi30k", ("fr", "en"), tmp_path, False, "train")
     with pytest.raises(InputError, match="clusterformer prepare wmt14"):
         find("wmt14", ("en", "de"), tmp_path, False, "train")
+    with pytest.raises(InputError, match="train on what is there: name iwslt14-part"):
+        find("iwslt14", (None, None), tmp_path, False, "train")
+    with pytest.raises(InputError, match=r"data\.raw is for multi30k, got tatoeba"):
+        protocol("tatoeba", raw=True)
     assert find("wmt14", ("en", "de"), tmp_path, False, "test") is None
 
 
@@ -106,7 +110,7 @@ def test_named_sets_have_their_counts(name, data_root):
 @pytest.mark.parametrize("name", ["multi30k", "tatoeba"])
 def test_both_directions_have_the_same_pairs(name, data_root):
     there, back = (
-        next(iter(find(name, direction, data_root, True, "valid")))
+        next(iter(find(name, direction, data_root, name == "multi30k", "valid")))
         for direction in (("de", "en"), ("en", "de"))
     )
     assert there[:2] == back[1::-1]

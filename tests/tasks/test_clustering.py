@@ -9,8 +9,9 @@ from lightning.pytorch import Trainer
 
 from clusterformer import ClusterFormer
 from clusterformer.errors import InputError
-from clusterformer.task import IGNORE
-from clusterformer.tasks.clustering import Clustering, Purity
+from clusterformer.models.transformer import Encoded
+from clusterformer.task import IGNORE, Output
+from clusterformer.tasks.clustering import Clustering, PointBatch, Purity
 
 
 @pytest.fixture
@@ -50,6 +51,30 @@ def test_it_finds_the_groups(trained: tuple[Trainer, ClusterFormer, Clustering])
     (results,) = fitter.test(model, task, verbose=False)
     assert results["test/purity"] > 0.95
     assert results["test/loss"] < -0.8  # -log 3 at best
+
+
+def test_surplus_clusters_are_no_result_in_validation() -> None:
+    task = Clustering(n_clusters=3)
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    points = torch.randn(4, 2)
+    batch = PointBatch(points, points[:, None], mask, torch.zeros(4, dtype=torch.long))
+    for clusters, counts in ((9, False), (3, True)):
+        logits = torch.randn(4, 2, clusters)
+        output = Output(logits, Encoded(points, []))
+        assert (task.loss(output, batch, 0.0)[0] != 0) == counts
+        training = Output(logits.requires_grad_(), Encoded(points, []))
+        assert task.loss(training, batch, 0.0)[0] != 0
+
+
+def test_its_pictures_are_sizes_and_a_map(
+    trained: tuple[Trainer, ClusterFormer, Clustering], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    _, model, task = trained
+    assert model.network is not None
+    drawn = task.draw(model.network, tmp_path)
+    assert [path.name for path in drawn] == ["sizes.png", "map.png"]
+    assert all(path.stat().st_size > 1000 for path in drawn)
 
 
 def test_its_state_alone_labels_new_points(

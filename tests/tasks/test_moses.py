@@ -1,9 +1,12 @@
 """Text forms: Moses tokens and case, there and back."""
 
+import random
+
 import pytest
 import sacremoses
 
 from clusterformer.errors import InputError
+from clusterformer.tasks import moses
 from clusterformer.tasks.moses import TextForm
 
 TEXTS = [
@@ -20,6 +23,20 @@ def test_tokens_are_those_of_the_library(language, text):
     normal = sacremoses.MosesPunctNormalizer(language).normalize(text)
     expected = sacremoses.MosesTokenizer(language).tokenize(normal, escape=False)
     assert TextForm(language, moses=True).write(text).split() == expected
+
+
+@pytest.mark.parametrize("language", ["de", "en", "fr"])
+def test_what_the_normaliser_is_not_asked_for_it_would_leave_as_it_is(language):
+    rng = random.Random(language)
+    normaliser = sacremoses.MosesPunctNormalizer(language)
+    usual, marks = "  .,:;!?'-/&a0", '%"()`´«»„“”‘’‚–—…\u00a0\rnºC'
+    skipped = 0
+    for _ in range(3000):
+        text = "".join(rng.choices(usual + marks, [10] * len(usual) + [1] * len(marks), k=8))
+        if not moses.UNUSUAL.search(text):
+            skipped += 1
+            assert normaliser.normalize(text) == text.strip()
+    assert skipped > 300
 
 
 def test_tokens_become_text_again():

@@ -16,9 +16,10 @@ from clusterformer.errors import InputError
 from clusterformer.tasks import parallel
 from clusterformer.tasks.bitext import Bitext
 from clusterformer.tasks.bitexts import find
+from clusterformer.tasks.folders import kept
 from clusterformer.tasks.moses import TextForm
 from clusterformer.tasks.parallel import Limits, ParallelText
-from clusterformer.tasks.store import TokenStore, TokenWriter, kept
+from clusterformer.tasks.store import TokenStore, TokenWriter
 from clusterformer.tasks.text import EDGE, BytePairTokenizer
 
 LINES = [
@@ -40,6 +41,11 @@ def text(folder: Path, lines=LINES, limits=ANY, form=AS_IT_IS, **options) -> Par
     for path, side in zip(paths, zip(*lines, strict=True), strict=True):
         path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
     return ParallelText(Bitext(*paths), form, form, limits, **options)
+
+
+def entries(folder: Path) -> set[str]:
+    """Names in a folder, without the locks of what was made there."""
+    return {path.name for path in folder.iterdir() if path.suffix != ".lock"}
 
 
 def encoded(prepared: ParallelText, size: int = 300):
@@ -81,6 +87,18 @@ def test_unfit_pairs_are_dropped_and_counted_in_one_line(tmp_path, caplog):
     ]
 
 
+def test_long_preparation_says_how_far_it_is(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(parallel, "_CHUNK", 2)
+    monkeypatch.setattr(parallel, "_MANY", 4)
+    with caplog.at_level("INFO"):
+        encoded(text(tmp_path, [(f"a {i}", "b") for i in range(9)]))
+    assert [record.getMessage().replace(f"{tmp_path}/", "") for record in caplog.records] == [
+        "a.de: 9 pairs, learning their byte pairs",
+        "a.de: 4 pairs encoded",
+        "a.de: 8 pairs encoded",
+    ]
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
@@ -108,20 +126,20 @@ def test_words_are_counted_as_the_model_reads_them(tmp_path):
 
 def test_the_same_is_prepared_once_and_anything_else_anew(tmp_path, cache, monkeypatch):
     encoded(text(tmp_path))
-    first = set(cache.iterdir())
+    first = entries(cache)
     with monkeypatch.context() as patch:
         patch.setattr(ParallelText, "clean", None)
         encoded(text(tmp_path))
-    assert set(cache.iterdir()) == first
+    assert entries(cache) == first
     changes = (
         {"lines": LINES[:2]},
         {"limits": Limits(max_length=100)},
         {"form": TextForm(lowercase=True)},
     )
     for changed in changes:
-        before = set(cache.iterdir())
+        before = entries(cache)
         encoded(text(tmp_path, **changed))
-        assert len(set(cache.iterdir()) - before) == 2
+        assert len(entries(cache) - before) == 2
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
@@ -138,7 +156,7 @@ def test_store_keeps_every_number(tmp_path, size, dtype):
 
 def test_a_kill_leaves_no_half_folder(tmp_path):
     program = (
-        "import sys, time; from pathlib import Path; from clusterformer.tasks.store import kept\n"
+        "import sys, time; from pathlib import Path; from clusterformer.tasks.folders import kept\n"
         "def fill(folder):\n"
         "    (folder / 'half').write_text('x'); print('begun', flush=True); time.sleep(60)\n"
         "kept(Path(sys.argv[1]), fill)"
@@ -148,13 +166,29 @@ def test_a_kill_leaves_no_half_folder(tmp_path):
     process.stdout.readline()
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not done.exists()
+    assert entries(done.parent) == {".done.draft"}
+    another = done.with_name("another")
+    kept(another, lambda folder: (folder / "whole").write_text("x"))
+    assert entries(done.parent) == {"another"}
     kept(done, lambda folder: (folder / "whole").write_text("x"))
-    assert [path.name for path in done.iterdir()] == ["whole"]
+    assert entries(done.parent) == {"another", "done"}
+    assert entries(done) == {"whole"}
 
 
-def test_of_several_at_once_one_wins_and_all_find_it_whole(tmp_path):
+def test_what_another_process_is_making_is_left_to_it(tmp_path):
     def fill(folder: Path) -> None:
+        kept(tmp_path / "inner", lambda inner: (inner / "b").write_text("x"))
+        (folder / "a").write_text("x")
+
+    assert entries(kept(tmp_path / "outer", fill)) == {"a"}
+
+
+def test_of_several_at_once_one_works_and_all_find_it_whole(tmp_path):
+    filled = 0
+
+    def fill(folder: Path) -> None:
+        nonlocal filled
+        filled += 1
         for name in "ab":
             (folder / name).write_text(str(os.getpid()))
             time.sleep(0.05)
@@ -162,7 +196,8 @@ def test_of_several_at_once_one_wins_and_all_find_it_whole(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: kept(tmp_path / "done", fill), range(4)))
     assert {tuple(sorted(path.name for path in one.iterdir())) for one in found} == {("a", "b")}
-    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["done"]
+    assert entries(tmp_path) - {"cache"} == {"done"}
+    assert filled == 1
 
 
 def test_a_fault_while_filling_leaves_nothing(tmp_path):
@@ -172,7 +207,7 @@ def test_a_fault_while_filling_leaves_nothing(tmp_path):
 
     with pytest.raises(InputError, match="bad line"):
         kept(tmp_path / "shelf" / "done", fill)
-    assert list((tmp_path / "shelf").iterdir()) == []
+    assert entries(tmp_path / "shelf") == set()
 
 
 @pytest.mark.slow

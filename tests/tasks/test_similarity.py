@@ -10,9 +10,9 @@ from clusterformer.tasks.similarity import read_pairs
 
 def test_pairs_are_read_and_joined(tmp_path: Path) -> None:
     file = tmp_path / "pairs.tsv"
-    file.write_text("a\tb\t1\nc\td\t2\ne\tf\t5\n", encoding="utf-8")
-    assert read_pairs(file) == (["a", "c", "e"], ["b", "d", "f"], [1.0, 2.0, 5.0])
-    assert read_pairs(file, join=2) == (["a c"], ["b d"], [1.5])
+    file.write_text("a\tb\t1\nc\td\t5\ne\tf\t2\n", encoding="utf-8")
+    assert read_pairs(file) == (["a", "e", "c"], ["b", "f", "d"], [1.0, 2.0, 5.0])
+    assert read_pairs(file, join=2) == (["a e"], ["b f"], [1.5])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from clusterformer.tasks import text
 from clusterformer.tasks.batches import PAD
 from clusterformer.tasks.text import UNK, BytePairTokenizer, WordTokenizer, restore
 
@@ -95,3 +96,14 @@ def test_byte_pairs_know_every_text_and_fill_the_vocabulary():
     tokens = tokenizer.encode("日本語 ☃")
     assert UNK not in tokens
     assert len(tokens) > 4
+
+
+def test_of_too_many_words_the_frequent_stay(monkeypatch):
+    texts = [f"der hund {'rot ' * (i % 3)} w{i}x" for i in range(3000)]
+    frequent = [("der", 3000), ("hund", 3000), ("rot", 3000)]
+    assert len(text._frequent(texts)) == 3003
+    monkeypatch.setattr(text, "_MOST_WORDS", 100)
+    assert text._frequent(texts).most_common(3) == frequent
+    assert len(text._frequent(texts)) <= 100
+    pieces = json.loads(BytePairTokenizer.train(texts, vocab_size=270).state()["json"])
+    assert {"Ġder", "Ġhund", "Ġrot"} <= set(pieces["model"]["vocab"])

@@ -22,6 +22,7 @@ from clusterformer.tasks.sentence_pairs import SentencePairs
 from clusterformer.tasks.text import EDGE, PieceTokenizer
 from clusterformer.tasks.translation import Translation
 
+OWN = dict.fromkeys(("train_source", "train_target", "valid_source", "valid_target"), "a")
 WORDS = ["ein", "hund", "katze", "rot", "blau", "haus", "baum", "geht"]
 
 
@@ -90,6 +91,9 @@ def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     assert scored(said)["test/tokenised_bleu"] > 80
     assert scored(said)["test/accuracy"] > 0.9
     assert "tok:13a" in said
+    assert "clusterformer translate --checkpoint runs/translation/1" in said
+    results = json.loads(Path("runs/translation/1/results.json").read_text())
+    assert 0 < results["seconds_validating"] < results["seconds"]
     Path("in").write_text("ein hund\nrot rot haus\n", encoding="utf-8")
     run = ["--checkpoint", "runs/translation/1", "--input", "in"]
     assert main(["predict", *run, "--format", "jsonl"]) == 0
@@ -217,6 +221,8 @@ def test_pictures_show_the_weights_of_the_last_layer(files):
         ({"name": "multi30k", "beam": 2, "nbest": 3}, "nbest must be at most"),
         ({"name": "multi30k", "max_ratio": 0.5}, "max_ratio must be at least 1"),
         ({"name": "multi30k", "source_lang": "xx"}, "no language 'xx'"),
+        ({"name": "multi30k", "vocab_size": 258}, "vocab_size must be at least 259, got 258"),
+        ({"moses": True, **OWN}, r"Moses tokens need data\.source_lang and data\.target_lang"),
     ],
 )
 def test_wrong_options_are_told(options, said):
