@@ -1,4 +1,4 @@
-"""Wall-clock time of several functions that take turns, and of a plain matrix product."""
+"""Time of several functions that take turns, of a plain matrix product and of a copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ WARM_UP = 2  # turns
 def take_turns(
     steps: Mapping[str, Callable[[], object]], repeats: int, device: str
 ) -> dict[str, list[float]]:
-    """Milliseconds of each function, `repeats` times; all share what else the machine does."""
+    """Milliseconds of each function, `repeats` times; all share what else the machine does.
+
+    On a CPU those of the clock, or with one thread those that the process got: on an idle machine
+    they are the same, and on another they tell more.
+    """
     samples: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-WARM_UP, repeats):
         for name, step in steps.items():
@@ -31,11 +35,19 @@ def matmul_rate(device: str, dtype: torch.dtype) -> float:
     return 2 * size**3 / (min(samples) * 1e-3)
 
 
+def copy_rate(device: str) -> float:
+    """Bytes a second, read and written, of copying a large tensor: the best of several."""
+    source = torch.zeros(2**24 if device == "cpu" else 2**30, dtype=torch.uint8, device=device)
+    samples = take_turns({"copy": source.clone}, 7, device)["copy"]
+    return 2 * len(source) / (min(samples) * 1e-3)
+
+
 def _milliseconds(step: Callable[[], object], device: str) -> float:
     if device == "cpu":
-        begun = time.perf_counter()
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        begun = clock()
         step()
-        return (time.perf_counter() - begun) * 1e3
+        return (clock() - begun) * 1e3
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     step()

@@ -2,58 +2,84 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from clusterformer.errors import InputError
+from clusterformer.kernels.dispatch import VARIABLE
+from clusterformer.kernels.tiles import Device
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
+DEVICES = {
+    target: Device(lanes, from_shared=target == "sm_90") for target, (*_, lanes) in TARGETS.items()
+}
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
 """Bytes of shared memory that one program may take."""
 
-TYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
-ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
+HEADS, GROUPS = 8, 16
+
+NAMES = {
+    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32", "int64": "i64",
+    "bool": "i1",
+}  # fmt: skip
+"""Triton's names of PyTorch's types."""
 
 
 class Shape(NamedTuple):
     """One use of the kernels.
 
     Attributes:
+        form: "circle" of equal blocks, "strict" chunks of clusters and "window", both causal, or
+            "rounds" in which each head has blocks of its own and a mask.
         width: D.
         wide: P.
         slots: S.
         reach: R.
-        causal: Whether later tokens are hidden.
         dtype: "fp32", "bf16" or "fp16".
     """
 
+    form: str
     width: int
     wide: int
     slots: int
     reach: int
-    causal: bool
     dtype: str
 
 
 SHAPES = (
-    Shape(64, 0, 64, 2, False, "bf16"),
-    Shape(64, 0, 256, 2, False, "bf16"),
-    Shape(64, 16, 128, 3, False, "bf16"),
-    Shape(64, 16, 64, 2, True, "bf16"),
-    Shape(128, 16, 256, 3, False, "bf16"),
-    Shape(32, 16, 16, 3, False, "bf16"),
-    Shape(75, 16, 75, 2, False, "bf16"),
-    Shape(64, 16, 64, 3, False, "fp32"),
-    Shape(64, 16, 64, 3, False, "fp16"),
+    Shape("circle", 64, 0, 64, 2, "bf16"),
+    Shape("circle", 64, 0, 256, 2, "bf16"),
+    Shape("circle", 128, 0, 256, 2, "bf16"),
+    Shape("circle", 75, 0, 75, 2, "bf16"),
+    Shape("circle", 64, 16, 128, 3, "bf16"),
+    Shape("circle", 64, 16, 64, 3, "fp16"),
+    Shape("circle", 64, 16, 64, 3, "fp32"),
+    Shape("circle", 128, 16, 256, 3, "bf16"),
+    Shape("circle", 75, 16, 75, 2, "bf16"),
+    Shape("circle", 75, 16, 16, 3, "fp32"),
+    Shape("circle", 50, 16, 16, 3, "fp32"),
+    Shape("circle", 32, 16, 16, 3, "bf16"),
+    Shape("circle", 16, 16, 16, 3, "fp32"),
+    Shape("strict", 64, 16, 64, 2, "bf16"),
+    Shape("strict", 64, 16, 256, 2, "bf16"),
+    Shape("strict", 32, 16, 32, 2, "fp32"),
+    Shape("window", 64, 0, 256, 2, "bf16"),
+    Shape("window", 32, 0, 32, 2, "fp32"),
+    Shape("rounds", 64, 0, 64, 2, "bf16"),
 )
-"""The paper's form, the default and the strict one; widths of the shipped configurations."""
+"""The paper's form, the default, the strict one, and Reformer, in widths of the configurations."""
 
 
-def compile_all(targets: list[str]) -> Iterator[dict[str, Any]]:
+def compile_all(
+    targets: Sequence[str] = tuple(TARGETS), shapes: Sequence[Shape] = SHAPES
+) -> Iterator[dict[str, Any]]:
     """Compile every kernel at every shape for every target.
 
     Yields:
@@ -66,54 +92,129 @@ def compile_all(targets: list[str]) -> Iterator[dict[str, Any]]:
         from triton.runtime.jit import JITFunction
     except ImportError:
         raise InputError("compiling needs triton: pip install 'clusterformer[kernels]'") from None
-    from clusterformer.kernels import _chunk_kernels_triton as kernels
+    from clusterformer.kernels._chunk_kernels_triton import forward_kernel
 
-    found = (kernels.forward_kernel, kernels.dq_kernel, kernels.dkv_kernel)
-    if not isinstance(found[0], JITFunction):
+    if not isinstance(forward_kernel, JITFunction):
         raise InputError("TRITON_INTERPRET is set: unset it to compile")
+    known: set[str] = set()
     for target in targets:
-        for shape in SHAPES:
-            for kernel in found:
-                yield _compile(kernel, shape, target)
+        for shape in shapes:
+            for launch in _launches(shape, DEVICES[target]):
+                row = _compile(launch, shape, target)
+                if (made := row.pop("hash")) not in known:
+                    known.add(made)
+                    yield row
 
 
-def _compile(kernel: Any, shape: Shape, target: str) -> dict[str, Any]:
+class Launch(NamedTuple):
+    """A kernel and what the operation hands it."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+def _launches(shape: Shape, device: Device) -> list[Launch]:
+    """What one step launches, clustering and all: the operations run, their kernels do not."""
+    import torch
+
+    from clusterformer.kernels import _chunk_attention_triton as attention
+    from clusterformer.kernels import _chunk_kernels_triton as chunks
+    from clusterformer.kernels import _grouping_triton, _means_triton, grouping
+
+    found: list[Launch] = []
+
+    def recorder(kernel: Any) -> Any:
+        def record(*arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            found.append(Launch(kernel, arguments, options))
+
+        return record
+
+    q, k, v, blocks, options = _example(shape)
+    space = shape.wide or HEADS * shape.width
+    points = torch.zeros(1, q.shape[2], space, requires_grad=True)
+    anchors = torch.zeros(GROUPS, space, requires_grad=True)
+    with ExitStack() as stack:
+        for kernel in (
+            _grouping_triton._normaliser_kernel, _grouping_triton._assign_kernel,
+            _grouping_triton._count_kernel, _grouping_triton._place_kernel,
+            _means_triton._means_kernel, _means_triton._means_anchors_kernel,
+            _means_triton._means_points_kernel, chunks.forward_kernel, chunks.dq_kernel,
+            chunks.dkv_kernel,
+        ):  # fmt: skip
+            stack.enter_context(patch.object(kernel, "run", recorder(kernel)))
+        stack.enter_context(patch.object(Device, "of", staticmethod(lambda where: device)))
+        stack.enter_context(patch.dict(os.environ, {VARIABLE: "triton"}))
+        chosen, means = grouping.assign(points, anchors)
+        means.sum().backward()
+        grouping.sort(chosen, GROUPS)
+        attention.chunk_attention(q, k, v, blocks, scale=0.1, **options).sum().backward()
+    return found
+
+
+def _example(shape: Shape) -> tuple[Any, ...]:
+    """q, k, v, blocks, and options of the operation."""
+    import torch
+
+    from clusterformer.kernels import reference
+    from clusterformer.kernels.chunk_attention import LAST_RESORT
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[shape.dtype]
+    length, causal = GROUPS * shape.slots, shape.form in ("strict", "window")
+    rows = torch.zeros(1, length, HEADS, shape.width, dtype=dtype, requires_grad=True)
+    columns = torch.zeros(1, length, shape.wide, dtype=dtype)
+    options: dict[str, Any] = {
+        "mask": None, "causal": causal, "within": None, "itself": 0.0, "extra": (columns, columns)
+    }  # fmt: skip
+    batch = 2 * HEADS if shape.form == "rounds" else 1
+    grouped = reference.sort(torch.zeros(batch, length, dtype=torch.long), GROUPS)
+    if shape.form == "strict":
+        blocks = reference.cluster_chunks(grouped, shape.slots)
+    elif shape.form == "window":
+        blocks = reference.window_blocks(length, 1, shape.slots, device=rows.device)
+        options["within"] = shape.slots
+    else:
+        blocks = reference.equal_blocks(grouped, GROUPS, look_ahead=shape.reach - 2)
+    if shape.form == "rounds":
+        options |= {"mask": reference.window_mask(blocks, causal=True), "itself": LAST_RESORT}
+    return *(rows.transpose(1, 2) for _ in range(3)), blocks, options
+
+
+def _compile(launch: Launch, shape: Shape, target: str) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from clusterformer.kernels.tiles import backward_tile, row, tile
-
-    choose = tile if kernel.__name__ == "forward_kernel" else backward_tile
-    chosen = choose(shape.slots, row(shape.width, shape.wide), ITEMSIZE[shape.dtype])
-    constants = _constants(shape, chosen)
+    kernel, arguments, options = launch
     names = [parameter.name for parameter in kernel.params]
-    constant = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
-    signature = {
-        name: "constexpr" if name in constant else _type(name, shape.dtype) for name in names
-    }
-    aligned = [["tt.divisibility", 16]]
-    hints = {
-        (index,): aligned
-        for index, name in enumerate(names)
-        if signature[name].startswith("*")
-        or "_stride" in name
-        or name.endswith(("_batch", "_head"))
-    }
-    source = ASTSource(
-        kernel, signature, {(names.index(name),): constants[name] for name in constant}, hints
-    )
+    given = {**dict(zip(names, arguments, strict=False)), **options}
+    device = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    hints: dict[tuple[int], list[list[Any]]] = {}
+    for index, parameter in enumerate(kernel.params):
+        value = given[parameter.name]
+        kind, hint = "constexpr", list[list[Any]]()
+        if not parameter.is_constexpr:
+            kind, hint = _specialised(value, TARGETS[target][0])
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[(index,)] = value
+        elif hint:
+            hints[(index,)] = hint
     made = triton.compile(
-        source,
+        ASTSource(kernel, signature, constants, hints),
         target=GPUTarget(*TARGETS[target]),
-        options={"num_warps": chosen.warps, "num_stages": chosen.stages},
+        options=device,
     )
     registers, spilled = _assembled(made.asm, target)
     return {
+        "hash": made.hash,
         "kernel": kernel.__name__,
         "target": target,
         **shape._asdict(),
-        "tile": list(chosen),
+        "tile": {name: given[name] for name in given if name.startswith("BLOCK_")},
+        "warps": made.metadata.num_warps,
         "registers": registers,
         "spilled_bytes": spilled,
         "shared_bytes": made.metadata.shared,
@@ -121,40 +222,17 @@ def _compile(kernel: Any, shape: Shape, target: str) -> dict[str, Any]:
     }
 
 
-def _constants(shape: Shape, chosen: Any) -> dict[str, Any]:
-    from clusterformer.kernels.reference import LATER
-    from clusterformer.kernels.tiles import padded
-
-    return {
-        "H": 8,
-        "R": shape.reach,
-        "BACK": 1,
-        "COPIES": 1 if shape.causal else 3,
-        "LATER_BY": LATER,
-        "SHARED": True,
-        "WIDE": shape.wide > 0,
-        "CAUSAL": shape.causal,
-        "WITHIN": False,
-        "ALONE": False,
-        "MASKED": False,
-        "PRECISION": "ieee" if shape.dtype == "fp32" else "tf32",
-        "BLOCK_D": padded(shape.width),
-        "BLOCK_P": padded(shape.wide),
-        "BLOCK_M": chosen.queries,
-        "BLOCK_K": chosen.keys,
-    }
-
-
-def _type(name: str, dtype: str) -> str:
-    if name in ("MEMBERS", "HOMES"):
-        return "*i64"
-    if name in ("FILLED", "VISIBLE", "MASK"):
-        return "*i1"
-    if name in ("LSE", "DELTA", "D_Q_EXTRA", "D_K_EXTRA"):
-        return "*fp32"
-    if name.isupper() and name not in ("N", "G", "S"):
-        return f"*{TYPES[dtype]}"
-    return "fp32" if name in ("scale", "itself") else "i32"
+def _specialised(value: Any, backend: str) -> tuple[str, list[list[Any]]]:
+    """Triton's type of an argument, and what its compiler may know of the value, as at a launch."""
+    aligned = ["tt.divisibility", 16]
+    if isinstance(value, (bool, float)):
+        return ("i1" if isinstance(value, bool) else "fp32"), []
+    if isinstance(value, int):
+        kind = "constexpr" if value == 1 else "i32" if value < 2**31 else "i64"
+        return kind, [] if value % 16 else [aligned]
+    kind = "*" + NAMES[str(value.dtype).removeprefix("torch.")]
+    small = [["tt.pointer_range", 32]] if backend == "hip" else []
+    return kind, [aligned, *small]
 
 
 def _assembled(asm: Any, target: str) -> tuple[int, int]:

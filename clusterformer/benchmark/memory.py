@@ -44,10 +44,10 @@ def _report(
     warm_up()
     step = make()
     if device == "cpu":
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts anew
-        before = _resident("VmRSS")
+        forget_peak()
+        before = resident("VmRSS")
         step()
-        pipe.send((_resident("VmHWM") - before) * 1024 / MIB)
+        pipe.send(resident("VmHWM") - before)
         return
     import torch
 
@@ -58,12 +58,17 @@ def _report(
     pipe.send((torch.cuda.max_memory_allocated() - held) / MIB)
 
 
-def _resident(field: str) -> int:
-    """Memory of this process in KiB: VmRSS now, VmHWM at its highest.
+def forget_peak() -> None:
+    """Let the highest of `resident` start anew."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def resident(field: str) -> float:
+    """Memory of this process in MiB: VmRSS now, VmHWM at its highest.
 
     Not getrusage: its highest starts from that of the parent process.
     """
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(field):
-            return int(line.split()[1])
+            return int(line.split()[1]) * 1024 / MIB
     raise InputError(f"/proc/self/status has no {field}; use --no-memory")

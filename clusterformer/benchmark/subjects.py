@@ -105,12 +105,6 @@ def make_step(name: str, setting: Setting) -> Callable[[], object]:
     return Subject(name, setting).step
 
 
-def relative_error(values: Tensor, exact: Tensor) -> float:
-    """|values - exact|^2 / |exact|^2."""
-    difference = (values.float() - exact.float()).square().sum()
-    return float(difference / exact.float().square().sum())
-
-
 def _layer(name: str, setting: Setting) -> nn.Module:
     if name in PEERS:
         if setting.layers or not setting.output or setting.causal:

@@ -1,12 +1,12 @@
-"""`clusterformer bench`: time, memory and error of mechanisms, side by side in one run."""
+"""`clusterformer bench`: time and memory of mechanisms, side by side in one run."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import statistics
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,23 +14,26 @@ from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
+    from clusterformer.attention import AttentionCore
     from clusterformer.benchmark.subjects import Setting
 
 HELP = """
 usage: clusterformer bench [options]
        clusterformer bench steps --config FILE [options]
        clusterformer bench compile [--targets sm_80 sm_90 gfx942] [--out FILE]
+       clusterformer bench kernels [--predict h200] [options]
        clusterformer bench causality [options]
+       clusterformer bench pairs [--pairs 200000] [--out FILE]
        clusterformer bench pretrained --model FOLDER --pairs FILE.tsv [options]
+       clusterformer bench approximation --model FOLDER --text FILE [options]
 
 Time the attention layer, projections and clustering included, forward, and forward and backward;
-the peak memory it takes in a fresh process; its error against full attention with the same
-projections; and how far it is from the time that its operations alone would take as one matrix
-product. All take turns in one run; the table shows medians.
+the peak memory it takes in a fresh process; and how far it is from the time that its operations
+alone would take as one matrix product. All take turns in one run; the table shows medians.
 
   --lengths 512 1024 2048 4096 8192
                         tokens a sequence
-  --tokens 8192         tokens a batch
+  --tokens 8192         tokens a batch; or --batch N, sequences a batch at every length
   --d_model 256         width; --num_heads 4
   --num_clusters K      of all who have them (default: the square root of the length for neural
                         clustering, windows of 64 for routing, else the mechanism's own)
@@ -42,36 +45,30 @@ product. All take turns in one run; the table shows medians.
   --no-output           leave out the output projection
   --layers N            a stack of N encoder layers instead of one attention layer; --d_ff 4*d_model
   --device cpu          or cuda;  --dtype fp32, bf16 or fp16: autocast
-  --repeats 7           measurements of each; --threads N (default: all cores)
+  --repeats 7           measurements of each
+  --threads N           default: all cores; with one, what is measured is its CPU time, which other
+                        work on the machine lengthens less
+  --limit SECONDS       leave out whose step took longer from the next length on
   --no-memory           skip the fresh processes
   --out FILE.json       write everything measured, and beside it a plot, FILE.png
 
-bench steps times whole training steps of a configuration, optimizer included, on a batch of its
-longest texts: --mechanisms configured (its own) and classes by name; --dtype, --repeats, --threads,
---no-memory and --out as above.
-
-bench compile compiles the Triton kernels for GPUs that need not be here, and says what each takes
-of registers and shared memory, and what it spills.
-
-bench causality tells which mechanisms read the future: it replaces every input after a cut, and
-counts the outputs before it that move, for each causal form in a layer with random weights. Then it
-trains a small language model on random tokens with each: nobody can guess them, so a loss below
-ln V is a model that reads them. --mechanisms, --threads, --out; --length 256, --d_model 64,
---num_heads 4; --steps 300 of training, 0 for none.
-
-bench pretrained puts each attention into a pretrained Hugging Face encoder, without training it
-again, and correlates its similarities of sentence pairs (lines of text, text, score) with people's
-scores: --mechanisms of those without weights; --num_clusters 25; --length 128 tokens at most;
---join 1, pairs in a row that make one pair of longer texts; --threads, --out. Needs transformers.
+Each of the others says more by itself: clusterformer bench kernels --help
 """
 
-SUBCOMMANDS = {
-    "steps": "bench_steps",
-    "compile": "bench_compile",
-    "causality": "bench_causality",
-    "pretrained": "bench_pretrained",
-}
-"""Each is a file of this folder with `run(arguments)`."""
+SUBCOMMANDS = (
+    "steps",
+    "compile",
+    "kernels",
+    "causality",
+    "pairs",
+    "pretrained",
+    "approximation",
+)
+"""Each is a file of this folder, bench_NAME, with HELP and `run(arguments)`."""
+
+
+WARM_UP = 128
+"""Tokens of what a fresh process runs first; the packages want more than their 100 clusters."""
 
 
 class Parser(Arguments):
@@ -93,7 +90,7 @@ class Parser(Arguments):
         options = self.parse_args(arguments)
         for name, value in vars(options).items():
             least = 1 if name == "repeats" else 0
-            if isinstance(value, int) and value < least:
+            if isinstance(value, int | float) and value < least:
                 raise InputError(f"--{name} must be at least {least}, got {value}")
         if options.threads:
             torch.set_num_threads(options.threads)
@@ -102,9 +99,6 @@ class Parser(Arguments):
 
 def run(arguments: list[str]) -> None:
     """Measure, print the table, write JSON and plot."""
-    if arguments and arguments[0] in SUBCOMMANDS:
-        import_module(f"clusterformer.cli.{SUBCOMMANDS[arguments[0]]}").run(arguments[1:])
-        return
     options = _parse(arguments)
     from clusterformer.benchmark.clock import matmul_rate
     from clusterformer.benchmark.subjects import DTYPES
@@ -112,10 +106,13 @@ def run(arguments: list[str]) -> None:
     rate = matmul_rate(options.device, DTYPES[options.dtype])
     print(f"matrix product: {rate / 1e9:.0f} GFLOP/s")
     rows: list[dict[str, Any]] = []
+    slow: set[str] = set()
     for length in options.lengths:
-        for row in _measure(options, length, rate):
+        for row in _measure(options, length, rate, slow):
             rows.append(row)
             show(row, rows)
+            if options.limit and row["median_ms"] > 1e3 * options.limit:
+                slow.add(row["mechanism"])
     if options.out:
         write(options, rows, matmul_gflops=rate / 1e9)
         _plot(options, rows)
@@ -126,6 +123,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     lengths = [512, 1024, 2048, 4096, 8192]
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
     parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--limit", type=float)
     parser.add_argument("--d_model", type=int, default=256)
     parser.add_argument("--num_heads", type=int, default=4)
     parser.add_argument("--num_clusters", type=int)
@@ -135,10 +134,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--no-output", dest="output", action="store_false")
     options = parser.parse(arguments)
-    for name in ("tokens", "d_model", "num_heads"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name} must be at least 1, got {getattr(options, name)}")
-    if min(options.lengths) < 1 or max(options.lengths) > options.tokens:
+    require_positive(options, "tokens", "batch", "d_model", "num_heads")
+    longest = float("inf") if options.batch else options.tokens
+    if min(options.lengths) < 1 or max(options.lengths) > longest:
         raise InputError(f"--lengths must be in 1..--tokens ({options.tokens})")
     import torch
 
@@ -147,12 +145,36 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _measure(options: argparse.Namespace, length: int, rate: float) -> list[dict[str, Any]]:
+def require_positive(options: argparse.Namespace, *names: str) -> None:
+    """Refuse numbers below 1; None stands for a default."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} must be at least 1, got {value}")
+
+
+def chosen_mechanisms(names: Sequence[str] | None) -> dict[str, type[AttentionCore]]:
+    """Classes of mechanisms by name, in the order given; None for all.
+
+    Raises:
+        InputError: if there is none of a name.
+    """
+    from clusterformer import attention
+
+    kinds = {kind.__name__: kind for kind in attention.mechanisms()}
+    if unknown := set(names or ()) - set(kinds):
+        raise InputError(f"no mechanism {min(unknown)!r}; there are {', '.join(kinds)}")
+    return {name: kinds[name] for name in names or kinds}
+
+
+def _measure(
+    options: argparse.Namespace, length: int, rate: float, slow: Container[str]
+) -> Iterator[dict[str, Any]]:
     from clusterformer.attention import mechanisms
     from clusterformer.benchmark.clock import take_turns
     from clusterformer.benchmark.memory import peak
     from clusterformer.benchmark.operations import count
-    from clusterformer.benchmark.subjects import FORMS, Subject, make_step, relative_error
+    from clusterformer.benchmark.subjects import FORMS, Subject, make_step
 
     setting = _setting(options, length)
     kinds = [kind for kind in mechanisms() if not options.causal or True in kind.causal_forms]
@@ -160,9 +182,8 @@ def _measure(options: argparse.Namespace, length: int, rate: float) -> list[dict
     every.remove("NeuralClusteringAttention")  # that is "neural"
     if options.causal:
         every.remove("paper")  # it leaks
-    subjects = {name: Subject(name, setting) for name in options.mechanisms or every}
-    exact = Subject("FullAttention", setting).forward()
-    rows = []
+    chosen = [name for name in options.mechanisms or every if name not in slow]
+    subjects = {name: Subject(name, setting) for name in chosen}
     forward = take_turns(
         {n: s.forward for n, s in subjects.items()}, options.repeats, options.device
     )
@@ -170,27 +191,23 @@ def _measure(options: argparse.Namespace, length: int, rate: float) -> list[dict
     for name, subject in subjects.items():
         milliseconds = statistics.median(both[name])
         operations = count(subject.step)
-        small = _setting(options, 64, tokens=64)
+        small = _setting(options, WARM_UP, tokens=WARM_UP)
         memory = None
         if options.memory:
             warm_up = partial(_run, [name, "FullAttention", "neural"], small)
             memory = peak(warm_up, partial(make_step, name, setting), options.device)
-        rows.append(
-            {
-                "mechanism": name,
-                "length": length,
-                "batch": max(1, options.tokens // length),
-                "forward_ms": statistics.median(forward[name]),
-                "median_ms": milliseconds,
-                "forward_samples_ms": forward[name],
-                "samples_ms": both[name],
-                "peak_mib": memory,
-                "relative_squared_error": relative_error(subject.forward(), exact),
-                "gflop": operations / 1e9,
-                "times_floor": milliseconds * 1e-3 * rate / operations,
-            }
-        )
-    return rows
+        yield {
+            "mechanism": name,
+            "length": length,
+            "batch": max(1, setting.tokens // length),
+            "forward_ms": statistics.median(forward[name]),
+            "median_ms": milliseconds,
+            "forward_samples_ms": forward[name],
+            "samples_ms": both[name],
+            "peak_mib": memory,
+            "gflop": operations / 1e9,
+            "times_floor": milliseconds * 1e-3 * rate / operations,
+        }
 
 
 def _setting(options: argparse.Namespace, length: int, tokens: int | None = None) -> Setting:
@@ -198,7 +215,7 @@ def _setting(options: argparse.Namespace, length: int, tokens: int | None = None
 
     return Setting(
         length=length,
-        tokens=tokens or options.tokens,
+        tokens=tokens or (options.batch * length if options.batch else options.tokens),
         d_model=options.d_model,
         num_heads=options.num_heads,
         num_clusters=options.num_clusters,
@@ -222,7 +239,6 @@ COLUMNS = {
     "forward_ms": ("forward", "{:.1f}"),
     "median_ms": ("ms", "{:.1f}"),
     "peak_mib": ("MiB", "{:.0f}"),
-    "relative_squared_error": ("error", "{:.3f}"),
     "times_floor": ("x floor", "{:.2f}"),
 }
 
@@ -246,7 +262,7 @@ def show(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     print(f"{row['length']:>7}  {row['mechanism']:<28}{cells}{share:>9}", flush=True)
 
 
-def write(options: argparse.Namespace, rows: list[dict[str, Any]], **measured: float) -> None:
+def write(options: argparse.Namespace, rows: list[dict[str, Any]], **measured: float | str) -> None:
     """Write everything measured as JSON."""
     import torch
 
@@ -280,6 +296,7 @@ def _plot(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
                 value = row[key] * unit / (row["batch"] * row["length"])
                 points = panels.setdefault(title, {}).setdefault(row["mechanism"], [])
                 points.append((row["length"], value))
-    title = f"Attention layer, width {options.d_model}, {options.dtype}, {options.device}"
+    what = f"{options.layers} encoder layers" if options.layers else "Attention layer"
+    title = f"{what}, width {options.d_model}, {options.dtype}, {options.device}"
     scaling(panels, options.out.with_suffix(".png"), title=title)
     print(f"written: {options.out.with_suffix('.png')}")

@@ -7,6 +7,13 @@ from pathlib import Path
 
 from clusterformer.cli.arguments import Arguments
 
+HELP = """
+usage: clusterformer bench compile [--targets sm_80 sm_90 gfx942] [--out FILE]
+
+Compiles the Triton kernels for GPUs that need not be here, and says what each takes of registers
+and shared memory, and what it spills.
+"""
+
 
 def run(arguments: list[str]) -> None:
     """Compile, print the table, write the JSON."""
@@ -18,17 +25,17 @@ def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     rows = []
     print(
-        f"{'target':<8}{'kernel':<16}{'D+P':>8}{'S':>5}{'R':>3}{'causal':>8}{'dtype':>7}"
-        f"{'tile':>16}{'registers':>11}{'spilled':>9}{'shared':>9}"
+        f"{'target':<8}{'kernel':<20}{'form':<8}{'D+P':>7}{'S':>5}{'R':>3}{'dtype':>6}"
+        f"{'tile':>17}{'warps':>6}{'registers':>11}{'spilled':>9}{'shared':>9}"
     )
     for row in compile_all(options.targets):
         rows.append(row)
         width = f"{row['width']}+{row['wide']}"
-        told = "x".join(map(str, row["tile"]))
+        told = "x".join(map(str, row["tile"].values()))
         print(
-            f"{row['target']:<8}{row['kernel']:<16}{width:>8}{row['slots']:>5}{row['reach']:>3}"
-            f"{row['causal']!s:>8}{row['dtype']:>7}{told:>16}{row['registers']:>11}"
-            f"{row['spilled_bytes']:>9}{row['shared_bytes']:>9}",
+            f"{row['target']:<8}{row['kernel']:<20}{row['form']:<8}{width:>7}{row['slots']:>5}"
+            f"{row['reach']:>3}{row['dtype']:>6}{told:>17}{row['warps']:>6}"
+            f"{row['registers']:>11}{row['spilled_bytes']:>9}{row['shared_bytes']:>9}",
             flush=True,
         )
     if options.out:

@@ -9,6 +9,14 @@ from functools import partial
 from clusterformer.cli.bench import Parser, show, write
 from clusterformer.errors import InputError
 
+HELP = """
+usage: clusterformer bench steps --config FILE [options]
+
+Times whole training steps of a configuration, optimizer included, on a batch of its longest texts:
+--mechanisms configured (its own) and classes by name; --dtype, --repeats, --threads, --no-memory
+and --out as above.
+"""
+
 Shape = tuple[int, ...]
 
 

@@ -1,0 +1,189 @@
+"""What the kernels move and compute, and the least time in which a device can do that.
+
+The model stands in the docstrings of the kernels too; a test keeps both equal. Bytes are those that
+memory has to move: rows that several blocks see come from memory once, then from a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+INDEX, FLOAT = 4, 4
+"""Bytes of a token's number in a slot, and of a float32."""
+
+
+class Ceilings(NamedTuple):
+    """What a device can do at best.
+
+    Attributes:
+        memory: Bytes a second.
+        matrix: 16-bit operations a second in matrix products, without sparsity.
+        plain: float32 operations a second.
+    """
+
+    memory: float
+    matrix: float
+    plain: float
+
+
+DATA_SHEETS = {
+    "a100": Ceilings(2.039e12, 312e12, 19.5e12),
+    "h100": Ceilings(3.35e12, 989e12, 67e12),
+    "h200": Ceilings(4.8e12, 989e12, 67e12),
+}
+"""The maker's figures, of SXM boards."""
+
+
+class Work(NamedTuple):
+    """Attributes: bytes moved; operations in 16-bit matrix products; operations in float32."""
+
+    bytes: float
+    matrix: float = 0.0
+    plain: float = 0.0
+
+
+class Size(NamedTuple):
+    """Sizes of one problem, by the letters of the kernels.
+
+    Attributes:
+        B, N: Sequences, tokens of each.
+        H, D, P: Heads, their width, extra columns.
+        W, C: Width of the clustering space, clusters.
+        V: Parts of that width, for each of which the means' kernels compute scores anew.
+        S, R: Slots a block, blocks seen.
+        i: Bytes a number.
+    """
+
+    B: int
+    N: int
+    H: int
+    D: int
+    P: int
+    W: int
+    C: int
+    V: int
+    S: int
+    R: int
+    i: int
+
+
+MODEL: dict[str, tuple[str, str, str]] = {
+    "forward_kernel": ("B H N ((4 D + 2 P) i + 8)", "B H N R S (4 D + 2 P)", "0"),
+    "dq_kernel": ("B H N ((6 D + 2 P) i + 4 P + 12)", "B H N R S (6 D + 4 P)", "0"),
+    "dkv_kernel": ("B H N ((6 D + 2 P) i + 4 P + 12)", "B H N R S (8 D + 4 P)", "0"),
+    "_normaliser_kernel": ("B N (4 W + 1 + C / 16)", "12 B N C W", "0"),
+    "_assign_kernel": ("B N (4 W + 9)", "12 B N C W", "0"),
+    "_count_kernel": ("B N (8 + C / 8)", "0", "0"),
+    "_place_kernel": ("B N 32", "0", "0"),
+    "_means_kernel": ("B N (4 W + 1 + C W / 256)", "12 B N C W (V + 1)", "0"),
+    "_means_anchors_kernel": ("B N (4 W + 1 + C W / 256)", "12 B N C W (2 V + 1)", "0"),
+    "_means_points_kernel": ("B N (8 W + 1)", "12 B N C W (2 V + 2)", "0"),
+    "points": ("B N 4 (H D + W)", "0", "2 B N H D W"),
+    "points backward": ("B N 4 (2 H D + W)", "0", "4 B N H D W"),
+    "full attention": ("B H N 4 D i", "4 B H N N D", "0"),
+    "full attention backward": ("B H N 8 D i", "10 B H N N D", "0"),
+}
+"""Bytes, 16-bit and float32 operations of each kernel, as its docstring has them.
+
+A float32 product that is taken as three of tf32, each half as fast as one of 16 bits, counts as six
+of those."""
+
+
+ASSIGNING = ("_normaliser_kernel", "_assign_kernel", "_means_kernel")
+MEANS_BACKWARD = ("_means_anchors_kernel", "_means_points_kernel")
+
+
+class Form(NamedTuple):
+    """Attributes: whether coupled (P = 16, else P = 0); blocks seen; whether strictly causal."""
+
+    coupled: bool
+    reach: int
+    causal: bool
+
+
+FORMS = {
+    "paper": Form(False, 2, False),
+    "neural": Form(True, 3, False),
+    "strict": Form(True, 2, True),
+}
+
+
+def work(kernel: str, size: Size) -> Work:
+    """What one launch moves and computes."""
+    return Work(*(_evaluate(formula, size) for formula in MODEL[kernel]))
+
+
+def size_of(form: str, length: int, tokens: int, heads: int, width: int) -> Size:
+    """Sizes of neural clustering with as many clusters as the square root of the length."""
+    from clusterformer.kernels.tiles import means_tile
+
+    coupled, reach, _ = FORMS[form]
+    clusters = max(1, int(length**0.5))
+    space = 16 if coupled else heads * width
+    slots = -(-length // clusters)
+    batch = max(1, tokens // length)
+    parts = -(-space // means_tile(space, points=False).columns)
+    return Size(batch, length, heads, width, 16 * coupled, space, clusters, parts, slots, reach, 2)
+
+
+def kernels(form: str, backward: bool) -> list[str]:
+    """What a mechanism with its clustering launches, projections of q, k, v and output apart.
+
+    The paper's form clusters hidden states themselves, without a projection of its own. Backward is
+    from the values; auxiliary losses on centroids add the gradient of the means, MEANS_BACKWARD.
+    """
+    coupled = FORMS[form].coupled
+    names = ["points"] if coupled else []
+    names += [*ASSIGNING, "_count_kernel", "_place_kernel", "forward_kernel"]
+    if backward:
+        names += ["dq_kernel", "dkv_kernel"] + (["points backward"] if coupled else [])
+    return names
+
+
+def seconds(work: Work, device: Ceilings) -> float:
+    """Least time: memory, matrix units and float32 units at their ceilings, all at once."""
+    return max(work.bytes / device.memory, work.matrix / device.matrix, work.plain / device.plain)
+
+
+def together(size: Size, names: Iterable[str], device: Ceilings) -> float:
+    """Least time of launches one after the other."""
+    return sum(seconds(work(name, size), device) for name in names)
+
+
+def predict(
+    device: str, lengths: Iterable[int], tokens: int, heads: int, width: int
+) -> Iterator[dict[str, Any]]:
+    """Least milliseconds of each form and of full attention, forward and backward; no measurement.
+
+    Yields:
+        form, length, batch, clusters, milliseconds, those of full attention, and their ratio.
+    """
+    ceilings = DATA_SHEETS[device]
+    for length in lengths:
+        for form, (_, _, causal) in FORMS.items():
+            size = size_of(form, length, tokens, heads, width)
+            full = together(size, ("full attention", "full attention backward"), ceilings)
+            full /= 1 + causal  # it skips what lies above the diagonal
+            ours = together(size, kernels(form, backward=True), ceilings)
+            yield {
+                "form": form,
+                "length": length,
+                "batch": size.B,
+                "clusters": size.C,
+                "least_ms": ours * 1e3,
+                "full_least_ms": full * 1e3,
+                "ratio": full / ours,
+            }
+
+
+def _evaluate(formula: str, size: Size) -> float:
+    """The value of a sum of products written with blanks, as in a docstring."""
+    spaced = formula.replace("(", " ( ").replace(")", " ) ").split()
+    told, before = [], ""
+    for part in spaced:
+        if before not in ("", "(", "+", "/") and part not in (")", "+", "/"):
+            told.append("*")
+        told.append(part)
+        before = part
+    return float(eval(" ".join(told), {"__builtins__": {}}, size._asdict()))
