@@ -17,6 +17,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from clusterformer.cli.bench import SUBCOMMANDS
 from clusterformer.cli.main import COMMANDS, main
 from clusterformer.cli.options import Options
 
@@ -43,7 +44,9 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0].removeprefix("clusterformer: error: ")
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS), *(["bench", name] for name in SUBCOMMANDS)]
+)
 def test_help_is_fast_and_loads_no_torch(command: list[str]) -> None:
     code = (
         "import sys; from clusterformer.cli.main import main; code = main(sys.argv[1:]); "
@@ -114,6 +117,7 @@ BAD_OPTIONS = {
     ("--model.num_layers=0",): "model.num_layers must be at least 1, got 0",
     ("--model.schedule=cosine", "--trainer.max_epochs=-1"): "cosine must know when training ends",
     ("--trainer.accelerator=abacus",): "abacus",
+    ("--trainer.val_check_interval=999",): "val_check_interval (999) must be less than or equal",
     ("stray",): "unexpected argument 'stray'",
     ("--config=nowhere.yaml",): "no configuration 'nowhere.yaml', neither a file nor a shipped one",
     ("--resume=nowhere",): "nowhere: does not exist; a run folder looks like runs/NAME/NUMBER",
@@ -327,7 +331,7 @@ def test_fast_dev_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_wandb_offline_keeps_one_run_through_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -335,6 +339,7 @@ def test_wandb_offline_keeps_one_run_through_a_resume(
     run = tmp_path / "toy" / "1"
     name = json.loads((run / "environment.json").read_text())["wandb_id"]
     assert main(["fit", f"--resume={run}", "--trainer.max_epochs=2"]) == 0
+    wandb.teardown()  # what it writes is whole when its service has ended
     logs = list(run.glob(f"wandb/offline-run-*/run-{name}.wandb"))
     assert len(logs) == 2
     assert all(b"seconds_a_step" in log.read_bytes() for log in logs)  # what compare reads

@@ -65,8 +65,20 @@ def test_bad_options_are_one_line(
     assert error.count("\n") == 1
 
 
-def test_nan_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_is_named_and_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.save(tmp_path / "x.npy", np.full((20, 2), np.nan))
     arguments = ["cluster", "--data", str(tmp_path / "x.npy"), "--n_clusters", "2"]
-    assert main([*arguments, "--runs", str(tmp_path)]) == 2
-    assert "contains NaN" in capsys.readouterr().err
+    assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 2
+    assert capsys.readouterr().err.endswith("x.npy: Input X contains NaN.\n")
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_fit_without_its_data_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["fit", "--config", "mnist.yaml", "--data.root", str(tmp_path)]
+    assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 2
+    assert "No such file" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").iterdir())

@@ -36,7 +36,7 @@ Cluster points by several methods with several seeds, and compare. Needs cluster
                         {INDENT.join(f"{name}: {what}" for name, what in METHODS.items())}
   --seeds 1             repetitions, with seeds 0, 1, ...
   --hidden 256          units of the hidden layer of neural-hidden
-  --balance 1 --n_neighbors 5 --n_init 1 --device cpu
+  --balance 1 --no-merge --n_neighbors 5 --n_init 1 --device cpu
                         further options of the neural methods, those of NeuralClustering
   --threads N           of the processor, for all methods (default: all cores)
   --runs runs           parent of the run folder, which gets results.csv, results.json, labels and
@@ -55,7 +55,7 @@ examples:
   clusterformer cluster --data vectors.npy --n_clusters 100
 """
 
-_NEURAL = ("balance", "n_neighbors", "n_init", "device")
+_NEURAL = ("balance", "merge", "n_neighbors", "n_init", "device")
 _PLACES = ("root", "runs")  # options that say nothing of the results
 _SHOWN = 1500  # points of the map
 
@@ -82,7 +82,11 @@ def run(arguments: list[str]) -> None:
     log = _tracker(folder, options) if options.wandb else None
     for count in options.n_clusters:
         for method in options.methods:
-            found = [_measure(method, count, seed, points, options) for seed in options.seeds]
+            try:
+                found = [_measure(method, count, seed, points, options) for seed in options.seeds]
+            except InputError:
+                folder.discard_unless_begun()
+                raise
             rows += [row for row, _ in found]
             _show([row for row, _ in found], first=len(rows) == len(found))
             _write(folder.folder, command, options, rows)
@@ -109,6 +113,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--balance", type=float, default=1.0)
+    parser.add_argument("--no-merge", dest="merge", action="store_false")
     parser.add_argument("--n_neighbors", type=int, default=5)
     parser.add_argument("--n_init", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -146,7 +151,8 @@ def _measure(
         with limits:
             clustering.fit(points.train)
     except ValueError as error:
-        raise InputError(f"{options.data}: {error}") from error
+        what = str(error).splitlines()[0]  # scikit-learn's advice comes below
+        raise InputError(f"{options.data}: {what}") from error
     cost = {
         "seconds": time.perf_counter() - begun,
         "cpu_seconds": time.process_time() - worked,

@@ -101,7 +101,7 @@ def _compare(options: argparse.Namespace) -> None:
     if options.sweep:
         from clusterformer.cli.comparison.wandb import sweep
 
-        options.sweep.write_text(sweep(plan), encoding="utf-8")
+        options.sweep.write_text(sweep(plan, path.stem), encoding="utf-8")
         print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
         return
     folder = options.out or _folder(path.stem)

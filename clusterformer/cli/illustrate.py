@@ -23,8 +23,8 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
         task: Its first validation text is the one drawn.
 
     Returns:
-        The PNGs: the curves, if anything was logged; one a layer that groups tokens; and how the
-        text written looks at the text read, if one is.
+        The PNGs: the curves, if anything was logged; one a layer that groups tokens; how the text
+        written looks at the text read, if one is; and those of the task's own.
     """
     run.pictures.mkdir(exist_ok=True)
     paths = []
@@ -66,7 +66,8 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
             target_clusters=_clusters(output.decoded, row, batch.decoder_mask[row]),
             title="What the decoder reads as it writes; colours are clusters of the last layer",
         )
-    return paths
+    assert model.network is not None
+    return paths + task.draw(model.network, run.pictures)
 
 
 def _clusters(encoded: Encoded | None, row: int, mask: Tensor) -> Tensor | None:

@@ -68,6 +68,8 @@ def _dispatch(arguments: list[str]) -> None:
         hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(COMMANDS)}"
         raise InputError(f"no command {name!r}; {hint}")
     command = import_module(f"clusterformer.cli.{name}")
+    if rest and rest[0] in getattr(command, "SUBCOMMANDS", ()):
+        command, rest = import_module(f"clusterformer.cli.{name}_{rest[0]}"), rest[1:]
     if "-h" in rest or "--help" in rest:
         print(command.HELP.strip())
     else:

@@ -1,4 +1,4 @@
-"""Progress of a training: a bar on a terminal, now and then a line in a file or pipe."""
+"""Progress of a training: a bar on a terminal, else now and then a line; what validation took."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
 
 
 def progress() -> ProgressBar:
@@ -72,7 +72,26 @@ class Lines(ProgressBar):
         done = trainer.global_step
         share = f"/{steps} ({done / steps:.0%})" if steps > 0 else ""
         values = trainer.callback_metrics
-        shown = [f"{name} {float(values[name]):.4f}" for name in names if name in values]
+        known = [name for name in dict.fromkeys(names) if name in values]
+        shown = [f"{name} {float(values[name]):.4f}" for name in known]
         print(
             f"epoch {trainer.current_epoch + 1}, step {done}{share}: {', '.join(shown)}", flush=True
         )
+
+
+class ValidationClock(Callback):
+    """Adds up what validations take, decoding included.
+
+    Attributes:
+        seconds: Of all of them in this process.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._begun = 0.0
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begun = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.seconds += time.monotonic() - self._begun

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -105,6 +105,8 @@ class Run:
     def record(self, config: str, seed: int) -> None:
         """Write down configuration, command, versions and hardware; overwrite nothing."""
         name = f"{self.folder.parent.name}-{self.folder.name}-{os.urandom(4).hex()}"
+        if "WANDB_SWEEP_ID" in os.environ:  # which names its runs itself
+            name = os.environ.get("WANDB_RUN_ID", name)
         environment = {**describe_environment(), "seed": seed, "wandb_id": name}
         text = json.dumps(environment, indent=2, ensure_ascii=False) + "\n"
         self._next("config", ".yaml").write_text(config, encoding="utf-8")
@@ -118,12 +120,14 @@ class Run:
         partial.replace(path)
 
     def discard_unless_begun(self) -> None:
-        """Take away what `record` wrote, if bad input kept training from leaving anything else."""
+        """Take away the folder, if bad input kept the run from leaving more than `record` wrote."""
         ours = {self.folder / "config.yaml", self.folder / "environment.json"}
-        if set(self.folder.iterdir()) == ours:
+        if set(self.folder.iterdir()) <= ours:
             for path in ours:
-                path.unlink()
+                path.unlink(missing_ok=True)
             self.folder.rmdir()
+            if not any(self.folder.parent.iterdir()):
+                self.folder.parent.rmdir()
 
     def _numbered(self, stem: str, suffix: str) -> list[Path]:
         paths = [self.folder / f"{stem}{suffix}"]
@@ -149,6 +153,20 @@ def _made(folder: Path) -> bool:
 def first_process() -> bool:
     """Whether this process, of those that train together, is the one to write and print."""
     return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def wandb_mode() -> Literal["offline"] | None:
+    """Log in to Weights & Biases; where there is no account and no mode is set, offline.
+
+    Raises:
+        InputError: if it is not installed.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
+    known = wandb.login(prompt=False, verify=False) or "WANDB_MODE" in os.environ
+    return None if known else "offline"
 
 
 def describe_environment() -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -29,10 +30,12 @@ from clusterformer.cli.against import Trained, against, check
 from clusterformer.cli.illustrate import illustrate
 from clusterformer.cli.metrics import MetricsFile
 from clusterformer.cli.options import Options, take
-from clusterformer.cli.runs import OUTCOME, Run, first_process
+from clusterformer.cli.progress import ValidationClock
+from clusterformer.cli.runs import OUTCOME, Run, first_process, wandb_mode
 from clusterformer.errors import InputError
 from clusterformer.task import Task
 from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.translation import Translation
 
 
 def train(arguments: list[str]) -> None:
@@ -71,7 +74,8 @@ def _train(arguments: list[str], name: str | None = None) -> tuple[Options, Trai
             callbacks=_callbacks(task, run, options),
             loggers=_loggers(options, run, checkpoint.get("global_step", 0)) if run else [],
         )
-        trainer.fit(model, datamodule=task, ckpt_path=path, weights_only=True)
+        with _said_in_one_line():
+            trainer.fit(model, datamodule=task, ckpt_path=path, weights_only=True)
     except InputError:
         if run and not resumed:
             run.discard_unless_begun()
@@ -94,6 +98,18 @@ def _train(arguments: list[str], name: str | None = None) -> tuple[Options, Trai
             logger.experiment.summary[OUTCOME] = json.dumps(outcome)
             logger.experiment.finish()
     return options, (task, run, results)
+
+
+@contextmanager
+def _said_in_one_line() -> Iterator[None]:
+    """What only the number of batches shows to be wrong among the trainer's options."""
+    try:
+        yield
+    except ValueError as error:
+        if "val_check_interval" not in str(error):
+            raise
+        said = str(error).replace("`", "").strip().partition(". ")[0]
+        raise InputError(f"--trainer.{said}") from error
 
 
 def _test(options: Options, trainer: Trainer) -> dict[str, Any]:
@@ -128,11 +144,18 @@ def _outcome(
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
         "seconds": round(seconds, 2),
+        "seconds_validating": round(_validating(trainer), 2),
         "seconds_a_step": seconds / max(1, trainer.global_step - begun_at),
         "parameters": sum(weights),
         "peak_mib": round(peak / 2**20, 1),
         "device": str(options.model.device),
     }
+
+
+def _validating(trainer: Trainer) -> float:
+    """Seconds of the training that validations took."""
+    clocks = (found for found in trainer.callbacks if isinstance(found, ValidationClock))  # type: ignore[attr-defined]
+    return sum(clock.seconds for clock in clocks)
 
 
 def _finish(
@@ -154,6 +177,7 @@ def _callbacks(task: Task, run: Run | None, options: Options) -> list[Callback]:
         LastCheckpoint(folder, options.config["checkpoint_every"]),
         KeptCheckpoints(folder, task.monitor, task.mode, options.config["keep"]),
         CausalityProbe(),
+        ValidationClock(),
     ]
     if run:
         said = f"run folder: {run.folder}"
@@ -170,21 +194,20 @@ def _loggers(options: Options, run: Run, step: int) -> list[Logger]:
 
 def _wandb(options: Options, run: Run) -> WandbLogger:
     """Weights & Biases, into the run folder; offline without an API key."""
-    try:
-        import wandb
-    except ImportError:
-        raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
-    offline = not wandb.login(prompt=False, verify=False) and "WANDB_MODE" not in os.environ
+    # not `offline`: that sets an environment variable, too late after the login has read them
+    mode = wandb_mode()
     logger = WandbLogger(
         name=f"{run.folder.parent.name}/{run.folder.name}",
         save_dir=run.folder,
         project="clusterformer",
         id=run.wandb_id,
         resume="allow",
-        # not `offline`: that sets an environment variable, too late after login() has read them
-        mode="offline" if offline else None,
+        mode=mode,
     )
-    logger.log_hyperparams(options.config.as_dict())
+    try:
+        logger.log_hyperparams(options.config.as_dict())
+    except Exception as error:  # its client raises whatever its transport does
+        raise InputError(f"W&B: {error}; WANDB_MODE=offline logs here alone") from error
     return logger
 
 
@@ -202,21 +225,22 @@ def _say(
     minutes, seconds = divmod(round(seconds), 60)
     print(
         f"\nfinished after {trainer.global_step} steps, {trainer.current_epoch} epochs, "
-        f"{minutes} min {seconds} s"
+        f"{minutes} min {seconds} s, {_validating(trainer):.0f} s of it validation"
     )
-    for name in sorted(results):
-        if "layer" not in name:
-            print(f"  {name:<15} {float(results[name]):.4f}")
-    for name, signature in trainer.datamodule.signatures().items():  # type: ignore[attr-defined]
-        print(f"  {name:<15} {signature}")
-    best = run.best if run.best.exists() else run.last
-    print(f"  {'checkpoint':<15} {best}")
-    print(f"  {'metrics':<15} {run.metrics}")
-    if pictures:
-        print(f"  {'pictures':<15} {run.pictures}: {', '.join(path.name for path in pictures)}")
-    print(f"test it:     clusterformer test --checkpoint {run.folder}")
     task = trainer.datamodule  # type: ignore[attr-defined]
-    if isinstance(task, LanguageModeling):
+    said = {name: f"{float(results[name]):.4f}" for name in sorted(results) if "layer" not in name}
+    said |= task.signatures()
+    said["checkpoint"] = str(run.best if run.best.exists() else run.last)
+    said["metrics"] = str(run.metrics)
+    if pictures:
+        said["pictures"] = f"{run.pictures}: {', '.join(path.name for path in pictures)}"
+    width = max(map(len, said))
+    for name, what in said.items():
+        print(f"  {name:<{width}}  {what}")
+    print(f"test it:     clusterformer test --checkpoint {run.folder}")
+    if isinstance(task, Translation):
+        print(f"translate:   clusterformer translate --checkpoint {run.folder} --input FILE")
+    elif isinstance(task, LanguageModeling):
         print(f"go on:       clusterformer generate --checkpoint {run.folder} --prompt TEXT")
     elif is_overridden("text_dataloader", task, Task):
         print(f"label text:  clusterformer predict --checkpoint {run.folder} --input FILE")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,8 @@ def starts(folder: Path) -> dict[str, int]:
 
 
 def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None:
+    assert main(["compare", str(plan), "--dry-run"]) == 0
+    assert re.match(r"to do +[\d,]+ parameters  coupled, seed 0\n", capfd.readouterr().out)
     assert main(["compare", str(plan)]) == 0
     said = capfd.readouterr().out
     assert "[2/2] not coupled, seed 0: test/accuracy" in said
@@ -127,3 +130,19 @@ def test_bad_input_gets_one_line(arguments: list[str], said: str, plan: Path, ca
     error = capfd.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_runs_table_and_page_join_one_group_on_wandb(
+    plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    # in a process of its own: what wandb writes is whole when that has ended
+    subprocess.run(
+        [sys.executable, "-m", "clusterformer", "compare", str(plan), "--wandb"], check=True
+    )
+    logs = [path.read_bytes() for path in Path("comparisons/tiny").rglob("run-*.wandb")]
+    group = b"\x04tiny"  # a string of four letters, as protobuf writes it
+    assert [group in log for log in logs] == [True] * 3
+    assert sum(b"tiny-comparison" in log and b"index.html" in log for log in logs) == 1

@@ -4,16 +4,18 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from clusterformer.cli.comparison.drawings import along_a_key, learning_curves
 from clusterformer.cli.comparison.page import page
 from clusterformer.cli.comparison.summary import summarise
 
 sys.path.append(str(Path(__file__).parents[1] / "toy"))
-from toy_results import RESULTS
+from toy_results import RESULTS, result
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 
@@ -51,6 +53,25 @@ def test_it_is_well_formed_and_escapes_what_it_is_told() -> None:
     assert checker.open == []
     assert "<h1>A &lt;b&gt;title&lt;/b&gt; &amp; more</h1>" in made()
     assert "0.800 ± 0.100" in made()
+
+
+def test_a_key_is_drawn_along_only_where_one_thing_takes_three_values_of_it() -> None:
+    key = "model.attention.num_clusters"
+    apart = [
+        result("ours", column, 0, 0.5, config={"model.attention": "A", key: k})
+        for k, column in enumerate("abc")
+    ]
+    assert along_a_key(summarise(apart)) == {}
+    together = [
+        result(f"k = {k}", "", 0, 0.5, config={"model.attention": "A", key: k}) for k in (5, 10, 20)
+    ]
+    assert list(along_a_key(summarise(together))) == [key]
+
+
+def test_one_validation_makes_no_learning_curve() -> None:
+    once = replace(result("ours", "", 0, 0.5), curve=[(10, 0.5)])
+    assert learning_curves(summarise([once])) is None
+    assert learning_curves(summarise([replace(once, curve=[(10, 0.4), (20, 0.5)])])) is not None
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no headless Chromium here")

@@ -88,13 +88,16 @@ def test_a_sweep_runs_the_same_grid(tmp_path: Path) -> None:
         "grid": {"model.lr": [0.1, 0.2, 0.3]},
         "seeds": [0, 1],
     }
-    made = yaml.safe_load(sweep(read_plan(write(tmp_path / "plan.yaml", content))))
+    made = yaml.safe_load(sweep(read_plan(write(tmp_path / "plan.yaml", content)), "plan"))
     assert made["parameters"] == {
         "seed_everything": {"values": [0, 1]},
         "model.dropout": {"values": [0.1, 0.2]},
         "model.lr": {"values": [0.1, 0.2, 0.3]},
     }
-    assert made["command"][1:5] == ["clusterformer", "fit", "--config", "partner.yaml"]
+    assert made["command"] == [
+        "${env}", "WANDB_RUN_GROUP=plan", "${program}", "fit", "--config", "partner.yaml",
+        "--wandb", "${args}",
+    ]  # fmt: skip
     content["rows"]["b"] = {"model.d_ff": 8}
     with pytest.raises(InputError, match="a sweep is a grid"):
-        sweep(read_plan(write(tmp_path / "plan.yaml", content)))
+        sweep(read_plan(write(tmp_path / "plan.yaml", content)), "plan")

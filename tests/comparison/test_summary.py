@@ -41,6 +41,21 @@ def test_less_is_better_where_it_is() -> None:
         summarise(runs, "x")
 
 
+def test_columns_may_have_measures_of_their_own() -> None:
+    ranked = {"measures": {"test/map": 0.6, "val/map": 0.5}, "monitor": "val/map"}
+    guessed = {"measures": {"test/accuracy": 0.8}, "monitor": "val/accuracy"}
+    runs = [result("a", "WikiQA", 0, 0.0, **ranked), result("a", "CR", 0, 0.0, **guessed)]
+    assert text(summarise(runs)).splitlines()[0].split()[:5] == [
+        "WikiQA", "map", "CR", "accuracy", "average",
+    ]  # fmt: skip
+    assert summarise(runs).cells["a", AVERAGE].mean == pytest.approx(0.7)
+    runs.append(
+        result("a", "text", 0, 0.0, measures={"val/loss": 1.0}, monitor="val/loss", mode="min")
+    )
+    with pytest.raises(InputError, match="more is better in some and less in others of test/map"):
+        summarise(runs)
+
+
 def test_significance_is_of_paired_differences() -> None:
     summary = summarise(RESULTS, baseline="full")
     assert "full" not in summary.significance

@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 def learning_curves(summary: Summary) -> str | None:
     """Validation against steps, a panel a column: mean of the seeds, and a band over them."""
     panels = [column for column in summary.columns if column != AVERAGE]
-    drawn = [column for column in panels if any(r.curve for r in _of(summary, column=column))]
+    drawn = [
+        column for column in panels if any(len(r.curve) > 1 for r in _of(summary, column=column))
+    ]
     if not drawn:
         return None
     across = min(3, len(drawn))
     down = -(-len(drawn) // across)
     picture = figure(max(6.0, 4.0 * across), 2.9 * down + 0.5)
-    grid = picture.subplots(down, across, squeeze=False).flat
+    grid = list(picture.subplots(down, across, squeeze=False).flat)
     handles: dict[str, Any] = {}
     for axes, column in zip(grid, drawn, strict=False):
         plain_axes(axes, column or summary.results[0].monitor, "step")
         for row in summary.rows:
             curves = [
-                np.array(r.curve) for r in _of(summary, row=row, column=column) if len(r.curve)
+                np.array(r.curve) for r in _of(summary, row=row, column=column) if len(r.curve) > 1
             ]
             if not curves:
                 continue
@@ -42,7 +44,7 @@ def learning_curves(summary: Summary) -> str | None:
             color = _color(summary, row)
             axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.16, lw=0)
             (handles[row],) = axes.plot(steps, values.mean(0), color=color, linewidth=1.6)
-    for axes in list(grid)[len(drawn) :]:
+    for axes in grid[len(drawn) :]:
         axes.set_visible(False)
     _legend(picture, handles)
     return _svg(picture)
@@ -66,12 +68,15 @@ def quality_against(summary: Summary, cost: str) -> str | None:
 
 
 def along_a_key(summary: Summary) -> dict[str, str]:
-    """For each numeric key with three values or more: measure, time and memory along it."""
+    """For each numeric key with three values or more of one thing: measures and costs along it."""
     configs = [result.config for result in summary.results]
     drawings = {}
     for key, values in differences(configs).items():
         numbers = {v for v in values if isinstance(v, int | float) and not isinstance(v, bool)}
-        if len(numbers) < 3 or key == "seed_everything":
+        kept = [
+            name for name, points in _lines(summary, key, summary.value).items() if len(points) > 2
+        ]
+        if not kept or key == "seed_everything":
             continue
         picture = figure(10.5, 3.2)
         panels = picture.subplots(1, 3)
@@ -79,8 +84,9 @@ def along_a_key(summary: Summary) -> dict[str, str]:
         for axes, (title, read) in zip(panels, _measures(summary).items(), strict=True):
             plain_axes(axes, title, key.rpartition(".")[2])
             axes.set_xscale("log", base=2)
-            for name, points in _lines(summary, key, read).items():
-                x, y = zip(*points, strict=True)
+            lines = _lines(summary, key, read)
+            for name in kept:
+                x, y = zip(*lines[name], strict=True)
                 color = PALETTE[len(handles) % len(PALETTE)]
                 color = handles[name].get_color() if name in handles else color
                 (handles[name],) = axes.plot(x, y, "o-", color=color, markersize=4, linewidth=1.5)
@@ -93,7 +99,7 @@ def along_a_key(summary: Summary) -> dict[str, str]:
 
 def _measures(summary: Summary) -> dict[str, Any]:
     return {
-        summary.metric: lambda result: result.measures[summary.metric],
+        summary.metric: summary.value,
         "seconds an epoch": lambda result: result.seconds_an_epoch,
         "peak MiB": lambda result: result.peak_mib,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,10 +53,11 @@ class Result:
     @property
     def epochs_to_converge(self) -> int | None:
         """First epoch whose validation comes within 1 % of the best one (figure 5 of the paper)."""
-        if not self.curve:
-            return None
         values = [value for _, value in self.curve]
-        best = max(values) if self.mode == "max" else min(values)
+        real = [value for value in values if math.isfinite(value)]
+        if not real:
+            return None
+        best = max(real) if self.mode == "max" else min(real)
         near = (abs(value - best) <= 0.01 * abs(best) for value in values)
         return 1 + next(number for number, close in enumerate(near) if close)
 
@@ -101,22 +103,44 @@ def of_wandb(project: str, group: str) -> list[Result]:
     except ImportError:
         raise InputError("--from-wandb needs wandb: pip install 'clusterformer[wandb]'") from None
     try:
-        runs = list(wandb.Api(timeout=30).runs(project, filters={"group": group}))
+        found = wandb.Api(timeout=30).runs(project, filters={"group": group}, lazy=False)
+        runs = [run for run in found if OUTCOME in run.summary]
+        outcomes = [json.loads(run.summary[OUTCOME]) for run in runs]
+        curves = [
+            _history(run, outcome["monitor"]) for run, outcome in zip(runs, outcomes, strict=True)
+        ]
     except Exception as error:  # its client raises whatever its transport does
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"W&B project {project} is out of reach: {said}") from error
-    runs = [run for run in runs if OUTCOME in run.summary]
     if not runs:
         raise InputError(f"W&B project {project} has no finished run in group {group!r}")
-    configs = [flatten(dict(run.config)) for run in runs]
-    results = []
-    for run, (row, column), config in zip(runs, _names(configs), configs, strict=True):
-        found = json.loads(run.summary[OUTCOME])
-        history = run.scan_history(keys=["trainer/global_step", found["monitor"]])
-        curve = [(point["trainer/global_step"], point[found["monitor"]]) for point in history]
-        seed = int(config.get("seed_everything") or 0)
-        results.append(_result(found, row, column, config, curve, {"command": run.url}, "", seed))
-    return results
+    # a sweep adds its own parameters, dotted and as text, to what the run says of itself
+    configs = [
+        flatten({key: value for key, value in run.config.items() if "." not in key}) for run in runs
+    ]
+    return [
+        _result(
+            outcome,
+            row,
+            column,
+            config,
+            curve,
+            {"command": run.url},
+            "",
+            int(config.get("seed_everything") or 0),
+        )
+        for run, outcome, curve, config, (row, column) in zip(
+            runs, outcomes, curves, configs, _names(configs), strict=True
+        )
+    ]
+
+
+def _history(run: Any, monitor: str) -> list[tuple[float, float]]:
+    """Curve of a run at W&B; of a step that came again after a kill, the later value."""
+    points = run.scan_history(keys=["trainer/global_step", monitor])
+    # NaN and Infinity come as text
+    values = {point["trainer/global_step"]: float(point[monitor]) for point in points}
+    return sorted(values.items())
 
 
 def _result(
@@ -167,8 +191,8 @@ def flatten_all(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Keys that are not the same everywhere, and their values in turn (None where absent)."""
-    keys = dict.fromkeys(key for config in configs for key in config)
+    """Keys, sorted, that are not the same everywhere; their values in turn (None where absent)."""
+    keys = sorted({key for config in configs for key in config})
     found = {key: [config.get(key) for config in configs] for key in keys}
     return {key: values for key, values in found.items() if any(v != values[0] for v in values)}
 
@@ -179,7 +203,7 @@ def _names(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     named = []
     for index, config in enumerate(configs):
         own = {
-            key.rpartition(".")[2]: values[index]
+            key.rpartition(".")[2]: _plain(values[index])
             for key, values in apart.items()
             if key.startswith("model.") and key != "model.attention" and values[index] is not None
         }
@@ -193,6 +217,11 @@ def _names(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         if sum(other.partition(",")[0] == kind for other in rows) == 1:
             short[row] = kind
     return [(short[row], column) for row, column in named]
+
+
+def _plain(value: Any) -> Any:
+    """1.0 as 1, which is what Weights & Biases makes of it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _curve(metrics: Path, monitor: str) -> list[tuple[float, float]]:

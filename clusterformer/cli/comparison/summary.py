@@ -38,7 +38,7 @@ class Summary:
     """The table of a comparison.
 
     Attributes:
-        metric: What the cells hold.
+        metrics: Column to the measure that its cells hold.
         mode: Whether more is better, "max" or "min".
         rows, columns: In order; with several columns the last is their average.
         cells: (row, column) to its cell; none where a run is missing.
@@ -49,7 +49,7 @@ class Summary:
         paper: Row to column to the paper's own number.
     """
 
-    metric: str
+    metrics: Mapping[str, str]
     mode: str
     rows: Sequence[str]
     columns: Sequence[str]
@@ -59,6 +59,15 @@ class Summary:
     costs: Mapping[str, Mapping[str, float]]
     results: Sequence[Result]
     paper: Mapping[str, Mapping[str, float]]
+
+    @property
+    def metric(self) -> str:
+        """What the cells hold, for people."""
+        return ", ".join(dict.fromkeys(self.metrics.values()))
+
+    def value(self, result: Result) -> float:
+        """What the table tells of a run."""
+        return result.measures[self.metrics[result.column]]
 
 
 def summarise(
@@ -71,28 +80,30 @@ def summarise(
 
     Args:
         results: At least one.
-        metric: A measure that all have; None: the test value of the monitor, else its validation.
+        metric: A measure that all have; None: on each column the test value of what chose the
+            checkpoint there, else its validation.
         baseline: A row; None: the first.
         paper: Row to column to the paper's own number.
 
     Raises:
-        InputError: if there is no run, or one lacks the metric.
+        InputError: if there is no run, one lacks the metric, or more is better on one column and
+            less on another.
     """
     if not results:
         raise InputError("no finished run to compare")
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
-    metric = metric or _common_metric(results)
+    metrics = {c: metric or _own_metric([r for r in results if r.column == c]) for c in columns}
     for result in results:
-        if metric not in result.measures:
+        if (measured := metrics[result.column]) not in result.measures:
             known = ", ".join(name for name in result.measures if "layer" not in name)
             raise InputError(
-                f"{result.row}, seed {result.seed} has no {metric!r}; there is {known}"
+                f"{result.row}, seed {result.seed} has no {measured!r}; there is {known}"
             )
     values: dict[tuple[str, str], dict[int, float]] = {}
     for result in results:
         cell = values.setdefault((result.row, result.column), {})
-        cell[result.seed] = result.measures[metric]
+        cell[result.seed] = result.measures[metrics[result.column]]
     if len(columns) > 1:
         for row in rows:
             found = [values[row, column] for column in columns if (row, column) in values]
@@ -102,10 +113,17 @@ def summarise(
                     seed: statistics.fmean(cell[seed] for cell in found) for seed in sorted(seeds)
                 }
         columns = [*columns, AVERAGE]
-    mode = results[0].mode if _measures_same(metric, results[0].monitor) else _mode(metric)
+    modes = {
+        r.mode if _measures_same(metrics[r.column], r.monitor) else direction(metrics[r.column])
+        for r in results
+    }
+    if len(modes) > 1:
+        told = ", ".join(dict.fromkeys(metrics.values()))
+        raise InputError(f"more is better in some and less in others of {told}; choose a --metric")
     baseline = baseline if baseline in rows else rows[0]
+    mode = modes.pop()
     return Summary(
-        metric,
+        metrics,
         mode,
         rows,
         columns,
@@ -178,7 +196,7 @@ def _costs(results: Sequence[Result]) -> dict[str, float]:
     return costs | ({"epochs to converge": statistics.fmean(converged)} if converged else {})
 
 
-def _common_metric(results: Sequence[Result]) -> str:
+def _own_metric(results: Sequence[Result]) -> str:
     first = results[0].monitor
     test = first.replace("val/", "test/")
     return test if all(test in result.measures for result in results) else first
@@ -188,6 +206,7 @@ def _measures_same(metric: str, monitor: str) -> bool:
     return metric.partition("/")[2] == monitor.partition("/")[2]
 
 
-def _mode(metric: str) -> str:
+def direction(metric: str) -> str:
+    """Whether more of a measure is better, "max" or "min", from its name."""
     lower = ("loss", "perplexity", "bits")
     return "min" if any(word in metric for word in lower) else "max"

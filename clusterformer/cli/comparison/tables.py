@@ -14,7 +14,7 @@ Bold = Callable[[str], str]
 def header(summary: Summary) -> list[str]:
     """Titles of the columns."""
     costs = list(next(iter(summary.costs.values())))
-    return ["", *(column or summary.metric for column in summary.columns), "p", *costs]
+    return ["", *(_title(summary, column) for column in summary.columns), "p", *costs]
 
 
 def body(summary: Summary, bold: Bold = str) -> list[list[str]]:
@@ -96,6 +96,15 @@ def number(value: float) -> str:
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3f}" if abs(value) < 1.5 else f"{value:.2f}"
+
+
+def _title(summary: Summary, column: str) -> str:
+    several = len(set(summary.metrics.values())) > 1 and column in summary.metrics
+    return (
+        f"{column} {summary.metrics[column].partition('/')[2]}"
+        if several
+        else column or summary.metric
+    )
 
 
 def _cell(cell: Cell | None, bold: Bold) -> str:

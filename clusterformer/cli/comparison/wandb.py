@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from clusterformer.cli.comparison.plan import Plan
-from clusterformer.cli.comparison.summary import Summary
+from clusterformer.cli.comparison.summary import Summary, direction
 from clusterformer.cli.comparison.tables import body, header
+from clusterformer.cli.runs import wandb_mode
 from clusterformer.errors import InputError
 
 
 def log(summary: Summary, folder: Path) -> None:
     """Keep table and page as a run of their own, beside the group's; offline without an account."""
-    try:
-        import wandb
-    except ImportError:
-        raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
-    mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
+    mode = wandb_mode()
+    import wandb
+
     with wandb.init(
         project="clusterformer",
         name=f"{folder.name}: comparison",
         group=folder.name,
         job_type="comparison",
         dir=folder,
-        mode=mode,  # type: ignore[arg-type]
+        mode=mode,
     ) as run:
         columns: list[str | int] = [name or "run" for name in header(summary)]
         run.log({"comparison": wandb.Table(columns=columns, data=body(summary))})
@@ -37,8 +37,12 @@ def log(summary: Summary, folder: Path) -> None:
         run.log_artifact(artifact)
 
 
-def sweep(plan: Plan) -> str:
+def sweep(plan: Plan, group: str) -> str:
     """The runs of a plan as a W&B sweep that calls this command line.
+
+    Args:
+        plan: What to train.
+        group: Of its runs at W&B, by which `compare --from-wandb` finds them.
 
     Raises:
         InputError: if rows or columns are more than values of the same keys: a sweep is a grid.
@@ -53,7 +57,7 @@ def sweep(plan: Plan) -> str:
                 raise InputError(
                     f"a sweep is a grid: {run.name} has no {key!r}, which other runs have"
                 )
-            _add(values.setdefault(key, []), run.options[key])
+            _add(values.setdefault(key, []), _written(run.options[key]))
     configs = {run.configs for run in plan.runs}
     if len(configs) > 1:
         raise InputError("a sweep has one configuration for all; give columns by keys instead")
@@ -64,18 +68,35 @@ def sweep(plan: Plan) -> str:
         raise InputError(
             f"a sweep is a grid: its {combinations} combinations are not the {len(plan.runs)} runs"
         )
-    metric = plan.metric or "val/accuracy"
     words = [word for config in configs.pop() for word in ("--config", config)]
+    metric = {}
+    if plan.metric:
+        metric = {"metric": {"name": plan.metric, "goal": f"{direction(plan.metric)}imize"}}
     return yaml.safe_dump(
         {
             "name": plan.title,
+            "project": "clusterformer",
+            "program": "clusterformer",
             "method": "grid",
-            "metric": {"name": metric, "goal": "maximize"},
+            **metric,
             "parameters": {key: {"values": found} for key, found in values.items()},
-            "command": ["${env}", "clusterformer", "fit", *words, "--wandb", "${args}"],
+            "command": [
+                "${env}",
+                f"WANDB_RUN_GROUP={group}",
+                "${program}",
+                "fit",
+                *words,
+                "--wandb",
+                "${args}",
+            ],
         },
         sort_keys=False,
     )
+
+
+def _written(value: Any) -> Any:
+    """What W&B, which writes with str(), turns into what `fit` reads."""
+    return value if isinstance(value, str | int | float) else json.dumps(value)
 
 
 def _add(values: list[Any], value: Any) -> None:
