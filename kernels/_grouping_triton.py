@@ -43,39 +43,11 @@ def _scores(
 
 
 @triton.jit
-def _normaliser_kernel(
-    POINTS, ANCHORS, REAL, PARTIAL, N, C, T, width, anchor_batch,
-    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Log-sum-exp over one tile of tokens, for every centroid: the first of two passes.
-
-    Traffic: B N (4 W + 1 + C / 16) bytes; 2 B N C W operations in float32.
-    """
-    tile = tl.program_id(0)
-    batch = tl.program_id(1).to(tl.int64)
-    token = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    real = token < N
-    real &= tl.load(REAL + batch * N + token, mask=real, other=0) != 0
-    for first in range(0, C, BLOCK_C):
-        scores = _scores(
-            ANCHORS + batch * anchor_batch, POINTS + batch * N * width, first, token, C, width,
-            real, PRECISION, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
-        scores = tl.where(real[:, None], scores, float("-inf"))
-        highest = tl.max(scores, 0)
-        safe = tl.where(highest == float("-inf"), 0.0, highest)
-        total = tl.sum(tl.exp(scores - safe[None, :]), 0)
-        found = tl.where(total > 0, safe + tl.log(tl.where(total > 0, total, 1.0)), float("-inf"))
-        cluster = first + tl.arange(0, BLOCK_C)
-        tl.store(PARTIAL + (batch * T + tile) * C + cluster, found, mask=cluster < C)
-
-
-@triton.jit
 def _assign_kernel(
     POINTS, ANCHORS, REAL, NORMALISER, ASSIGNMENT, N, C, width, anchor_batch,
     PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Cluster of each token of a tile, the first of equals: the second pass.
+    """Cluster of each token of a tile, the first of equals.
 
     Traffic: B N (4 W + 9) bytes; 2 B N C W operations in float32.
     """
@@ -137,33 +109,16 @@ def _place_kernel(ASSIGNMENT, STARTS, ORDER, INVERSE, N, C, T, BLOCK_N: tl.const
     tl.store(INVERSE + batch * N + token, place, mask=token < N)
 
 
-@torch.library.custom_op("clusterformer::normaliser_triton", mutates_args=())
-def normaliser(points: Tensor, anchors: Tensor, real: Tensor) -> Tensor:
-    """logsumexp_j S_ij over real tokens of S = anchors points^T, (B, C); it has no gradient.
+@torch.library.custom_op("clusterformer::assign_triton", mutates_args=())
+def assign(points: Tensor, anchors: Tensor, real: Tensor, normaliser: Tensor) -> Tensor:
+    """argmax_i (S_ij - normaliser_i), (B, N), of S = anchors points^T; padding holds any.
 
     Args:
         points: (B, N, W), float32 and contiguous, as are all of these.
         anchors: (C, W) or (B, C, W).
         real: (B, N), True at real tokens.
+        normaliser: (B, C), from `centroid_means`.
     """
-    batch, length, width = points.shape
-    clusters, tiles = anchors.shape[-2], triton.cdiv(length, TILE)
-    partial = points.new_empty(batch, tiles, clusters)
-    _normaliser_kernel[tiles, batch](
-        points, anchors, real, partial, length, clusters, tiles, width, _stride(anchors),
-        **_blocks(points),
-    )  # fmt: skip
-    return partial.logsumexp(1)
-
-
-@normaliser.register_fake
-def _(points: Tensor, anchors: Tensor, real: Tensor) -> Tensor:
-    return points.new_empty(points.shape[0], anchors.shape[-2])
-
-
-@torch.library.custom_op("clusterformer::assign_triton", mutates_args=())
-def assign(points: Tensor, anchors: Tensor, real: Tensor, normaliser: Tensor) -> Tensor:
-    """argmax_i (S_ij - normaliser_i), (B, N); padding holds any. Arguments as in `normaliser`."""
     batch, length, width = points.shape
     clusters, tiles = anchors.shape[-2], triton.cdiv(length, TILE)
     assignment = points.new_empty(batch, length, dtype=torch.long)

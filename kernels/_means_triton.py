@@ -4,7 +4,7 @@ B batch   N tokens   C clusters   W width of the clustering space   V parts of i
 program owns one part, and computes scores, over all columns, anew for it
 
 No matrix of tokens by clusters is in memory, and there are no atomics: sums over tokens are taken
-a segment of them a program, then over segments.
+a segment of them a program, by an online softmax, then over segments.
 """
 
 from typing import Any
@@ -48,32 +48,47 @@ def _owned(C, width, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr):
 
 @triton.jit
 def _means_kernel(
-    POINTS, ANCHORS, REAL, NORMALISER, PARTIAL, N, C, width, anchor_batch, segment, segments,
+    POINTS, ANCHORS, REAL, PARTIAL, SUMS, N, C, width, anchor_batch, segment, segments,
     PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """U X of a segment of the tokens, for one tile of centroids and one of columns.
+    """U X and log-sum-exp of a segment alone, for one tile of centroids and one of columns.
 
-    Traffic: B N (4 W + 1 + C W / 256) bytes; 2 B N C W (V + 1) operations in float32.
+    Traffic: B N (4 W + 1 + C (W + 1) / 256) bytes; 2 B N C W (V + 1) operations in float32.
     """
     batch = tl.program_id(1).to(tl.int64)
     c_first, column, piece = _owned(C, width, BLOCK_C, BLOCK_V)
     first = batch * N + piece * segment
     tokens = tl.minimum(segment, N - piece * segment)
+    highest = tl.full([BLOCK_C], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_C], tl.float32)
     total = tl.zeros([BLOCK_C, BLOCK_V], tl.float32)
     for start in range(0, tokens, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         real = token < tokens
         real &= tl.load(REAL + first + token, mask=real, other=0) != 0
-        members = _memberships(
-            ANCHORS + batch * anchor_batch, POINTS + first * width, NORMALISER + batch * C,
-            c_first, token, C, width, real, PRECISION, BLOCK_P, BLOCK_C,
+        scores = _scores(
+            ANCHORS + batch * anchor_batch, POINTS + first * width, c_first, token, C, width, real,
+            PRECISION, BLOCK_P, BLOCK_C,
         )  # fmt: skip
+        scores = tl.where(real[:, None], scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 0))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        members = tl.exp(scores - safe[None, :])
+        before = tl.exp(highest - safe)
+        weight = weight * before + tl.sum(members, 0)
         x = _columns(POINTS + first * width, token, real, column, width)
+        total = total * before[:, None]
         total += tl.dot(tl.trans(members), x, input_precision=PRECISION)
+        highest = higher
     cluster = c_first + tl.arange(0, BLOCK_C)
-    at = PARTIAL + ((batch * segments + piece) * C + cluster[:, None]) * width + column[None, :]
-    tl.store(at, total, mask=(cluster < C)[:, None] & (column < width)[None, :])
+    some = tl.where(weight > 0, weight, 1.0)
+    row = (batch * segments + piece) * C + cluster
+    whose = (cluster < C) & (tl.program_id(0) % tl.cdiv(width, BLOCK_V) == 0)
+    tl.store(SUMS + row, highest + tl.log(some), mask=whose)
+    at = PARTIAL + row[:, None] * width + column[None, :]
+    inside = (cluster < C)[:, None] & (column < width)[None, :]
+    tl.store(at, total / some[:, None], mask=inside)
 
 
 @triton.jit
@@ -154,21 +169,25 @@ def _means_points_kernel(
 
 
 @torch.library.custom_op("clusterformer::centroid_means_triton", mutates_args=())
-def centroid_means(points: Tensor, anchors: Tensor, real: Tensor, normaliser: Tensor) -> Tensor:
-    """U X, (B, C, W): U_ij = exp(S_ij - logsumexp_j' S_ij') of S = anchors points^T.
+def centroid_means(points: Tensor, anchors: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Means U X, (B, C, W), and normalisers (B, C), with S = anchors points^T over real tokens.
 
-    0 for a sequence without a token. The gradient is that of the whole formula: none goes through
-    `normaliser`.
+    normaliser_i = logsumexp_j S_ij; U_ij = exp(S_ij - normaliser_i). For a sequence without a token
+    0 and -inf. The means have gradients, the normalisers none.
 
     Args:
         points: X, (B, N, W), float32 and contiguous, as are all of these.
         anchors: (C, W) or (B, C, W).
         real: (B, N), True at real tokens.
-        normaliser: The log-sum-exps over real tokens, (B, C).
 
     Cost: O(N C W V) time; O(C W) memory a segment.
     """
-    return _summed(_means_kernel, points, anchors, real, normaliser)
+    means, grid, sizes, constants = _segments(points, anchors)
+    sums = means.new_empty(means.shape[:3])
+    _means_kernel[grid](points, anchors, real, means, sums, *sizes, **constants)
+    normaliser = sums.logsumexp(1)
+    shares = (sums - normaliser.masked_fill(normaliser == float("-inf"), 0.0)[:, None]).exp()
+    return (means * shares[..., None]).sum(1), normaliser
 
 
 @torch.library.custom_op("clusterformer::centroid_means_triton_backward", mutates_args=())
@@ -181,7 +200,9 @@ def _backward(
     """
     grad = grad.contiguous()
     given = points, anchors, real, normaliser, grad, (grad * means).sum(-1)
-    d_anchors = _summed(_means_anchors_kernel, *given)
+    d_anchors, grid, sizes, constants = _segments(points, anchors)
+    _means_anchors_kernel[grid](*given, d_anchors, *sizes, **constants)
+    d_anchors = d_anchors.sum(1)
     d_points = torch.empty_like(points)
     batch, length, width = points.shape
     shapes = means_tile(width, points=True)
@@ -194,8 +215,9 @@ def _backward(
 
 
 @centroid_means.register_fake
-def _(points: Tensor, anchors: Tensor, real: Tensor, normaliser: Tensor) -> Tensor:
-    return points.new_empty(points.shape[0], *anchors.shape[-2:])
+def _(points: Tensor, anchors: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    means = points.new_empty(points.shape[0], *anchors.shape[-2:])
+    return means, means.new_empty(means.shape[:2])
 
 
 @_backward.register_fake
@@ -204,29 +226,35 @@ def _(grad: Tensor, points: Tensor, anchors: Tensor, *_: Tensor) -> tuple[Tensor
 
 
 def _setup(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs, output)
+    means, normaliser = output
+    ctx.mark_non_differentiable(normaliser)
+    ctx.save_for_backward(*inputs, normaliser, means)
 
 
-def _differentiate(ctx, grad: Tensor):
-    return *_backward(grad, *ctx.saved_tensors), None, None
+def _differentiate(ctx, grad: Tensor, _: Tensor):
+    return *_backward(grad, *ctx.saved_tensors), None
 
 
 centroid_means.register_autograd(_differentiate, setup_context=_setup)
 
 
-def _summed(kernel: Any, points: Tensor, anchors: Tensor, *others: Tensor) -> Tensor:
-    """What a kernel sums over tokens by segments, (B, C, W)."""
+def _segments(
+    points: Tensor, anchors: Tensor
+) -> tuple[Tensor, tuple[int, int], tuple[int, ...], dict[str, Any]]:
+    """Room for what programs find of each segment of tokens, (B, segments, C, W), and their launch.
+
+    Returns:
+        That, the grid, sizes and constants.
+    """
     batch, length, width = points.shape
     shapes = means_tile(width, points=False)
     tiles = triton.cdiv(anchors.shape[-2], shapes.own) * triton.cdiv(width, shapes.columns)
     segment = segment_length(length, tiles * batch)
     segments = triton.cdiv(length, segment)
-    partial = points.new_empty(batch, segments, *anchors.shape[-2:])
-    kernel[tiles * segments, batch](
-        points, anchors, *others, partial, *_sizes(points, anchors), segment, segments,
-        **_constants(points, shapes), BLOCK_N=shapes.streamed, BLOCK_C=shapes.own,
-    )  # fmt: skip
-    return partial.sum(1)
+    found = points.new_empty(batch, segments, *anchors.shape[-2:])
+    constants = {"BLOCK_N": shapes.streamed, "BLOCK_C": shapes.own, **_constants(points, shapes)}
+    sizes = *_sizes(points, anchors), segment, segments
+    return found, (tiles * segments, batch), sizes, constants
 
 
 def _sizes(points: Tensor, anchors: Tensor) -> tuple[int, ...]:

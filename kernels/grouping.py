@@ -28,7 +28,7 @@ def assign(
         The assignment (B, N), and U X (B, C, P), 0 for a sequence without a token.
 
     Cost: O(N C) memory without Triton; with it O(N), and O(C P) for every 1,024 tokens at most.
-    O(N C P) time, with Triton P / 128 times that for the means of wide points.
+    O(N C P) time, with Triton P / 256 times that for the means of wide points.
     """
     if not use_triton(points.device):
         scores = anchors @ points.transpose(1, 2)
@@ -40,10 +40,11 @@ def assign(
     points, anchors = points.float().contiguous(), anchors.float().contiguous()
     if key_mask is None:
         key_mask = points.new_ones(points.shape[:2], dtype=torch.bool)
-    given = points.detach(), anchors.detach(), key_mask.contiguous()
-    normaliser = _grouping_triton.normaliser(*given)
-    chosen = _grouping_triton.assign(*given, torch.zeros_like(normaliser) if alone else normaliser)
-    return chosen, _means_triton.centroid_means(points, anchors, given[2], normaliser)
+    key_mask = key_mask.contiguous()
+    means, normaliser = _means_triton.centroid_means(points, anchors, key_mask)
+    against = torch.zeros_like(normaliser) if alone else normaliser
+    given = points.detach(), anchors.detach(), key_mask, against.detach()
+    return _grouping_triton.assign(*given), means
 
 
 def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) -> Sorted:

@@ -108,8 +108,9 @@ def means_tile(width: int, *, points: bool) -> MeansTile:
         width: Columns of points and anchors.
         points: Whether the kernel owns points, and anchors stream by; else the other way round.
     """
-    columns = min(128, padded(width))
-    return MeansTile(64, columns, 16 if points else 32, 4 if columns == LEAST else 8)
+    columns = min(256, padded(width))
+    own = 32 if points and columns == 256 else 64
+    return MeansTile(own, columns, 16, 4 if columns == LEAST else 8)
 
 
 def segment_length(length: int, programs: int) -> int:

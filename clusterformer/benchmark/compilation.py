@@ -136,8 +136,8 @@ def _launches(shape: Shape, device: Device) -> list[Launch]:
     anchors = torch.zeros(GROUPS, space, requires_grad=True)
     with ExitStack() as stack:
         for kernel in (
-            _grouping_triton._normaliser_kernel, _grouping_triton._assign_kernel,
-            _grouping_triton._count_kernel, _grouping_triton._place_kernel,
+            _grouping_triton._assign_kernel, _grouping_triton._count_kernel,
+            _grouping_triton._place_kernel,
             _means_triton._means_kernel, _means_triton._means_anchors_kernel,
             _means_triton._means_points_kernel, chunks.forward_kernel, chunks.dq_kernel,
             chunks.dkv_kernel,

@@ -72,11 +72,10 @@ MODEL: dict[str, tuple[str, str, str]] = {
     "forward_kernel": ("B H N ((4 D + 2 P) i + 8)", "B H N R S (4 D + 2 P)", "0"),
     "dq_kernel": ("B H N ((6 D + 2 P) i + 4 P + 12)", "B H N R S (6 D + 4 P)", "0"),
     "dkv_kernel": ("B H N ((6 D + 2 P) i + 4 P + 12)", "B H N R S (8 D + 4 P)", "0"),
-    "_normaliser_kernel": ("B N (4 W + 1 + C / 16)", "12 B N C W", "0"),
     "_assign_kernel": ("B N (4 W + 9)", "12 B N C W", "0"),
     "_count_kernel": ("B N (8 + C / 8)", "0", "0"),
     "_place_kernel": ("B N 32", "0", "0"),
-    "_means_kernel": ("B N (4 W + 1 + C W / 256)", "12 B N C W (V + 1)", "0"),
+    "_means_kernel": ("B N (4 W + 1 + C (W + 1) / 256)", "12 B N C W (V + 1)", "0"),
     "_means_anchors_kernel": ("B N (4 W + 1 + C W / 256)", "12 B N C W (2 V + 1)", "0"),
     "_means_points_kernel": ("B N (8 W + 1)", "12 B N C W (2 V + 2)", "0"),
     "points": ("B N 4 (H D + W)", "0", "2 B N H D W"),
@@ -90,7 +89,7 @@ A float32 product that is taken as three of tf32, each half as fast as one of 16
 of those."""
 
 
-ASSIGNING = ("_normaliser_kernel", "_assign_kernel", "_means_kernel")
+ASSIGNING = ("_means_kernel", "_assign_kernel")
 MEANS_BACKWARD = ("_means_anchors_kernel", "_means_points_kernel")
 
 

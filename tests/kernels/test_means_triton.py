@@ -20,6 +20,7 @@ CASES = [  # N, W, C, padded, anchors of each sequence
     (300, 16, 5, True, False),
     (300, 3, 5, False, True),
     (40, 150, 5, False, False),
+    (20, 270, 3, True, False),
 ]
 """Some in several segments, tiles of centroids and parts of columns."""
 
@@ -66,6 +67,14 @@ def test_rows_may_lie_anywhere() -> None:
     backwards = mask.t().contiguous().t()
     for a, b in zip(run(strided, backwards), run(tensors, mask), strict=True):
         assert torch.equal(a, b)
+
+
+def test_padding_may_come_first(monkeypatch) -> None:
+    tensors, mask = inputs(300, 3, 5), mask_of(300).flip(1)
+    found = run(tensors, mask)
+    monkeypatch.setenv(VARIABLE, "reference")
+    for a, b in zip(found, run(tensors, mask), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_the_same_bits_twice() -> None:

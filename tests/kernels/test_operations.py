@@ -73,9 +73,8 @@ def test_grouping_in_triton(padded: bool) -> None:
 
     mask = torch.tensor([[True, True, False, True, False]]) if padded else None
     real = torch.ones(1, N, dtype=torch.bool) if mask is None else mask
-    given = torch.randn(1, N, 4), torch.randn(2, 4), real
-    opcheck(module.normaliser, given, test_utils=UNDIFFERENTIATED)
-    opcheck(module.assign, (*given, module.normaliser(*given)), test_utils=UNDIFFERENTIATED)
+    given = torch.randn(1, N, 4), torch.randn(2, 4), real, torch.randn(1, 2)
+    opcheck(module.assign, given, test_utils=UNDIFFERENTIATED)
     chosen = torch.tensor([[1, 0, 0, 1, 0]])
     opcheck(module._sort, (chosen, 2, mask), test_utils=UNDIFFERENTIATED)
 
@@ -84,14 +83,12 @@ def test_grouping_in_triton(padded: bool) -> None:
 def test_centroid_means_in_triton(own: bool) -> None:
     pytest.importorskip("triton")
     from clusterformer.kernels import _means_triton as module
-    from clusterformer.kernels._grouping_triton import normaliser
 
     points, anchors = leaves((1, N, 4), (*own * (1,), 2, 4))
-    real = torch.tensor([[True, True, False, True, False]])
-    inputs = points, anchors, real, normaliser(points.detach(), anchors.detach(), real)
+    inputs = points, anchors, torch.tensor([[True, True, False, True, False]])
     opcheck(module.centroid_means, inputs)
-    means = module.centroid_means(*inputs)
-    given = [x.detach() for x in (torch.randn_like(means), *inputs, means)]
+    means, normaliser = module.centroid_means(*inputs)
+    given = [x.detach() for x in (torch.randn_like(means), *inputs, normaliser, means)]
     opcheck(module._backward, given, test_utils=UNDIFFERENTIATED)
 
 
