@@ -108,7 +108,7 @@ def means_tile(width: int, *, points: bool) -> MeansTile:
         width: Columns of points and anchors.
         points: Whether the kernel owns points, and anchors stream by; else the other way round.
     """
-    columns = min(256, padded(width))
+    columns = min(256 if width % 16 == 0 else 128, padded(width))  # Triton tells no finer alignment
     own = 32 if points and columns == 256 else 64
     return MeansTile(own, columns, 16, 4 if columns == LEAST else 8)
 

@@ -187,16 +187,15 @@ class RoutingAttention(AttentionCore):
         def take(x: Tensor, index: Tensor) -> Tensor:  # (B, H, N, D) -> (B * H' * C, 1, W, D)
             rows = (start + index) * self.num_heads + head
             table = x.transpose(1, 2).flatten(0, 2)
-            if table.device.type == "cpu":
-                table = table.float()  # as `chunk_attention` does
-            return table.index_select(0, rows.flatten()).view(-1, 1, most, x.shape[-1])
+            return _take(table, rows.flatten()).view(-1, 1, most, x.shape[-1])
 
-        mixed = F.scaled_dot_product_attention(
+        mixed = chunk_attention(
             take(q, members),
             take(k, seen),
             take(v, seen),
-            attn_mask=self._mask(members, seen, filled),
+            self._alone(members, filled),
             scale=self.head_width**-0.5,
+            mask=self._mask(members, seen, filled) if self.causal else None,
         )
         place = ((start + members) * heads + head - self.local_heads).flatten()
         weight = torch.ones_like(members, dtype=mixed.dtype)
@@ -210,17 +209,28 @@ class RoutingAttention(AttentionCore):
         mixed = torch.where(times > 0, mixed.to(v.dtype), own)
         return mixed.unflatten(0, (batch, length, heads)).transpose(1, 2)
 
-    def _mask(self, members: Tensor, seen: Tensor, filled: Tensor | None) -> Tensor | None:
-        """Which keys of its centroid a query may attend to, (B * H' * C, 1, W or 1, W).
+    @staticmethod
+    def _alone(members: Tensor, filled: Tensor | None) -> Blocks:
+        """The tokens of each centroid as a sequence of one block, of B * H' * C."""
+        slot = torch.arange(members.shape[-1], device=members.device).expand_as(members)
+        held = torch.ones_like(slot, dtype=torch.bool) if filled is None else filled.expand_as(slot)
+        slot, held = slot.flatten(0, 2), held.flatten(0, 2)
+        alive = held.any(-1)[:, None, None]
+        home = slot.masked_fill(~held, -1)
+        return Blocks(
+            slot[:, None], held[:, None], home, home[..., None], alive,
+            back=0, padded=filled is not None, whole=True,
+        )  # fmt: skip
+
+    @staticmethod
+    def _mask(members: Tensor, seen: Tensor, filled: Tensor | None) -> Tensor:
+        """Keys up to its own token, of which a query may attend, (B * H' * C, 1, W, W).
 
         A row without any is that of an empty slot and attends to all; nothing reads it.
         """
-        if filled is None and not self.causal:
-            return None
-        mask = torch.ones_like(seen, dtype=torch.bool) if filled is None else filled.expand_as(seen)
-        mask = mask[..., None, :]
-        if self.causal:
-            mask = mask & (seen[..., None, :] <= members[..., None])
+        mask = seen[..., None, :] <= members[..., None]
+        if filled is not None:
+            mask = mask & filled[..., None, :]
         return (mask | ~mask.any(-1, keepdim=True)).flatten(0, 2)[:, None]
 
     def cache(self, like: Tensor) -> Cache:
@@ -273,6 +283,13 @@ class RoutingAttention(AttentionCore):
         else:
             kept += cache[4:]
         return torch.cat(parts, 1), kept
+
+
+def _take(table: Tensor, index: Tensor) -> Tensor:
+    """Rows by index, whose gradient has the same bits each time."""
+    if table.device.type == "cpu":
+        return table.float().index_select(0, index)  # in float32, as `chunk_attention` computes
+    return table[index]  # the gradient of index_select adds in random order on CUDA
 
 
 def _add(length: int, index: Tensor, rows: Tensor) -> Tensor:

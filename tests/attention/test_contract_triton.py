@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clusterformer.attention import (
     AttentionCore,
@@ -67,6 +68,28 @@ def test_values_and_gradients_are_those_of_plain_pytorch(cls, causal, dtype, mon
     for a, b in zip(found, expected, strict=True):
         assert a.isfinite().all()
         torch.testing.assert_close(a.float(), b.float(), **tolerance)
+
+
+class Called(TorchDispatchMode):
+    """Names of the operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name())
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
+def test_nothing_attends_past_the_kernels(cls, causal, monkeypatch) -> None:
+    monkeypatch.setenv(VARIABLE, "triton")
+    layer = build(cls, causal)
+    with torch.no_grad(), Called() as called:
+        layer(torch.randn(1, 7, 8))
+    assert "clusterformer::chunk_attention_triton" in called.names
+    assert not [name for name in called.names if "softmax" in name or "scaled_dot" in name]
 
 
 @pytest.mark.parametrize("cls", [c for c in CHUNKED if True in c.causal_forms], ids=name)
