@@ -28,7 +28,8 @@ def test_it_runs_from_end_to_end_through_the_kernels(interpreted, tmp_path: Path
     out = tmp_path / "kernels.json"
     assert main([*TINY, "--forms", "paper", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
-    assert {row["what"] for row in rows} >= {"assign", "sort", "chunk attention", "mechanism"}
+    mechanisms = {"mechanism", "ReformerAttention", "RoutingAttention"}
+    assert {row["what"] for row in rows} >= {"assign", "sort", "chunk attention", *mechanisms}
     assert all(row["correct"] and row["median_ms"] > 0 for row in rows)
     assert out.with_suffix(".png").stat().st_size > 1000
     assert "full, flash" in capsys.readouterr().out

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clusterformer.attention.neural import PAPER_FORM, NeuralClusteringAttention
+from clusterformer.attention.reformer import ReformerAttention
+from clusterformer.attention.routing import RoutingAttention
 from clusterformer.benchmark import roofline
 from clusterformer.benchmark.recording import relative_error
 from clusterformer.benchmark.roofline import FORMS, Size, Work
@@ -29,6 +31,7 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+RIVALS = {"ReformerAttention": ReformerAttention, "RoutingAttention": RoutingAttention}
 FLIPS = 1e-2
 """Relative squared error that a whole mechanism may have: near ties may fall either way."""
 
@@ -87,11 +90,11 @@ class Problem:
     def operations(self) -> dict[str, Timed]:
         """Assigning (with centroid means), sorting, and chunk attention."""
         one = partial(roofline.work, size=self.size)
-        assigning = _sum(map(one, roofline.ASSIGNING))
-        with_gradient = _sum(map(one, (*roofline.ASSIGNING, *roofline.MEANS_BACKWARD)))
-        sorting = _sum(map(one, ("_count_kernel", "_place_kernel")))
+        assigning = roofline.total(map(one, roofline.ASSIGNING))
+        with_gradient = roofline.total(map(one, (*roofline.ASSIGNING, *roofline.MEANS_BACKWARD)))
+        sorting = roofline.total(map(one, ("_count_kernel", "_place_kernel")))
         forward = one("forward_kernel")
-        both = _sum(map(one, ("forward_kernel", "dq_kernel", "dkv_kernel")))
+        both = roofline.total(map(one, ("forward_kernel", "dq_kernel", "dkv_kernel")))
         return {
             "assign": Timed(
                 self._assign, self._means, (assigning, with_gradient), self._check_assign
@@ -106,7 +109,9 @@ class Problem:
     def mechanism(self) -> Timed:
         """The whole of it, clustering included, projections of q, k, v and output apart."""
         works = tuple(
-            _sum(roofline.work(name, self.size) for name in roofline.kernels(self.form, backward))
+            roofline.total(
+                roofline.work(name, self.size) for name in roofline.kernels(self.form, backward)
+            )
             for backward in (False, True)
         )
         return Timed(
@@ -127,7 +132,10 @@ class Problem:
         ]
         works = [Work(w.bytes, w.matrix / (1 + self.causal), w.plain) for w in works]
         return Timed(
-            _without_gradients(attend), self._backward(attend), (works[0], _sum(works)), None
+            _without_gradients(attend),
+            self._backward(attend),
+            (works[0], roofline.total(works)),
+            None,
         )
 
     def flex(self) -> Timed:
@@ -157,6 +165,28 @@ class Problem:
         works = self.operations()["chunk attention"].work
         return Timed(_without_gradients(mix), self._backward(mix), works, check)
 
+    def rival(self, name: str) -> Timed:
+        """Reformer's one round or Routing, no head local, with chunks and clusters of our sizes."""
+        size = self.size
+        options: dict[str, Any] = {"chunk_size": size.S}
+        if name == "RoutingAttention":
+            options |= {"num_clusters": size.C, "window": size.S, "local_heads": 0}
+        torch.manual_seed(0)
+        core = RIVALS[name](size.H * size.D, size.H, causal=self.causal, **options)
+        core = core.to(self.q.device).eval()
+
+        def mix() -> Tensor:
+            return core(self.q, self.k, self.v, hidden=self.hidden)[0]
+
+        def check() -> tuple[float, float]:
+            with torch.no_grad():
+                found = mix()
+                with forced("reference"):
+                    return relative_error(found, mix()), FLIPS
+
+        works = roofline.rival(name, size, self.causal)
+        return Timed(_without_gradients(mix), self._backward(mix), works, check)
+
     def _backward(
         self, run: Callable[[], Tensor], *, through_points: bool = False
     ) -> Callable[[], object]:
@@ -164,7 +194,7 @@ class Problem:
             leaves = [self.q, self.k, self.v]
             if through_points and self.coupled:
                 leaves.append(self.hidden)
-            torch.autograd.grad(run(), leaves, self.gradient)
+            torch.autograd.grad(run(), leaves, self.gradient, allow_unused=True)  # Reformer's k
 
         return both
 
@@ -265,7 +295,3 @@ def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], object]:
 def _take(x: Tensor, index: Tensor) -> Tensor:
     """Rows (B, H, N, D) by index (B, N)."""
     return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
-
-
-def _sum(works: Iterator[Work] | list[Work] | map[Work]) -> Work:
-    return Work(*map(sum, zip(*works, strict=True)))

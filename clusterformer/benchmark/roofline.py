@@ -80,6 +80,9 @@ MODEL: dict[str, tuple[str, str, str]] = {
     "_means_points_kernel": ("B N (8 W + 1)", "12 B N C W (2 V + 2)", "0"),
     "points": ("B N 4 (H D + W)", "0", "2 B N H D W"),
     "points backward": ("B N 4 (2 H D + W)", "0", "4 B N H D W"),
+    "hashing": ("B H N (D i + 4 C)", "0", "B H N D C"),
+    "routing": ("B H N (D i + 8 C)", "0", "2 B H N D C"),
+    "routed rows": ("8 B H N D i", "0", "0"),
     "full attention": ("B H N 4 D i", "4 B H N N D", "0"),
     "full attention backward": ("B H N 8 D i", "10 B H N N D", "0"),
 }
@@ -138,6 +141,33 @@ def kernels(form: str, backward: bool) -> list[str]:
     if backward:
         names += ["dq_kernel", "dkv_kernel"] + (["points backward"] if coupled else [])
     return names
+
+
+def rival(name: str, size: Size, causal: bool) -> tuple[Work, Work]:
+    """What Reformer's one round or Routing's heads take on the same kernels, forward and both.
+
+    Each head is grouped on its own, by C / 2 random columns or by its C centroids. Where not
+    causal, a centroid takes its queries, keys and values out of their rows, and puts its results
+    back.
+    """
+    routed = name == "RoutingAttention" and not causal
+    heads = size._replace(B=size.B * size.H)
+    size = size._replace(P=0, R=1 if routed else 2)
+    grouping = [work("hashing" if name == "ReformerAttention" else "routing", size)]
+    rows = []
+    if routed:
+        grouping *= 2  # queries and keys
+        rows = [work("routed rows", size)]
+    else:
+        grouping += [work(kernel, heads) for kernel in ("_count_kernel", "_place_kernel")]
+    forward = [*grouping, *rows, work("forward_kernel", size)]
+    backward = [*rows, *(work(kernel, size) for kernel in ("dq_kernel", "dkv_kernel"))]
+    return total(forward), total(forward + backward)
+
+
+def total(works: Iterable[Work]) -> Work:
+    """Of several launches."""
+    return Work(*map(sum, zip(*works, strict=True)))
 
 
 def seconds(work: Work, device: Ceilings) -> float:

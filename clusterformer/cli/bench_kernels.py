@@ -18,16 +18,16 @@ HELP = """
 usage: clusterformer bench kernels [--predict h200] [options]
 
 Times each operation and each form of neural clustering (paper, neural: the default, strict:
-causal), clustering included, against every scaled-dot-product backend and flex_attention:
-milliseconds, GB/s, TFLOP/s, and the share of what a copy and a matrix product reach in that run.
-Results are checked first; a wrong one is not timed. --lengths 1024 ... 65536, --tokens 131072,
---num_heads 8, --width 64, --dtype bf16, --device cuda; --forms, --repeats, --out FILE.json (and
-FILE.png). --predict a100, h100 or h200 measures nothing: it says the least time that the data sheet
-allows.
+causal), Reformer and Routing on the same kernels, clustering included, against every
+scaled-dot-product backend and flex_attention: milliseconds, GB/s, TFLOP/s, and the share of what a
+copy and a matrix product reach in that run. Results are checked first; a wrong one is not timed.
+--lengths 1024 ... 65536, --tokens 131072, --num_heads 8, --width 64, --dtype bf16, --device cuda;
+--forms, --repeats, --out FILE.json (and FILE.png). --predict a100, h100 or h200 measures nothing:
+it says the least time that the data sheet allows.
 """
 
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768, 65536]
-ROW = "{:>7}  {:<7}{:<17}{:<17}"
+ROW = "{:>7}  {:<7}{:<18}{:<17}"
 
 
 def run(arguments: list[str]) -> None:
@@ -139,11 +139,14 @@ def _measure(
 
 
 def _subjects(problem: Problem) -> Iterator[tuple[str, Timed]]:
-    """Operations, the mechanism, and each full attention that runs here."""
-    from clusterformer.benchmark.problems import BACKENDS
+    """Operations, mechanisms, and each full attention that runs here."""
+    from clusterformer.benchmark.problems import BACKENDS, RIVALS
 
     yield from problem.operations().items()
     yield "mechanism", problem.mechanism()
+    if problem.form != "neural":  # beside the form with as many blocks seen
+        for name in RIVALS:
+            yield name, problem.rival(name)
     for backend in BACKENDS:
         timed = problem.full(backend)
         try:
@@ -176,8 +179,8 @@ def _plot(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
-        whole = row["what"] == "mechanism" or row["what"].startswith(("full", "flex"))
-        if whole and row["correct"]:
+        operation = row["what"] in ("assign", "sort", "chunk attention")
+        if row["correct"] and not operation:
             name = row["form"] if row["what"] == "mechanism" else row["what"]
             name += " causal" if row["form"] == "strict" and name != "strict" else ""
             if row["what"] == "mechanism" or row["form"] != "neural":
