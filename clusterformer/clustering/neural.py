@@ -20,7 +20,8 @@ class NeuralClusters(nn.Module):
 
     Eq. 2 reads them along the points, U_ij = softmax_j S_ij = p(point j | cluster i); this gives
     what U stands in proportion to for a single point, p(cluster i | point j) = softmax_i S_ij, so
-    that a point can be assigned on its own (eq. 4 with clusters of like weight).
+    that a point can be assigned on its own (eq. 4 with clusters of like weight). The temperature is
+    learnt like all else: partners that seldom agree make it higher, clean ones lower.
 
     Training begins with more clusters than wanted, and on its way merges those whose points are
     partners most above chance. A digit that two clusters share and two digits in one cluster are a
@@ -31,12 +32,13 @@ class NeuralClusters(nn.Module):
         num_clusters: C, in the end.
         hidden: Units of a hidden layer that W then has; None for a linear W, as in eq. 2.
         width: P.
-        temperature: Of the similarities.
+        temperature: Of the similarities, to begin with.
         merge_at: Training step after which C clusters are left; 0 begins with C.
 
     Attributes:
         centroids: (C + surplus, P); those not `alive` are no more.
         alive: (C + surplus,) bool.
+        sharpness: Logarithm of 1 / temperature.
         sizes: (C,), points since the last look for clusters without any.
     """
 
@@ -67,7 +69,8 @@ class NeuralClusters(nn.Module):
         self.register_buffer("joint", torch.zeros(first, first))
         self.register_buffer("sizes", torch.zeros(num_clusters))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
-        self.num_clusters, self.temperature, self.merge_at = num_clusters, temperature, merge_at
+        self.sharpness = nn.Parameter(torch.tensor(1 / temperature).log())
+        self.num_clusters, self.merge_at = num_clusters, merge_at
 
     def embed(self, points: Tensor) -> Tensor:
         """Unit vectors (N, P) for points (N, F).
@@ -82,7 +85,7 @@ class NeuralClusters(nn.Module):
 
     def forward(self, points: Tensor) -> Tensor:
         """Logits S (N, C) of points (N, F); their softmax is p(cluster | point)."""
-        return self.similarities(points) / self.temperature
+        return self.similarities(points) * self.sharpness.exp()
 
     @torch.no_grad()
     def seed(self, points: Tensor, generator: torch.Generator) -> None:
