@@ -53,22 +53,37 @@ def chunk_attention(
 
 
 def whole_attention(
-    q: Tensor, k: Tensor, v: Tensor, real: Tensor, scale: float, extra: tuple[Tensor, Tensor]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    real: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    itself: float,
+    extra: tuple[Tensor, Tensor],
 ) -> Tensor:
     """The same where every token sees all of its sequence: nothing is sorted or gathered.
 
     Args:
         q, k, v: (B, H, N, D).
         real: (B, N), False at padding.
-        scale: Factor on the logits.
-        extra: Further columns of q and of k, (B, N, P) each.
+        scale, causal, itself, extra: As in the public operation.
     """
-    heads, width, more = q.shape[1], v.shape[-1], extra[0].shape[-1]
+    heads, length, width = q.shape[1], q.shape[2], v.shape[-1]
+    more = extra[0].shape[-1]
     columns = (x.float()[:, None].expand(-1, heads, -1, -1) for x in extra)
     with torch.autocast("cpu", enabled=False):
         query, key = (torch.cat([x.float(), y], -1) for x, y in zip((q, k), columns, strict=True))
-        # fused attention wants values as wide as keys, and a row without a key gives NaN
-        mask = (real | ~real.any(1, keepdim=True))[:, None, None]
+        mask = (real | ~real.any(1, keepdim=True))[:, None]  # a row without a key gives NaN
+        if causal:
+            mask = mask & torch.ones(length, length, dtype=torch.bool).tril()
+            mask = mask | ~real[..., None]
+        if itself:
+            mask = _bias(mask.expand(-1, length, -1)[:, None], length, 0, itself)
+        else:
+            mask = mask[:, None]
+        # fused attention wants values as wide as keys
         out = F.scaled_dot_product_attention(
             query, key, F.pad(v.float(), (0, more)), attn_mask=mask, scale=scale
         )

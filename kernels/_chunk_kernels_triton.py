@@ -69,6 +69,8 @@ def _logits(
     if ALONE:
         own = (entry == BACK) & (q_rank[:, None] == k_rank[None, :])
         logits += tl.where(own, alone, 0.0)
+        # beside a log-sum-exp as low as a last resort, an empty slot of the own side would overflow
+        seen &= (q_token >= 0)[:, None] & (k_token >= 0)[None, :]
     if MASKED:
         at = ((q_rank % mask_rows) * (R * S))[:, None] + (entry * S + k_rank)[None, :]
         inside = (q_rank < S)[:, None] & (k_rank < S)[None, :]

@@ -61,9 +61,12 @@ def chunk_attention(
     plain = q.device.type != "cpu" or forced() == "reference"
     kernel = reference if plain else _chunk_attention_cpu
     if mask is None:
-        alike = blocks.whole and len(blocks.slot) == len(q)  # in all heads
-        if alike and not (plain or causal or within or itself):
-            return _chunk_attention_cpu.whole_attention(q, k, v, blocks.slot >= 0, scale, extra)
+        once = len(blocks.slot) <= q.shape[0] * q.shape[1]  # not in several rounds
+        if blocks.whole and once and not (plain or within):
+            real = blocks.slot.unflatten(0, (len(q), -1))[:, 0] >= 0
+            return _chunk_attention_cpu.whole_attention(
+                q, k, v, real, scale=scale, causal=causal, itself=itself, extra=extra
+            )
         mask = reference.window_mask(blocks, causal, within)
     return kernel.chunk_attention(
         q, k, v, blocks, mask=mask, scale=scale, itself=itself, extra=extra

@@ -96,13 +96,17 @@ class ReformerAttention(AttentionCore):
     ) -> tuple[Tensor, Grouping]:
         buckets, most = self._hash(q.detach(), key_mask)
         blocks = self._blocks(buckets.flatten(0, 2), most, key_mask)
+        mask = None
+        if self.num_hashes > 1:
+            mask = _once(kernels.window_mask(blocks, bool(self.causal)), blocks, self.num_hashes)
         out = chunk_attention(
             q,
             _unit(q),
             v,
             blocks,
             scale=self.head_width**-0.5,
-            mask=_once(kernels.window_mask(blocks, bool(self.causal)), blocks, self.num_hashes),
+            causal=bool(self.causal),
+            mask=mask,
             itself=LAST_RESORT,
         )
         return out, Grouping(buckets[0], most)
@@ -203,8 +207,6 @@ def _once(mask: Tensor, blocks: Blocks, rounds: int) -> Tensor:
         blocks: Chunks of each round, sequence and head.
         rounds: R.
     """
-    if rounds == 1:
-        return mask
     width = blocks.members.shape[-1]
     home = blocks.slot.div(width, rounding_mode="floor")  # (R * B * H, N) place of each token
     first = home - blocks.visible[..., 0].long().gather(1, (home - 1).clamp(min=0))  # in its sight

@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
     Attributes:
         form: "circle" of equal blocks, "strict" chunks of clusters and "window", both causal, or
-            "rounds" in which each head has blocks of its own and a mask.
+            "round" in which each head has blocks of its own, or "rounds" with a mask as well.
         width: D.
         wide: P.
         slots: S.
@@ -72,9 +72,12 @@ SHAPES = (
     Shape("strict", 32, 16, 32, 2, "fp32"),
     Shape("window", 64, 0, 256, 2, "bf16"),
     Shape("window", 32, 0, 32, 2, "fp32"),
+    Shape("round", 64, 0, 64, 2, "bf16"),
     Shape("rounds", 64, 0, 64, 2, "bf16"),
+    Shape("circle", 64, 0, 64, 1, "bf16"),
 )
-"""The paper's form, the default, the strict one, and Reformer, in widths of the configurations."""
+"""The paper's form, the default, the strict one, Reformer and Routing, in widths of the
+configurations."""
 
 
 def compile_all(
@@ -166,7 +169,7 @@ def _example(shape: Shape) -> tuple[Any, ...]:
     options: dict[str, Any] = {
         "mask": None, "causal": causal, "within": None, "itself": 0.0, "extra": (columns, columns)
     }  # fmt: skip
-    batch = 2 * HEADS if shape.form == "rounds" else 1
+    batch = {"round": HEADS, "rounds": 2 * HEADS}.get(shape.form, 1)
     grouped = reference.sort(torch.zeros(batch, length, dtype=torch.long), GROUPS)
     if shape.form == "strict":
         blocks = reference.cluster_chunks(grouped, shape.slots)
@@ -174,9 +177,12 @@ def _example(shape: Shape) -> tuple[Any, ...]:
         blocks = reference.window_blocks(length, 1, shape.slots, device=rows.device)
         options["within"] = shape.slots
     else:
-        blocks = reference.equal_blocks(grouped, GROUPS, look_ahead=shape.reach - 2)
+        back, ahead = min(1, shape.reach - 1), max(0, shape.reach - 2)
+        blocks = reference.equal_blocks(grouped, GROUPS, look_back=back, look_ahead=ahead)
+    if shape.form.startswith("round"):
+        options["itself"] = LAST_RESORT
     if shape.form == "rounds":
-        options |= {"mask": reference.window_mask(blocks, causal=True), "itself": LAST_RESORT}
+        options["mask"] = reference.window_mask(blocks, causal=True)
     return *(rows.transpose(1, 2) for _ in range(3)), blocks, options
 
 

@@ -58,17 +58,22 @@ def test_pieces_are_the_reference(
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("clusters", "ahead"), [(1, 0), (2, 0), (3, 1)])
-def test_what_sees_all_is_the_reference(clusters: int, ahead: int, padded: bool) -> None:
+@pytest.mark.parametrize(
+    ("heads", "causal", "itself"),
+    [(1, False, 0.0), (2, False, -5e4), (2, True, -5e4), (1, True, 0)],
+)
+def test_what_sees_all_is_the_reference(heads, causal, itself, clusters, ahead, padded) -> None:
     batch, length = 3, 17
     mask = torch.arange(length) < torch.tensor([length, 5, 0])[:, None] if padded else None
-    grouped = reference.sort(torch.randint(0, clusters, (batch, length)), clusters, mask)
-    blocks = reference.equal_blocks(grouped, clusters, mask, look_ahead=ahead)
+    rows = None if mask is None else mask.repeat_interleave(heads, 0)
+    grouped = reference.sort(torch.randint(0, clusters, (batch * heads, length)), clusters, rows)
+    blocks = reference.equal_blocks(grouped, clusters, rows, look_ahead=ahead)
     assert blocks.whole
     tensors = inputs(batch, length, 12)
     q, k, v, *columns = tensors
-    ours = chunk_attention(q, k, v, blocks, scale=0.3, extra=tuple(columns))
-    seen = reference.window_mask(blocks)
-    options = {"scale": 0.3, "mask": seen, "itself": 0.0, "extra": tuple(columns)}
+    options = {"scale": 0.3, "itself": itself, "extra": tuple(columns)}
+    ours = chunk_attention(q, k, v, blocks, causal=causal, **options)
+    options["mask"] = reference.window_mask(blocks, causal)
     theirs = reference.chunk_attention(q, k, v, blocks, **options)
     torch.testing.assert_close(ours, theirs)
     weight = torch.randn_like(ours)
