@@ -14,7 +14,7 @@ METHODS = {
     "neural-hidden": "the same with a hidden layer",
     "kmeans": "scikit-learn's KMeans, n_init=1",
     "minibatch-kmeans": "scikit-learn's MiniBatchKMeans, n_init=1",
-    "som": "a self-organising map of MiniSom, half a pass to order it, one to settle",
+    "som": "a self-organising map of MiniSom, trained in two phases",
 }
 
 
