@@ -117,7 +117,7 @@ class Problem:
         return Timed(
             _without_gradients(self._mix), self._backward(self._mix, through_points=True),
             (works[0], works[1]),
-            self._check_mechanism,
+            partial(_check_mechanism, self._mix),
         )  # fmt: skip
 
     def full(self, backend: str) -> Timed:
@@ -178,13 +178,8 @@ class Problem:
         def mix() -> Tensor:
             return core(self.q, self.k, self.v, hidden=self.hidden)[0]
 
-        def check() -> tuple[float, float]:
-            with torch.no_grad():
-                found = mix()
-                with forced("reference"):
-                    return relative_error(found, mix()), FLIPS
-
         works = roofline.rival(name, size, self.causal)
+        check = partial(_check_mechanism, mix)
         return Timed(_without_gradients(mix), self._backward(mix), works, check)
 
     def _backward(
@@ -264,12 +259,6 @@ class Problem:
         )
         return max(errors), 4 * max(limits) + 1e-10  # squares: twice the distance
 
-    def _check_mechanism(self) -> tuple[float, float]:
-        with torch.no_grad():
-            found = self._mix()
-            with forced("reference"):
-                return relative_error(found, self._mix()), FLIPS
-
 
 @contextmanager
 def forced(kernels: str) -> Iterator[None]:
@@ -282,6 +271,14 @@ def forced(kernels: str) -> Iterator[None]:
         del os.environ[VARIABLE]
         if before is not None:
             os.environ[VARIABLE] = before
+
+
+def _check_mechanism(mix: Callable[[], Tensor]) -> tuple[float, float]:
+    """How far a mechanism's values are from those of plain PyTorch."""
+    with torch.no_grad():
+        found = mix()
+        with forced("reference"):
+            return relative_error(found, mix()), FLIPS
 
 
 def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], object]:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_TEMPERATURE = 0.1  # to begin with
 _WATCHED = 16  # steps
 _REVIVED = 25  # steps from one look for clusters without points to the next
 
@@ -32,7 +33,6 @@ class NeuralClusters(nn.Module):
         num_clusters: C, in the end.
         hidden: Units of a hidden layer that W then has; None for a linear W, as in eq. 2.
         width: P.
-        temperature: Of the similarities, to begin with.
         merge_at: Training step after which C clusters are left; 0 begins with C.
 
     Attributes:
@@ -54,7 +54,6 @@ class NeuralClusters(nn.Module):
         *,
         hidden: int | None = None,
         width: int = 64,
-        temperature: float = 0.1,
         merge_at: int = 0,
     ) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class NeuralClusters(nn.Module):
         self.register_buffer("joint", torch.zeros(first, first))
         self.register_buffer("sizes", torch.zeros(num_clusters))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
-        self.sharpness = nn.Parameter(torch.tensor(1 / temperature).log())
+        self.sharpness = nn.Parameter(torch.tensor(1 / _TEMPERATURE).log())
         self.num_clusters, self.merge_at = num_clusters, merge_at
 
     def embed(self, points: Tensor) -> Tensor:

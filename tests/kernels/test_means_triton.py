@@ -49,16 +49,19 @@ def run(tensors: list[Tensor], mask: Tensor | None) -> list[Tensor]:
     return [means.detach(), *torch.autograd.grad(means, leaves, gradient)]
 
 
-@pytest.mark.parametrize(("length", "width", "clusters", "padded", "own"), CASES)
-def test_means_and_gradients_are_the_references(
-    length, width, clusters, padded, own, monkeypatch
-) -> None:
-    tensors = inputs(length, width, clusters, own)
-    mask = mask_of(length) if padded else None
+def agree(tensors: list[Tensor], mask: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients are the reference's."""
     found = run(tensors, mask)
     monkeypatch.setenv(VARIABLE, "reference")
     for a, b in zip(found, run(tensors, mask), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("length", "width", "clusters", "padded", "own"), CASES)
+def test_means_and_gradients_are_the_references(
+    length, width, clusters, padded, own, monkeypatch
+) -> None:
+    agree(inputs(length, width, clusters, own), mask_of(length) if padded else None, monkeypatch)
 
 
 def test_rows_may_lie_anywhere() -> None:
@@ -70,11 +73,7 @@ def test_rows_may_lie_anywhere() -> None:
 
 
 def test_padding_may_come_first(monkeypatch) -> None:
-    tensors, mask = inputs(300, 3, 5), mask_of(300).flip(1)
-    found = run(tensors, mask)
-    monkeypatch.setenv(VARIABLE, "reference")
-    for a, b in zip(found, run(tensors, mask), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    agree(inputs(300, 3, 5), mask_of(300).flip(1), monkeypatch)
 
 
 def test_the_same_bits_twice() -> None:
