@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from clusterformer.clustering.neural import NeuralClusters, partner_loss
+from clusterformer.clustering.neural import NeuralClusters, evaluating, partner_loss
 
 PROBE = 2048
 """Points whose clusters tell whether training still changes anything."""
@@ -22,6 +22,9 @@ LOOK_EVERY = 25
 
 _REVIVALS = 4  # of what is empty after the last step, at most
 _ROWS = 2**15  # points assigned at a time
+
+View = Callable[[Tensor], Tensor]
+"""Features (B, F) of points by their numbers (B,), as a training step sees them."""
 
 Report = Callable[[int, float, float], None]
 """Told at each look: steps, loss, share of the probe that changed its cluster since the last."""
@@ -49,6 +52,7 @@ def train(
     generator: torch.Generator,
     anneal: bool = True,
     tol: float = 0.0,
+    view: View | None = None,
     report: Report | None = None,
 ) -> int:
     """Train on batches of points, each with a partner drawn among its neighbours.
@@ -66,6 +70,7 @@ def train(
         generator: On the CPU.
         anneal: Let the learning rate fall to nothing, as half a cosine.
         tol: Stop when at most this share of the points changed cluster in LOOK_EVERY steps.
+        view: For augmentation; None shows the features as they are.
         report: Told of the progress.
 
     Returns:
@@ -73,7 +78,7 @@ def train(
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     probe = features[:PROBE]
-    before = network(probe).argmax(1)
+    before = _assign(network, probe)
     batches = _endless(len(features), batch_size, generator)
     for step in range(1, steps + 1):
         if anneal:
@@ -84,15 +89,15 @@ def train(
         drawn = torch.randint(near.shape[1], points.shape, generator=generator)
         points, drawn = points.to(near.device), drawn.to(near.device)
         both = torch.cat([points, near[points, drawn]])
-        logits, partner_logits = network(features[both]).chunk(2)
+        shown = features[both] if view is None else view(both)
+        logits, partner_logits = network(shown).chunk(2)
         loss = partner_loss(logits, partner_logits, balance)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         network.watch(features[points], logits.detach(), partner_logits.detach())
         if step % LOOK_EVERY == 0:
-            with torch.no_grad():
-                after = network(probe).argmax(1)
+            after = _assign(network, probe)
             changed = (after != before).float().mean().item()
             before = after
             if report is not None:
@@ -102,17 +107,16 @@ def train(
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     for _ in range(_REVIVALS):
-        sizes = _sizes(network, features)
+        sizes = torch.bincount(_assign(network, features), minlength=network.num_clusters)
         if sizes.all():
             break
         network.revive(features, sizes)
     return step
 
 
-@torch.no_grad()
-def _sizes(network: NeuralClusters, features: Tensor) -> Tensor:
-    assigned = torch.cat([network(rows).argmax(1) for rows in features.split(_ROWS)])
-    return torch.bincount(assigned, minlength=network.num_clusters)
+def _assign(network: NeuralClusters, features: Tensor) -> Tensor:
+    with evaluating(network):
+        return torch.cat([network(rows).argmax(1) for rows in features.split(_ROWS)])
 
 
 def _endless(count: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
