@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +24,14 @@ class Pairs(NamedTuple):
     scores: list[float]
 
 
-def read_pairs(path: Path, join: int = 1) -> Pairs:
+def read_pairs(path: Path, join: int = 1, seed: int = 0) -> Pairs:
     """Read TSV lines `text, text, score`.
 
     Args:
         path: The file.
         join: Pairs that make one of longer texts, whose score is their mean: those that follow
             each other by score, so that the long pairs differ as much as the short ones do.
+        seed: Of the order of pairs with the same score, which another seed joins with others.
     """
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -42,6 +44,7 @@ def read_pairs(path: Path, join: int = 1) -> Pairs:
                 f"{path}:{number}: expected text, text, score; found {len(fields)} fields, "
                 f"the last {fields[-1][:40]!r}"
             ) from None
+    random.Random(seed).shuffle(rows)
     rows.sort(key=lambda row: row[2])
     groups = [rows[at : at + join] for at in range(0, len(rows) - join + 1, join)]
     if not groups:

@@ -15,6 +15,14 @@ def test_pairs_are_read_and_joined(tmp_path: Path) -> None:
     assert read_pairs(file, join=2) == (["a e"], ["b f"], [1.5])
 
 
+def test_another_seed_joins_pairs_of_the_same_score_anew(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text("".join(f"a{i}\tb{i}\t{i // 8}\n" for i in range(16)), encoding="utf-8")
+    first, other = (read_pairs(file, join=2, seed=seed) for seed in (0, 1))
+    assert first.scores == other.scores == [0.0] * 4 + [1.0] * 4
+    assert set(first.first) != set(other.first)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("a\tb\t1\na b\t2\n", "pairs.tsv:2: expected text, text, score; found 2 fields"),
