@@ -46,6 +46,14 @@ def test_every_method_every_seed_every_measure(
     assert "neural-hidden" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_pictures_are_augmented(tmp_path: Path) -> None:
+    arguments = ["cluster", "--methods", "neural-augmented", "--n_clusters", "10", "--no-pictures"]
+    assert main([*arguments, "--runs", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "cluster-digits/1/results.json").read_text())
+    assert report["rows"][0]["accuracy"] > 0.8
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,6 +61,7 @@ def test_every_method_every_seed_every_measure(
         (["--n_clusters", "1000"], "1000 is more than the 120 points"),
         (["--methods", "dbscan"], "invalid choice: 'dbscan'"),
         (["--data", "none.npy"], "none.npy: no such file"),
+        (["--methods", "neural-augmented"], "neural-augmented is for pictures"),
         (["--what"], "unrecognized arguments: --what"),
     ],
 )

@@ -35,7 +35,7 @@ Cluster points by several methods with several seeds, and compare. Needs cluster
   --methods neural kmeans
                         {INDENT.join(f"{name}: {what}" for name, what in METHODS.items())}
   --seeds 1             repetitions, with seeds 0, 1, ...
-  --hidden 256          units of the hidden layer of neural-hidden
+  --hidden 256          units of the hidden layer of neural-hidden and neural-augmented
   --balance 1 --no-merge --n_neighbors 5 --n_init 1 --device cpu
                         further options of the neural methods, those of NeuralClustering
   --threads N           of the processor, for all methods (default: all cores)
@@ -143,7 +143,7 @@ def _measure(
     from clusterformer.clustering.measures import measures
 
     neural = {name: getattr(options, name) for name in _NEURAL}
-    clustering = make(method, count, seed, hidden=options.hidden, **neural)
+    clustering = make(method, count, seed, hidden=options.hidden, image=points.image, **neural)
     held = _resident("VmRSS", restart=True)
     limits = threadpool_limits(options.threads) if options.threads else nullcontext()
     begun, worked = time.perf_counter(), time.process_time()

@@ -12,26 +12,40 @@ from clusterformer.errors import InputError
 METHODS = {
     "neural": "NeuralClustering, W linear as in eq. 2",
     "neural-hidden": "the same with a hidden layer",
+    "neural-augmented": "that one, of pictures turned and shifted at each step",
     "kmeans": "scikit-learn's KMeans, n_init=1",
     "minibatch-kmeans": "scikit-learn's MiniBatchKMeans, n_init=1",
     "som": "a self-organising map of MiniSom, trained in two phases",
 }
 
 
-def make(method: str, num_clusters: int, seed: int, *, hidden: int, **neural: Any) -> Any:
+def make(
+    method: str,
+    num_clusters: int,
+    seed: int,
+    *,
+    hidden: int,
+    image: tuple[int, int] | None = None,
+    **neural: Any,
+) -> Any:
     """An untrained clustering.
 
     Args:
         method: One of METHODS.
         num_clusters: C; at least 1.
         seed: Of its random numbers.
-        hidden: Units of the hidden layer of neural-hidden.
+        hidden: Units of the hidden layer of neural-hidden and neural-augmented.
+        image: Height and width of the points, if they are pictures.
         neural: Further options of NeuralClustering, for the neural methods.
+
+    Raises:
+        InputError: if scikit-learn is missing, or pictures that the method needs.
     """
     try:
         from sklearn.cluster import KMeans, MiniBatchKMeans
 
         from clusterformer.clustering import NeuralClustering
+        from clusterformer.clustering.images import RandomAffine
     except ImportError as error:
         raise InputError(f"{error}: pip install 'clusterformer[cluster]'") from None
     if method == "kmeans":
@@ -40,8 +54,13 @@ def make(method: str, num_clusters: int, seed: int, *, hidden: int, **neural: An
         return MiniBatchKMeans(num_clusters, n_init=1, random_state=seed)
     if method == "som":
         return SelfOrganisingMap(num_clusters, seed)
-    units = hidden if method == "neural-hidden" else None
-    return NeuralClustering(num_clusters, hidden=units, random_state=seed, **neural)
+    if method == "neural":
+        return NeuralClustering(num_clusters, random_state=seed, **neural)
+    if method == "neural-augmented":
+        if image is None:
+            raise InputError("neural-augmented is for pictures: mnist or digits")
+        neural["augment"] = RandomAffine(*image)
+    return NeuralClustering(num_clusters, hidden=hidden, random_state=seed, **neural)
 
 
 class SelfOrganisingMap:

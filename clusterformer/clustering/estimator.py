@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from clusterformer.clustering.neural import NeuralClusters, partner_loss
+from clusterformer.clustering.neural import NeuralClusters, evaluating, partner_loss
 from clusterformer.clustering.partners import Features, partners
 from clusterformer.clustering.progress import Progress
-from clusterformer.clustering.training import train
+from clusterformer.clustering.training import View, train
 
 SAMPLE = 2**18
 """Points that `fit` trains on, at most, drawn at random; it assigns all."""
@@ -40,6 +41,7 @@ _MERGE = 0.4  # of the training, after which surplus clusters are merged
 _EACH = 8  # points a cluster, the least in a batch
 
 Random = np.random.RandomState
+Augment = Callable[[Tensor], Tensor]
 
 
 class NeuralClustering(
@@ -58,6 +60,8 @@ class NeuralClustering(
         hidden: Units of a hidden layer before the clustering space: better clusters, more time.
             None is a linear map, as in eq. 2 of the paper.
         balance: 1 for the likelihood of `partner_loss`; more makes clusters more alike in size.
+        augment: Gives points that mean the same for points (n, D), a tensor, drawn anew each step;
+            `clusterformer.clustering.images.RandomAffine` does for pictures.
         merge: Begin with clusters to spare and merge them on the way (see `NeuralClusters`).
         n_neighbors: Each point's partners in training are this many nearest neighbours.
         n_components: F, principal components of the data that neighbours and clusters see.
@@ -84,6 +88,7 @@ class NeuralClustering(
         *,
         hidden: int | None = None,
         balance: float = 1.0,
+        augment: Augment | None = None,
         merge: bool = True,
         n_neighbors: int = 5,
         n_components: int = 64,
@@ -99,6 +104,7 @@ class NeuralClustering(
         self.n_clusters = n_clusters
         self.hidden = hidden
         self.balance = balance
+        self.augment = augment
         self.merge = merge
         self.n_neighbors = n_neighbors
         self.n_components = n_components
@@ -119,12 +125,12 @@ class NeuralClustering(
         if len(rows) > SAMPLE:
             rows = np.sort(random.permutation(len(rows))[:SAMPLE])
         self._features = self._learn_features(X, rows, random)
-        features = self._compute(X, rows)[random.permutation(len(rows))]
+        features, view = self._shuffled(X, rows, random)
         near = partners(features, self.n_neighbors)
         best = np.inf
         for _ in range(self.n_init):
             network, optimizer = self._start(features, random, _MERGE * self.max_iter)
-            steps = self._train(network, optimizer, features, near, random, self.max_iter)
+            steps = self._train(network, optimizer, features, near, view, random, self.max_iter)
             loss = _pair_loss(network, features, near) if self.n_init > 1 else -np.inf
             if loss < best:
                 best, self._network, self.n_iter_ = loss, network, steps
@@ -153,8 +159,7 @@ class NeuralClustering(
             self._random = check_random_state(self.random_state)
         if first:
             self._features = self._learn_features(X, np.arange(X.shape[0]), self._random)
-        features = self._compute(X, np.arange(X.shape[0]))
-        features = features[self._random.permutation(len(features))]
+        features, view = self._shuffled(X, np.arange(X.shape[0]), self._random)
         steps = max(1, len(features) // self._batch())
         if first:
             self._network, self._optimizer = self._start(features, self._random, steps)
@@ -163,7 +168,7 @@ class NeuralClustering(
         optimizer = self._optimizer or self._adam(network)
         near = partners(features, self.n_neighbors)
         self.n_iter_ += self._train(
-            network, optimizer, features, near, self._random, steps, streaming=True
+            network, optimizer, features, near, view, self._random, steps, streaming=True
         )
         self._optimizer = optimizer
         self.labels_, mass, sums = self._assign(X)
@@ -233,12 +238,19 @@ class NeuralClustering(
         sample = torch.cat(list(self._chunks(X, rows)))
         return Features(X.shape[1], self.n_components).learn(sample)
 
+    def _shuffled(self, X: Any, rows: NDArray, random: Random) -> tuple[Tensor, View | None]:
+        """Features of some rows in random order, and what shows them augmented."""
+        order = random.permutation(len(rows))
+        features, rows, augment = self._compute(X, rows)[order], rows[order], self.augment
+        if augment is None:
+            return features, None
+        return features, lambda numbers: self._compute(X, rows[numbers.cpu().numpy()], augment)
+
     def _start(
         self, features: Tensor, random: Random, merge_at: float
     ) -> tuple[NeuralClusters, torch.optim.Optimizer]:
         generator = _generator(random)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator.initial_seed())
+        with self._seeded(generator):
             network = NeuralClusters(
                 features.shape[1],
                 self.n_clusters,
@@ -247,6 +259,13 @@ class NeuralClustering(
             )
         network.to(self.device).seed(features[: max(4096, _EACH * self.n_clusters)], generator)
         return network, self._adam(network)
+
+    @contextmanager
+    def _seeded(self, generator: torch.Generator) -> Iterator[None]:
+        """What torch draws of its own, weights and dropout, repeats and leaves no trace."""
+        with torch.random.fork_rng(devices=[self.device] if self.device != "cpu" else []):
+            torch.manual_seed(generator.initial_seed())
+            yield
 
     def _adam(self, network: NeuralClusters) -> torch.optim.Optimizer:
         return torch.optim.Adam(network.parameters(), lr=self.learning_rate, fused=True)
@@ -257,12 +276,14 @@ class NeuralClustering(
         optimizer: torch.optim.Optimizer,
         features: Tensor,
         near: Tensor,
+        view: View | None,
         random: Random,
         steps: int,
         *,
         streaming: bool = False,
     ) -> int:
-        with Progress(steps, shown=bool(self.verbose)) as progress:
+        generator = _generator(random)
+        with self._seeded(generator), Progress(steps, shown=bool(self.verbose)) as progress:
             return train(
                 network,
                 optimizer,
@@ -271,9 +292,10 @@ class NeuralClustering(
                 steps=steps,
                 batch_size=self._batch(),
                 balance=self.balance,
-                generator=_generator(random),
+                generator=generator,
                 anneal=not streaming,
                 tol=-1.0 if streaming else self.tol,
+                view=view,
                 report=progress,
             )
 
@@ -293,10 +315,11 @@ class NeuralClustering(
             chunk = chunk if isinstance(chunk, np.ndarray) else chunk.toarray()
             yield torch.tensor(chunk, device=self.device)
 
-    def _compute(self, X: Any, rows: NDArray) -> Tensor:
+    def _compute(self, X: Any, rows: NDArray, augment: Augment | None = None) -> Tensor:
         """Features of some rows, in single precision, as training has them."""
         learnt = self._features.to(self.device)
-        return torch.cat([learnt(chunk).float() for chunk in self._chunks(X, rows)])
+        chunks = self._chunks(X, rows)
+        return torch.cat([learnt(augment(x) if augment else x).float() for x in chunks])
 
     def _assign(self, X: Any) -> tuple[NDArray, NDArray, NDArray]:
         """Labels (N,), and mass (C,) and sum (C, D) of the points that each cluster has."""
@@ -304,7 +327,7 @@ class NeuralClustering(
         labels: list[Tensor] = []
         mass: Any = 0.0
         sums: Any = 0.0
-        with torch.no_grad():
+        with evaluating(network):
             for chunk in self._chunks(X):
                 logits = network(learnt(chunk))
                 p = logits.softmax(1)
@@ -317,7 +340,7 @@ class NeuralClustering(
         check_is_fitted(self, "_network")
         X = self._check(X, reset=False)
         network, learnt = self._evaluated(X.dtype)
-        with torch.no_grad():
+        with evaluating(network):
             found = [function(network, learnt(chunk)).cpu() for chunk in self._chunks(X)]
         return torch.cat(found).numpy()
 
@@ -351,9 +374,9 @@ class NeuralClustering(
         return {**state, "_optimizer": None} if "_optimizer" in state else state
 
 
-@torch.no_grad()
 def _pair_loss(network: NeuralClusters, features: Tensor, near: Tensor) -> float:
-    logits = torch.cat([network(rows) for rows in features.split(_ROWS)])
+    with evaluating(network):
+        logits = torch.cat([network(rows) for rows in features.split(_ROWS)])
     return partner_loss(logits, logits[near[:, 0]]).item()
 
 
