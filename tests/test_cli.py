@@ -44,6 +44,15 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0].removeprefix("clusterformer: error: ")
 
 
+@pytest.mark.parametrize(("given", "kept"), [("1", 1), ("1.0", 1.0), ("0.5", 0.5), ("7", 7)])
+def test_one_batch_is_a_number_and_one_point_zero_all(given: str, kept: float) -> None:
+    limits = [f"--trainer.limit_test_batches={given}", f"--trainer.overfit_batches={given}"]
+    trainer = Options([*TOY[1:], *limits], fitting=True).config.trainer
+    for found in (trainer.limit_test_batches, trainer.overfit_batches):
+        assert found == kept
+        assert type(found) is type(kept)
+
+
 @pytest.mark.parametrize(
     "command", [[], *([name] for name in COMMANDS), *(["bench", name] for name in SUBCOMMANDS)]
 )

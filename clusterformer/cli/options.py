@@ -72,6 +72,7 @@ class Options(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        _whole_numbers_first(parser)
         if self._fitting:
             parser.add_argument("--runs", default="runs", help="Parent of the run folders.")
             parser.add_argument("--wandb", action="store_true", help="Log to Weights & Biases too.")
@@ -139,6 +140,19 @@ class Options(LightningCLI):
         resolved = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         kept = {key: resolved[key] for key in sections or resolved if key != "config"}
         return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+
+
+def _whole_numbers_first(parser: LightningArgumentParser) -> None:
+    """Let `--trainer.limit_val_batches 1` be one batch, and 1.0 all of them.
+
+    The trainer declares int | float, but typing caches unions whatever their order, so that
+    jsonargparse may be given float | int and make 1.0 of both.
+    """
+    for action in parser._actions:
+        hint = getattr(action, "_typehint", None)
+        for ordered in (int | float, int | float | None):
+            if hint == ordered:
+                action._typehint = ordered  # type: ignore[attr-defined]
 
 
 def _own_words(error: BaseException) -> InputError:
