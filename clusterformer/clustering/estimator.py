@@ -25,7 +25,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from clusterformer.clustering.neural import NeuralClusters, evaluating, partner_loss
+from clusterformer.clustering.neural import NeuralClusters, partner_loss
 from clusterformer.clustering.partners import Features, partners
 from clusterformer.clustering.progress import Progress
 from clusterformer.clustering.training import View, train
@@ -262,7 +262,7 @@ class NeuralClustering(
 
     @contextmanager
     def _seeded(self, generator: torch.Generator) -> Iterator[None]:
-        """What torch draws of its own, weights and dropout, repeats and leaves no trace."""
+        """What torch draws of its own, weights and augmentation, repeats and leaves no trace."""
         with torch.random.fork_rng(devices=[self.device] if self.device != "cpu" else []):
             torch.manual_seed(generator.initial_seed())
             yield
@@ -327,7 +327,7 @@ class NeuralClustering(
         labels: list[Tensor] = []
         mass: Any = 0.0
         sums: Any = 0.0
-        with evaluating(network):
+        with torch.no_grad():
             for chunk in self._chunks(X):
                 logits = network(learnt(chunk))
                 p = logits.softmax(1)
@@ -340,7 +340,7 @@ class NeuralClustering(
         check_is_fitted(self, "_network")
         X = self._check(X, reset=False)
         network, learnt = self._evaluated(X.dtype)
-        with evaluating(network):
+        with torch.no_grad():
             found = [function(network, learnt(chunk)).cpu() for chunk in self._chunks(X)]
         return torch.cat(found).numpy()
 
@@ -374,9 +374,9 @@ class NeuralClustering(
         return {**state, "_optimizer": None} if "_optimizer" in state else state
 
 
+@torch.no_grad()
 def _pair_loss(network: NeuralClusters, features: Tensor, near: Tensor) -> float:
-    with evaluating(network):
-        logits = torch.cat([network(rows) for rows in features.split(_ROWS)])
+    logits = torch.cat([network(rows) for rows in features.split(_ROWS)])
     return partner_loss(logits, logits[near[:, 0]]).item()
 
 

@@ -3,14 +3,10 @@
 N points   F features of a point   P width of the clustering space   C clusters
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_DROPOUT = 0.1  # of hidden units
 _TEMPERATURE = 0.1  # to begin with
 _WATCHED = 16  # steps
 _REVIVED = 25  # steps from one look for clusters without points to the next
@@ -35,8 +31,7 @@ class NeuralClusters(nn.Module):
     Args:
         num_features: F.
         num_clusters: C, in the end.
-        hidden: Units of a hidden layer that W then has, a tenth of which each training step leaves
-            out; None for a linear W, as in eq. 2.
+        hidden: Units of a hidden layer that W then has; None for a linear W, as in eq. 2.
         width: P.
         merge_at: Training step after which C clusters are left; 0 begins with C.
 
@@ -65,10 +60,7 @@ class NeuralClusters(nn.Module):
         self.project: nn.Module = nn.Linear(num_features, width)  # with a bias: see `embed`
         if hidden is not None:
             self.project = nn.Sequential(
-                nn.Linear(num_features, hidden),
-                nn.ReLU(),
-                nn.Dropout(_DROPOUT),
-                nn.Linear(hidden, width),
+                nn.Linear(num_features, hidden), nn.ReLU(), nn.Linear(hidden, width)
             )
         first = first_clusters(num_clusters) if merge_at else num_clusters
         self.centroids = nn.Parameter(torch.randn(first, width))
@@ -102,8 +94,7 @@ class NeuralClusters(nn.Module):
             points: To choose from; fewer different ones than clusters are taken more than once.
             generator: On the CPU, whatever the device of the points.
         """
-        with evaluating(self):
-            embedded = self.embed(points)
+        embedded = self.embed(points)
         chosen = int(torch.randint(len(points), (1,), generator=generator))
         distance = torch.full((len(points),), torch.inf, device=points.device)
         for cluster in range(len(self.centroids)):
@@ -142,8 +133,7 @@ class NeuralClusters(nn.Module):
         """
         empty = (sizes == 0).nonzero()[:, 0].tolist()
         if empty and len(points):
-            with evaluating(self):
-                embedded, similarities = self.embed(points), self.similarities(points)
+            embedded, similarities = self.embed(points), self.similarities(points)
             similarity, assigned = similarities.max(1)
             rows, sizes = self.alive.nonzero()[:, 0], sizes.float()
             for cluster in empty:
@@ -182,18 +172,6 @@ def _over_processes(counts: Tensor) -> Tensor:
     if _distributed():
         torch.distributed.all_reduce(counts)
     return counts
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Neither dropout nor gradients for a while."""
-    training = network.training
-    network.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        network.train(training)
 
 
 def first_clusters(num_clusters: int) -> int:

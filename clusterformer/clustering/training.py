@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from clusterformer.clustering.neural import NeuralClusters, evaluating, partner_loss
+from clusterformer.clustering.neural import NeuralClusters, partner_loss
 
 PROBE = 2048
 """Points whose clusters tell whether training still changes anything."""
@@ -114,9 +114,9 @@ def train(
     return step
 
 
+@torch.no_grad()
 def _assign(network: NeuralClusters, features: Tensor) -> Tensor:
-    with evaluating(network):
-        return torch.cat([network(rows).argmax(1) for rows in features.split(_ROWS)])
+    return torch.cat([network(rows).argmax(1) for rows in features.split(_ROWS)])
 
 
 def _endless(count: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
