@@ -127,14 +127,20 @@ def test_a_pretrained_encoder_is_measured_under_each_attention(encoder: Path, ca
     assert main(["bench", "pretrained", *arguments, "--seeds", "2", "--out", str(out)]) == 0
     report = json.loads(out.read_text())
     assert report["settings"]["pairs"] == "pairs.tsv"
-    full, *others = report["rows"]
-    assert full["mechanism"] == "FullAttention"
-    assert [row["mechanism"] for row in others if not row["options"]] == [
-        "ClusteredAttention", "ImprovedClusteredAttention", "MultipoleAttention"
+    improved, multipole = "ImprovedClusteredAttention", "MultipoleAttention"
+    assert [(row["mechanism"], row["options"]) for row in report["rows"]] == [
+        ("FullAttention", {}), ("ClusteredAttention", {}),
+        (improved, {}), (improved, {"top_k": 64}), (improved, {"top_k": 96}),
+        (multipole, {}), (multipole, {"damped": True, "exact_clusters": 2}),
     ]  # fmt: skip
     for row in report["rows"]:  # a cluster for each token: all are full attention
         assert row["spearman_with_full"] == pytest.approx([1, 1])
-    assert "+0.0000 ±0.0000" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "+0.0000 ±0.0000" in printed
+    assert "exact_clusters=2" in printed
+    for option in ("--seeds", "--join", "--length", "--num_clusters"):
+        assert main(["bench", "pretrained", *arguments, option, "0"]) == 2
+        assert capsys.readouterr().err.endswith(f"{option} must be at least 1, got 0\n")
 
 
 def test_errors_on_what_a_trained_model_attends_to_are_measured(encoder: Path, capsys) -> None:

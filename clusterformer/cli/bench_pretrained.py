@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterformer.cli.bench import Parser, chosen_mechanisms, write
+from clusterformer.cli.bench import Parser, chosen_mechanisms, require_positive, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,11 +49,13 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--join", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse(arguments)
+    require_positive(options, "num_clusters", "length", "join", "seeds")
     kinds = chosen_mechanisms(options.mechanisms or DEFAULT)
 
     import torch
 
     draws = [read_pairs(options.pairs, options.join, seed) for seed in range(options.seeds)]
+    gold = [torch.tensor(pairs.scores) for pairs in draws]
     encoder = Encoder(options.model, options.length)
     own = encoder.model.config._attn_implementation
     full: list[Tensor] = []
@@ -72,7 +74,6 @@ def run(arguments: list[str]) -> None:
         found = [similarities(encoder, pairs) for pairs in draws]
         seconds = time.process_time() - begun
         full = full or found
-        gold = [torch.tensor(pairs.scores) for pairs in draws]
         row = {
             "mechanism": name,
             "options": settings,

@@ -31,7 +31,16 @@ class RandomAffine:
     shift: float = 0.04
 
     def __call__(self, points: Tensor) -> Tensor:
-        """Pictures (N, H * W) for pictures (N, H * W); what comes in from outside is 0."""
+        """Pictures (N, H * W) for pictures (N, H * W); what comes in from outside is 0.
+
+        Raises:
+            ValueError: if the points have another width.
+        """
+        if points.shape[1] != self.height * self.width:
+            raise ValueError(
+                f"pictures of {self.height} x {self.width} have {self.height * self.width} "
+                f"columns, got {points.shape[1]}"
+            )
         uniform = 2 * torch.rand(4, len(points), dtype=points.dtype, device=points.device) - 1
         angle = torch.deg2rad(self.degrees * uniform[0])
         size = 1 + self.scale * uniform[1]

@@ -1,6 +1,7 @@
 """Pictures turned, scaled and shifted by chance."""
 
 import numpy as np
+import pytest
 import torch
 
 from clusterformer.clustering.images import RandomAffine
@@ -34,3 +35,8 @@ def test_each_picture_goes_its_own_way_within_bounds_and_repeats() -> None:
     places = torch.arange(41.0) - 20
     across = shifted.view(-1, 41, 41).sum(1) @ places / 9
     assert 3 < across.abs().max() <= 4.1
+
+
+def test_other_widths_are_refused_though_they_would_divide() -> None:
+    with pytest.raises(ValueError, match="pictures of 4 x 4 have 16 columns, got 8"):
+        RandomAffine(4, 4)(torch.zeros(2, 8))
