@@ -11,20 +11,13 @@ from clusterformer.cli.configs import shipped
 from clusterformer.cli.main import main
 
 PARTS = ("iwslt14", "mnli", "quora", "scitail", "snli", "wikiqa")
-TRANSLATION = ("iwslt14", "iwslt14-small", "multi30k", "tatoeba", "translate", "wmt14")
-FEW = ["--data.batch_size=8", "--data.valid_sentences=4", "--data.beam=2"]
-"""Untrained models translate up to the greatest length."""
-INSTEAD = {
-    "muse-lm": ["--data.name=gutenberg", "--data.context=512", "--model.num_layers=3"],
-    "partner": ["--data.valid_texts=2", "--data.test_texts=2"],
-    "quickstart": ["--against=null"],
-    **{name: [f"--data.name={name}-part"] for name in PARTS},
+SHORT = {
+    "muse-lm.yaml": ["--data.name=gutenberg", "--data.context=512", "--model.num_layers=3"],
+    "partner.yaml": ["--data.valid_texts=2", "--data.test_texts=2"],
+    "quickstart.yaml": ["--against=null"],
+    **{f"{name}.yaml": [f"--data.name={name}-part"] for name in PARTS},
 }
 """What stands in for data that is not here, and what would take minutes."""
-SHORT = {
-    f"{name}.yaml": INSTEAD.get(name, []) + (FEW if name in TRANSLATION else [])
-    for name in {*INSTEAD, *TRANSLATION}
-}
 LIMITS = [f"--trainer.limit_{stage}_batches=1" for stage in ("val", "test")]
 BRIEF = ["--trainer.accelerator=cpu", "--trainer.max_steps=3", "--trainer.limit_train_batches=3"]
 BRIEF += ["--trainer.val_check_interval=null", *LIMITS]
