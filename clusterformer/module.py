@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 
 from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
-from clusterformer.checkpoints import CHECKPOINT_KEY, begin_next_epoch
 from clusterformer.errors import InputError
-from clusterformer.evaluation import Evaluation
 from clusterformer.models.architecture import Architecture
-from clusterformer.nonfinite import first_nonfinite
-from clusterformer.schedule import Schedule, factor
 from clusterformer.task import Output, Task, stacks
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
+from clusterformer.training.evaluation import Evaluation
+from clusterformer.training.nonfinite import first_nonfinite
+from clusterformer.training.schedule import Schedule, factor
 
 
 class ClusterFormer(LightningModule):

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import torch
 
+from clusterformer.data.batches import pad
+from clusterformer.data.corpora import NUM_FOLDS, Corpus, Split, hold_out, read_corpus
+from clusterformer.data.tables import Column, Example, Row, read_rows
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
+from clusterformer.models.classifier import TextClassifier
 from clusterformer.task import IGNORE, Batch
-from clusterformer.tasks.batches import pad
-from clusterformer.tasks.classifier import TextClassifier
-from clusterformer.tasks.corpora import NUM_FOLDS, Corpus, Split, hold_out, read_corpus
-from clusterformer.tasks.labelling import Encoded, Labelling
+from clusterformer.tasks.base import Encoded, Labelling
 from clusterformer.tasks.listops import LABELS, generate
-from clusterformer.tasks.reading import Column, Example, Row, read_rows
 
 
 class Classification(Labelling):

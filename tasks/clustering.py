@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
-from clusterformer.clustering.neural import NeuralClusters, first_clusters, partner_loss
+from clusterformer.clustering.network import NeuralClusters, first_clusters, partner_loss
 from clusterformer.clustering.partners import Features, partners
+from clusterformer.data.batches import BucketPlan, loader, run_seed
+from clusterformer.data.points import read_points
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.transformer import Encoded
 from clusterformer.task import IGNORE, Output, Task
-from clusterformer.tasks.batches import BucketPlan, loader, run_seed
-from clusterformer.tasks.points import read_points
 
 _SHOWN = 10_000  # points that show the features
 _MAPPED = 1500  # test points in the map
@@ -231,7 +231,7 @@ class Clustering(Task):
     @torch.no_grad()
     def draw(self, network: nn.Module, folder: Path) -> list[Path]:
         """Sizes, test points in the plane of two components, and the mean images of clusters."""
-        from clusterformer.pictures import centroid_images, cluster_sizes, point_maps
+        from clusterformer.plots import centroid_images, cluster_sizes, point_maps
 
         assert self._features is not None
         assert isinstance(network, ClusterNetwork)

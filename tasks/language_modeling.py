@@ -15,14 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MetricCollection
 
-from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
-from clusterformer.models.language_model import LanguageModel
-from clusterformer.task import IGNORE, Batch, Output, Task
-from clusterformer.tasks.batches import BucketPlan, loader, pad, run_seed
-from clusterformer.tasks.code_length import CodeLength, Units
-from clusterformer.tasks.documents import SPLITS, Document, NamedText, Split, named, own, read_all
-from clusterformer.tasks.spelling import (
+from clusterformer.data.batches import BucketPlan, loader, pad, run_seed
+from clusterformer.data.documents import SPLITS, Document, NamedText, Split, named, own, read_all
+from clusterformer.data.spelling import (
     TEXT,
     BytePairSpeller,
     ByteSpeller,
@@ -31,7 +26,12 @@ from clusterformer.tasks.spelling import (
     WordSpeller,
     restore,
 )
-from clusterformer.tasks.streams import ShiftedPlan, Strides, Windows, token_stream
+from clusterformer.data.streams import ShiftedPlan, Strides, Windows, token_stream
+from clusterformer.errors import InputError
+from clusterformer.models.architecture import Architecture
+from clusterformer.models.language_model import LanguageModel
+from clusterformer.task import IGNORE, Batch, Output, Task
+from clusterformer.tasks.metrics import CodeLength, Units
 
 _FEWEST = 258  # pieces of byte-pair encoding: padding, the mark before a text, and single bytes
 

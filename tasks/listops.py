@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
+from clusterformer.data.tables import Row
 from clusterformer.errors import InputError
-from clusterformer.tasks.reading import Row
 
 LABELS = [str(digit) for digit in range(10)]
 MAX_ARGUMENTS = 10

@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from clusterformer.data.batches import BucketPlan, EndlessPlan, loader, run_seed
+from clusterformer.data.streams import batch_of, nothing
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.task import IGNORE, Batch, Output, Task
-from clusterformer.tasks.batches import BucketPlan, EndlessPlan, loader, run_seed
-from clusterformer.tasks.streams import batch_of, nothing
 
 _TRAIN, _VALID, _TEST = 0, 1, 2
 _SEPARATOR, _FIRST = 1, 2  # tokens; symbols from _FIRST on, behind them the mask

@@ -8,12 +8,12 @@ from typing import Any
 from torchmetrics import MetricCollection
 from torchmetrics.retrieval import RetrievalMAP, RetrievalMRR
 
+from clusterformer.data.pair_corpora import MatchingCorpus
+from clusterformer.data.tables import Column, Example
 from clusterformer.errors import InputError
+from clusterformer.models.pair_classifier import PairBatch
 from clusterformer.task import Output
-from clusterformer.tasks.pair_classifier import PairBatch
-from clusterformer.tasks.pair_corpora import MatchingCorpus
 from clusterformer.tasks.pairs import PairLabelling
-from clusterformer.tasks.reading import Column, Example
 
 
 class Matching(PairLabelling):

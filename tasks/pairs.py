@@ -11,15 +11,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from clusterformer.data.batches import pad
+from clusterformer.data.corpora import Split
+from clusterformer.data.pair_corpora import PairCorpus, hold_out_pairs, read_pair_corpus
+from clusterformer.data.tables import Column, Pair, read_pairs
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
+from clusterformer.models.pair_classifier import PairBatch, PairClassifier
 from clusterformer.task import IGNORE
-from clusterformer.tasks.batches import pad
-from clusterformer.tasks.corpora import Split
-from clusterformer.tasks.labelling import Encoded, Labelling
-from clusterformer.tasks.pair_classifier import PairBatch, PairClassifier
-from clusterformer.tasks.pair_corpora import PairCorpus, hold_out_pairs, read_pair_corpus
-from clusterformer.tasks.reading import Column, Pair, read_pairs
+from clusterformer.tasks.base import Encoded, Labelling
 
 SEPARATOR = "<sep>"
 

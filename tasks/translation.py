@@ -15,21 +15,21 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from clusterformer.data.batches import BucketPlan, loader, run_seed
+from clusterformer.data.bitext import Bitext
+from clusterformer.data.moses import TextForm
+from clusterformer.data.named_bitext import NamedBitext, Split, find, protocol
+from clusterformer.data.parallel import Limits
+from clusterformer.data.sentence_pairs import PairSet, SentencePairs
+from clusterformer.data.tokenizers import EDGE, FEWEST, Tokenizer, restore
+from clusterformer.data.translation_data import FairseqSource, PairSource, TextSource
 from clusterformer.decoding import Hypothesis, beam_search, greedy
 from clusterformer.errors import InputError
 from clusterformer.models.alignment import alignment
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.seq2seq import Seq2Seq
 from clusterformer.task import IGNORE, Output, Task
-from clusterformer.tasks.batches import BucketPlan, loader, run_seed
-from clusterformer.tasks.bitext import Bitext
-from clusterformer.tasks.bitexts import NamedBitext, Split, find, protocol
-from clusterformer.tasks.moses import TextForm
-from clusterformer.tasks.parallel import Limits
-from clusterformer.tasks.scores import CorpusScore, Perplexity, Score
-from clusterformer.tasks.sentence_pairs import PairSet, SentencePairs
-from clusterformer.tasks.text import EDGE, FEWEST, Tokenizer, restore
-from clusterformer.tasks.translation_data import FairseqSource, PairSource, TextSource
+from clusterformer.tasks.metrics import CorpusScore, Perplexity, Score
 
 
 class Translation(Task):

@@ -1,12 +1,20 @@
-"""What every test shares: Triton's interpreter without a GPU, a fixed seed, the real data."""
+"""Shared by every test: one thread a worker, Triton's interpreter without a GPU, a fixed seed."""
 
 import os
 import random
+import sys
 from pathlib import Path
+
+# before torch loads, and inherited by child processes: workers would fight for the cores otherwise
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 import numpy as np
 import pytest
 import torch
+
+# toy tasks and servers that several tests use
+sys.path.append(str(Path(__file__).parent / "toy"))
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:

@@ -1,7 +1,6 @@
 """The LightningModule from Python: optimiser, schedule, seeds, NaN, checkpoints."""
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,14 @@ import torch
 from lightning.pytorch import Trainer
 from torch import nn
 from torch.utils.data import DataLoader
+from toy_task import Toy
 
 from clusterformer import ClusterFormer
 from clusterformer.attention import FullAttention
-from clusterformer.checkpoints import BestCheckpoint, CheckpointFiles, LastCheckpoint, read
 from clusterformer.errors import InputError
-from clusterformer.nonfinite import first_nonfinite
-from clusterformer.schedule import factor
-
-sys.path.append(str(Path(__file__).parent / "toy"))
-from toy_task import Toy
+from clusterformer.training.checkpoints import BestCheckpoint, CheckpointFiles, LastCheckpoint, read
+from clusterformer.training.nonfinite import first_nonfinite
+from clusterformer.training.schedule import factor
 
 TINY = {"d_model": 8, "num_heads": 2, "num_layers": 1, "warmup": 2}
 

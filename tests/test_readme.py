@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from clusterformer.cli import prepare
-from clusterformer.cli.configs import shipped
 from clusterformer.cli.main import main
-from clusterformer.tasks.publishers import sets
+from clusterformer.data.prepare.publishers import sets
+from clusterformer.training.config_files import shipped
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.clustering.rings import push, rings
+from clusterformer.clustering.ring_cache import push, rings
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import assign, sort

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.clustering.rings import push, rings
+from clusterformer.clustering.ring_cache import push, rings
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
 from clusterformer.kernels.grouping import sort

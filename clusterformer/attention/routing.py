@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.clustering.rings import push, rings
+from clusterformer.clustering.ring_cache import push, rings
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.kernels import reference as kernels
 from clusterformer.kernels.chunk_attention import chunk_attention

@@ -12,9 +12,9 @@ from typing import Any
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from clusterformer.cli.options import Options
-from clusterformer.cli.runs import Run
 from clusterformer.errors import InputError
 from clusterformer.task import Task
+from clusterformer.training.runs import Run
 
 Trained = tuple[Task, Run | None, Mapping[str, Any]]
 """Task, run folder and test results of a training."""

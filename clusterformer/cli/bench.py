@@ -15,7 +15,7 @@ from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
     from clusterformer.attention import AttentionCore
-    from clusterformer.benchmark.subjects import Setting
+    from clusterformer.bench.subjects import Setting
 
 HELP = """
 usage: clusterformer bench [options]
@@ -100,8 +100,8 @@ class Parser(Arguments):
 def run(arguments: list[str]) -> None:
     """Measure, print the table, write JSON and plot."""
     options = _parse(arguments)
-    from clusterformer.benchmark.clock import matmul_rate
-    from clusterformer.benchmark.subjects import DTYPES
+    from clusterformer.bench.clock import matmul_rate
+    from clusterformer.bench.subjects import DTYPES
 
     rate = matmul_rate(options.device, DTYPES[options.dtype])
     print(f"matrix product: {rate / 1e9:.0f} GFLOP/s")
@@ -171,10 +171,10 @@ def _measure(
     options: argparse.Namespace, length: int, rate: float, slow: Container[str]
 ) -> Iterator[dict[str, Any]]:
     from clusterformer.attention import mechanisms
-    from clusterformer.benchmark.clock import take_turns
-    from clusterformer.benchmark.memory import peak
-    from clusterformer.benchmark.operations import count
-    from clusterformer.benchmark.subjects import FORMS, Subject, make_step
+    from clusterformer.bench.clock import take_turns
+    from clusterformer.bench.memory import peak
+    from clusterformer.bench.operations import count
+    from clusterformer.bench.subjects import FORMS, Subject, make_step
 
     setting = _setting(options, length)
     kinds = [kind for kind in mechanisms() if not options.causal or True in kind.causal_forms]
@@ -211,7 +211,7 @@ def _measure(
 
 
 def _setting(options: argparse.Namespace, length: int, tokens: int | None = None) -> Setting:
-    from clusterformer.benchmark.subjects import Setting
+    from clusterformer.bench.subjects import Setting
 
     return Setting(
         length=length,
@@ -229,7 +229,7 @@ def _setting(options: argparse.Namespace, length: int, tokens: int | None = None
 
 
 def _run(names: list[str], setting: Setting) -> None:
-    from clusterformer.benchmark.subjects import make_step
+    from clusterformer.bench.subjects import make_step
 
     for name in names:
         make_step(name, setting)()
@@ -266,7 +266,7 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]], **measured: f
     """Write everything measured as JSON."""
     import torch
 
-    from clusterformer.cli.runs import describe_environment
+    from clusterformer.training.runs import describe_environment
 
     settings = {k: v for k, v in vars(options).items() if k != "out"}
     settings["threads"] = torch.get_num_threads()
@@ -284,7 +284,7 @@ def _plot(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     except ImportError:
         print("no plot: pip install 'clusterformer[plots]'")
         return
-    from clusterformer.pictures.scaling import scaling
+    from clusterformer.plots.scaling import scaling
 
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for title, key, unit in (

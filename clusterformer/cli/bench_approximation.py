@@ -12,7 +12,7 @@ from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
     from clusterformer.attention import AttentionCore
-    from clusterformer.benchmark.recording import Inputs
+    from clusterformer.bench.recording import Inputs
 
 HELP = """
 usage: clusterformer bench approximation --model FOLDER --text FILE [options]
@@ -32,8 +32,8 @@ CAPS = {1: 1.5, 3: 2.0, 5: 4.0}
 
 def run(arguments: list[str]) -> None:
     """Record, measure errors and times, print the table, write the JSON."""
-    from clusterformer.benchmark import recording
-    from clusterformer.benchmark.clock import take_turns
+    from clusterformer.bench import recording
+    from clusterformer.bench.clock import take_turns
 
     options = _parse(arguments)
     names = options.mechanisms or DEFAULT
@@ -127,7 +127,7 @@ def _step(core: AttentionCore, layers: list[Inputs]) -> None:
 def _error(core: AttentionCore, exact: AttentionCore, layer: Inputs) -> float:
     import torch
 
-    from clusterformer.benchmark.recording import relative_error
+    from clusterformer.bench.recording import relative_error
 
     with torch.no_grad():
         values, full = (one(*layer, hidden=layer.q)[0] for one in (core, exact))

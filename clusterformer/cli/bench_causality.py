@@ -25,7 +25,7 @@ that reads them. --mechanisms, --threads, --out; --length 256, --d_model 64, --n
 
 def run(arguments: list[str]) -> None:
     """Probe, train, print the table, write the JSON."""
-    from clusterformer.causality import loss_on_random_tokens, probe_core
+    from clusterformer.training.causality import loss_on_random_tokens, probe_core
 
     parser = Parser()
     parser.add_argument("--length", type=int, default=256)

@@ -17,7 +17,7 @@ and shared memory, and what it spills.
 
 def run(arguments: list[str]) -> None:
     """Compile, print the table, write the JSON."""
-    from clusterformer.benchmark.compilation import TARGETS, compile_all
+    from clusterformer.bench.compilation import TARGETS, compile_all
 
     parser = Arguments("bench compile")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> None:
             flush=True,
         )
     if options.out:
-        from clusterformer.cli.runs import describe_environment
+        from clusterformer.training.runs import describe_environment
 
         environment = describe_environment()
         del environment["folder"]

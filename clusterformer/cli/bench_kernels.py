@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from clusterformer.benchmark.roofline import DATA_SHEETS, FORMS, Ceilings, Work, predict, size_of
+from clusterformer.bench.roofline import DATA_SHEETS, FORMS, Ceilings, Work, predict, size_of
 from clusterformer.cli.bench import Parser, require_positive, write
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
-    from clusterformer.benchmark.problems import Problem, Timed
+    from clusterformer.bench.problems import Problem, Timed
 
 HELP = """
 usage: clusterformer bench kernels [--predict h200] [options]
@@ -88,8 +88,8 @@ def _ceilings(options: argparse.Namespace) -> Ceilings:
     """What this device reaches in a copy and in matrix products, measured now."""
     import torch
 
-    from clusterformer.benchmark.clock import copy_rate, matmul_rate
-    from clusterformer.benchmark.subjects import DTYPES
+    from clusterformer.bench.clock import copy_rate, matmul_rate
+    from clusterformer.bench.subjects import DTYPES
 
     product = matmul_rate(options.device, DTYPES[options.dtype])
     plain = matmul_rate(options.device, torch.float32)
@@ -100,10 +100,10 @@ def _measure(
     options: argparse.Namespace, form: str, length: int, ceilings: Ceilings
 ) -> Iterator[dict[str, Any]]:
     """Check everything, then time what is right; all take turns."""
-    from clusterformer.benchmark.clock import take_turns
-    from clusterformer.benchmark.problems import Problem
-    from clusterformer.benchmark.roofline import seconds
-    from clusterformer.benchmark.subjects import DTYPES
+    from clusterformer.bench.clock import take_turns
+    from clusterformer.bench.problems import Problem
+    from clusterformer.bench.roofline import seconds
+    from clusterformer.bench.subjects import DTYPES
 
     size = size_of(form, length, options.tokens, options.num_heads, options.width)
     problem = Problem(form, size, DTYPES[options.dtype], options.device)
@@ -140,7 +140,7 @@ def _measure(
 
 def _subjects(problem: Problem) -> Iterator[tuple[str, Timed]]:
     """Operations, mechanisms, and each full attention that runs here."""
-    from clusterformer.benchmark.problems import BACKENDS, RIVALS
+    from clusterformer.bench.problems import BACKENDS, RIVALS
 
     yield from problem.operations().items()
     yield "mechanism", problem.mechanism()
@@ -175,7 +175,7 @@ def _plot(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     except ImportError:
         print("no plot: pip install 'clusterformer[plots]'")
         return
-    from clusterformer.pictures.scaling import scaling
+    from clusterformer.plots.scaling import scaling
 
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:

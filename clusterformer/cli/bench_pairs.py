@@ -25,7 +25,7 @@ token numbers on disk) and loads every batch once: time and peak memory of each 
 
 def run(arguments: list[str]) -> None:
     """Make up pairs, prepare them, go through their batches once; print a line for each stage."""
-    from clusterformer.benchmark.parallel_text import write_pairs
+    from clusterformer.bench.parallel_text import write_pairs
 
     parser = Arguments("bench pairs")
     parser.add_argument("--pairs", type=int, default=200_000)
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _measure(files: tuple[Path, Path], vocab_size: int, size: int) -> list[dict[str, Any]]:
-    from clusterformer.benchmark.memory import forget_peak, resident
+    from clusterformer.bench.memory import forget_peak, resident
 
     os.environ["XDG_CACHE_HOME"] = str(files[0].parent)
     rows: list[dict[str, Any]] = []
@@ -73,11 +73,11 @@ def _measure(files: tuple[Path, Path], vocab_size: int, size: int) -> list[dict[
 
 def _stages(files: tuple[Path, Path], vocab_size: int, size: int) -> Iterator[tuple[str, int]]:
     """Go through what `fit` does with parallel text; after each stage its name and its pairs."""
-    from clusterformer.tasks.batches import BucketPlan, Shares
-    from clusterformer.tasks.bitext import Bitext
-    from clusterformer.tasks.moses import TextForm
-    from clusterformer.tasks.parallel import Limits, ParallelText
-    from clusterformer.tasks.sentence_pairs import PairSet
+    from clusterformer.data.batches import BucketPlan, Shares
+    from clusterformer.data.bitext import Bitext
+    from clusterformer.data.moses import TextForm
+    from clusterformer.data.parallel import Limits, ParallelText
+    from clusterformer.data.sentence_pairs import PairSet
 
     english, german = TextForm("en", moses=True), TextForm("de", moses=True)
     text = ParallelText(Bitext(*files), english, german, Limits(175, 1.5))

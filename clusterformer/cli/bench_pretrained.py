@@ -39,7 +39,7 @@ BEYOND = {
 def run(arguments: list[str]) -> None:
     """Embed the pairs with each attention, print the correlations, write the JSON."""
     from clusterformer import attention
-    from clusterformer.tasks.similarity import Encoder, rank_correlation, read_pairs, similarities
+    from clusterformer.bench.similarity import Encoder, rank_correlation, read_pairs, similarities
 
     parser = Parser()
     parser.add_argument("--model", type=Path, required=True)

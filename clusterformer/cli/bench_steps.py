@@ -22,8 +22,8 @@ Shape = tuple[int, ...]
 
 def run(arguments: list[str]) -> None:
     """Measure, print the table, write the JSON."""
-    from clusterformer.benchmark.clock import take_turns
-    from clusterformer.benchmark.memory import peak
+    from clusterformer.bench.clock import take_turns
+    from clusterformer.bench.memory import peak
 
     parser = Parser()
     parser.add_argument("--config")
@@ -65,7 +65,7 @@ def make_step(name: str, config: str, dtype: str) -> tuple[Callable[[], None], S
     """
     import torch
 
-    from clusterformer.benchmark.subjects import DTYPES
+    from clusterformer.bench.subjects import DTYPES
     from clusterformer.cli.options import Options
 
     chosen = [] if name == "configured" else ["--model.attention", name]
@@ -93,7 +93,7 @@ def _only_step(name: str, config: str, dtype: str) -> Callable[[], None]:
 
 
 def _warm_up() -> None:
-    from clusterformer.benchmark.subjects import Setting, make_step
+    from clusterformer.bench.subjects import Setting, make_step
 
     small = Setting(64, 64, 16, 2, None, False, True, 0, 16, "fp32", "cpu")
     for name in ("FullAttention", "neural"):

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterformer.bench.cluster_methods import METHODS, make
 from clusterformer.cli.arguments import Arguments
-from clusterformer.cli.cluster_methods import METHODS, make
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
-    from clusterformer.cli.runs import Run
-    from clusterformer.tasks.points import Points
+    from clusterformer.data.points import Points
+    from clusterformer.training.runs import Run
 
 INDENT = "\n" + 24 * " "
 HELP = f"""
@@ -64,8 +64,8 @@ def run(arguments: list[str]) -> None:
     """Cluster, print the table, write results and pictures."""
     import torch
 
-    from clusterformer.cli.runs import Run
-    from clusterformer.tasks.points import read_points
+    from clusterformer.data.points import read_points
+    from clusterformer.training.runs import Run
 
     options = _parse(arguments)
     if options.threads:
@@ -204,7 +204,7 @@ def _show(rows: list[dict[str, Any]], *, first: bool) -> None:
 def _write(
     folder: Path, command: str, options: argparse.Namespace, rows: list[dict[str, Any]]
 ) -> None:
-    from clusterformer.cli.runs import describe_environment
+    from clusterformer.training.runs import describe_environment
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (folder / "results.csv").open("w", encoding="utf-8", newline="") as file:
@@ -226,7 +226,7 @@ def _draw(
     from sklearn.manifold import TSNE
 
     try:
-        from clusterformer.pictures import centroid_images, cluster_sizes, point_maps
+        from clusterformer.plots import centroid_images, cluster_sizes, point_maps
     except ImportError as error:
         print(f"no pictures: {error}; pip install 'clusterformer[plots]'")
         return

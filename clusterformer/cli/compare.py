@@ -13,9 +13,9 @@ from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
-    from clusterformer.cli.comparison.plan import Plan
-    from clusterformer.cli.comparison.results import Result
-    from clusterformer.cli.comparison.runner import Place
+    from clusterformer.compare.plan import Plan, PlannedRun
+    from clusterformer.compare.results import Result
+    from clusterformer.compare.runner import Place
 
 HELP = """
 usage: clusterformer compare FILE.yaml [options]
@@ -59,14 +59,14 @@ def run(arguments: list[str]) -> None:
     """Train what is left to train, then write and show the comparison."""
     options = _parse(arguments)
     if options.from_wandb:
-        from clusterformer.cli.comparison.results import of_wandb
+        from clusterformer.compare.results import of_wandb
 
         results = of_wandb(options.from_wandb, options.group)
         _write(results, options.out or _folder(options.group), options)
     elif len(options.sources) == 1 and not Path(options.sources[0]).is_dir():
         _compare(options)
     else:
-        from clusterformer.cli.comparison.results import of_folders
+        from clusterformer.compare.results import of_folders
 
         _write(of_folders(options.sources), options.out or _folder("runs"), options)
 
@@ -92,14 +92,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from clusterformer.cli.comparison.plan import read_plan
-    from clusterformer.cli.comparison.results import of_run
-    from clusterformer.cli.comparison.runner import Place, train
+    from clusterformer.compare.plan import read_plan
+    from clusterformer.compare.results import of_run
+    from clusterformer.compare.runner import Place, train
 
     path = _find(options.sources[0])
     plan = read_plan(path)
     if options.sweep:
-        from clusterformer.cli.comparison.wandb import sweep
+        from clusterformer.compare.wandb_runs import sweep
 
         options.sweep.write_text(sweep(plan, path.stem), encoding="utf-8")
         print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
@@ -134,9 +134,9 @@ def _write(
     results: list[Result], folder: Path, options: argparse.Namespace, plan: Plan | None = None
 ) -> None:
     """Write table and page; what the command line does not choose, the plan does."""
-    from clusterformer.cli.comparison.page import page
-    from clusterformer.cli.comparison.summary import summarise
-    from clusterformer.cli.comparison.tables import latex, markdown, runs_csv, text
+    from clusterformer.compare.page import page
+    from clusterformer.compare.statistics import summarise
+    from clusterformer.compare.tables import latex, markdown, runs_csv, text
 
     rows = {result.row for result in results}
     if options.baseline and options.baseline not in rows:
@@ -162,14 +162,14 @@ def _write(
         partial.replace(folder / name)
     print(f"\n{text(summary)}\n\nwritten: {folder}: {', '.join(files)}")
     if plan and options.wandb:
-        from clusterformer.cli.comparison.wandb import log
+        from clusterformer.compare.wandb_runs import log
 
         log(summary, folder)
 
 
 def _list(plan: Plan, folder: Path) -> None:
     """Print every run with its state and, where it can be built here, its parameters."""
-    from clusterformer.cli.comparison.runner import Place, parameters
+    from clusterformer.compare.runner import Place
 
     sizes: dict[str, str] = {}
     seconds = []
@@ -181,7 +181,7 @@ def _list(plan: Plan, folder: Path) -> None:
             seconds.append(done["seconds"])
         key = f"{planned.row}\0{planned.column}"
         if key not in sizes:
-            sizes[key] = f"{done['parameters']:,}" if done else parameters(planned)
+            sizes[key] = f"{done['parameters']:,}" if done else _parameters(planned)
         print(f"{state:<9} {sizes[key]:>12} parameters  {planned.name}")
     left = sum(not Place(folder, planned).finished for planned in plan.runs)
     told = f", about {sum(seconds) / len(seconds) * left / 60:.0f} min" if seconds else ""
@@ -189,7 +189,7 @@ def _list(plan: Plan, folder: Path) -> None:
 
 
 def _find(name: str) -> Path:
-    from clusterformer.cli.configs import comparisons
+    from clusterformer.training.config_files import comparisons
 
     if Path(name).is_file():
         return Path(name)
@@ -214,3 +214,21 @@ def _shard(places: list[Place], shard: str | None) -> list[Place]:
     if not (slash and number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
         raise InputError(f"--shard is I/N with I from 1 to N, got {shard}")
     return places[int(number) - 1 :: int(of)]
+
+
+def _parameters(planned: PlannedRun) -> str:
+    """How many weights a run would train, as text: "?" where its data is not here."""
+    import torch
+
+    from clusterformer.cli.options import Options
+
+    options = Options(planned.arguments(), fitting=True)
+    task = options.datamodule
+    try:
+        task.prepare_data()
+        task.setup("fit")
+    except (InputError, OSError):
+        return "?"
+    with torch.device("meta"):
+        network = task.build(options.model.architecture)
+    return f"{sum(weight.numel() for weight in network.parameters() if weight.requires_grad):,}"

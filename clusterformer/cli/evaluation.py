@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from clusterformer.checkpoints import CHECKPOINT_KEY, Kept, average, read
 from clusterformer.cli.options import Options, take
-from clusterformer.cli.runs import Run, first_process
 from clusterformer.errors import InputError
 from clusterformer.module import ClusterFormer
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, Kept, average, read
+from clusterformer.training.runs import Run, first_process
 
 
 class Trained(NamedTuple):

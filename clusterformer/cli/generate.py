@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
-    from clusterformer.tasks.generation import TextGenerator
+    from clusterformer.generation import TextGenerator
 
 T = TypeVar("T", int, float)
 
@@ -68,11 +68,11 @@ def load(checkpoint: str, device: str | None = None) -> TextGenerator:
         device: "cpu" or "cuda"; None: cuda where there is one.
 
     Raises:
-        InputError: for a checkpoint of another task, or as `clusterformer.checkpoints.read` does.
+        InputError: for a checkpoint of another task, or as `checkpoints.read` does.
     """
     from clusterformer.cli import evaluation
+    from clusterformer.generation import TextGenerator
     from clusterformer.models.language_model import LanguageModel
-    from clusterformer.tasks.generation import TextGenerator
     from clusterformer.tasks.language_modeling import LanguageModeling
 
     trained = evaluation.load(["--checkpoint", checkpoint])

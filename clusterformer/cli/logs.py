@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 
-from clusterformer.cli.runs import first_process
+from clusterformer.training.runs import first_process
 
 
 class Notes(logging.Handler):

@@ -13,14 +13,14 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import clusterformer.tasks
-from clusterformer.checkpoints import CheckpointFiles
-from clusterformer.cli.configs import place, resolve
 from clusterformer.cli.logs import quieten, show_notes
-from clusterformer.cli.messages import explain, offender
-from clusterformer.cli.progress import progress
+from clusterformer.cli.parser_messages import explain, offender
 from clusterformer.errors import InputError
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
+from clusterformer.training.checkpoints import CheckpointFiles
+from clusterformer.training.config_files import place, resolve
+from clusterformer.training.progress import progress
 
 TRAINER_DEFAULTS = {
     "gradient_clip_val": 1.0,

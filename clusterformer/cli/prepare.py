@@ -41,8 +41,8 @@ examples:
 
 def run(arguments: list[str]) -> None:
     """Prepare each set, or list them all."""
-    from clusterformer.tasks.preparation import prepare
-    from clusterformer.tasks.publishers import find
+    from clusterformer.data.prepare.preparation import prepare
+    from clusterformer.data.prepare.publishers import find
 
     options = parse(arguments)
     if options.list:
@@ -84,9 +84,9 @@ def parse(arguments: list[str]) -> Namespace:
 
 
 def _list(root: str | None) -> None:
-    from clusterformer.tasks.folders import data_folder
-    from clusterformer.tasks.preparation import presence
-    from clusterformer.tasks.publishers import sets
+    from clusterformer.data.cache import data_folder
+    from clusterformer.data.prepare.preparation import presence
+    from clusterformer.data.prepare.publishers import sets
 
     folder = data_folder(root)
     rows = [("name", "task", "size", "here", "terms", "licence", "source")]

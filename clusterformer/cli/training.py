@@ -18,24 +18,24 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from clusterformer.causality import CausalityProbe
-from clusterformer.checkpoints import (
+from clusterformer.cli.against import Trained, against, check
+from clusterformer.cli.options import Options, take
+from clusterformer.errors import InputError
+from clusterformer.task import Task
+from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.translation import Translation
+from clusterformer.training.causality import CausalityProbe
+from clusterformer.training.checkpoints import (
     CHECKPOINT_KEY,
     BestCheckpoint,
     KeptCheckpoints,
     LastCheckpoint,
     read,
 )
-from clusterformer.cli.against import Trained, against, check
-from clusterformer.cli.illustrate import illustrate
-from clusterformer.cli.metrics import MetricsFile
-from clusterformer.cli.options import Options, take
-from clusterformer.cli.progress import ValidationClock
-from clusterformer.cli.runs import OUTCOME, Run, first_process, wandb_mode
-from clusterformer.errors import InputError
-from clusterformer.task import Task
-from clusterformer.tasks.language_modeling import LanguageModeling
-from clusterformer.tasks.translation import Translation
+from clusterformer.training.illustrate import illustrate
+from clusterformer.training.metrics_file import MetricsFile
+from clusterformer.training.progress import ValidationClock
+from clusterformer.training.runs import OUTCOME, Run, first_process, wandb_mode
 
 
 def train(arguments: list[str]) -> None:

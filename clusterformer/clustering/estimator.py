@@ -25,10 +25,10 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from clusterformer.clustering.neural import NeuralClusters, partner_loss
+from clusterformer.clustering.fitting import View, train
+from clusterformer.clustering.network import NeuralClusters, partner_loss
 from clusterformer.clustering.partners import Features, partners
-from clusterformer.clustering.progress import Progress
-from clusterformer.clustering.training import View, train
+from clusterformer.clustering.progress_bar import Progress
 
 SAMPLE = 2**18
 """Points that `fit` trains on, at most, drawn at random; it assigns all."""

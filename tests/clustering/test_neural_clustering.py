@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from clusterformer.clustering import NeuralClustering
 from clusterformer.clustering.measures import measures
-from clusterformer.clustering.neural import NeuralClusters, partner_loss
+from clusterformer.clustering.network import NeuralClusters, partner_loss
 from clusterformer.clustering.partners import EXACT, Features, partners
 
 

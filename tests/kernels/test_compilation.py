@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterformer.benchmark.compilation import SHAPES, TARGETS
-from clusterformer.benchmark.roofline import ASSIGNING, MEANS_BACKWARD
+from clusterformer.bench.compilation import SHAPES, TARGETS
+from clusterformer.bench.roofline import ASSIGNING, MEANS_BACKWARD
 
 pytest.importorskip("triton")
 
 SCRIPT = """
 import json, sys
-from clusterformer.benchmark.compilation import SHAPES, compile_all
+from clusterformer.bench.compilation import SHAPES, compile_all
 shapes = [SHAPES[int(index)] for index in sys.argv[2].split(",")]
 print(json.dumps(list(compile_all([sys.argv[1]], shapes))))
 """
@@ -52,7 +52,7 @@ def test_no_form_spills_anywhere(target: str) -> None:
 
 
 def test_the_committed_report_has_no_spills() -> None:
-    path = Path(__file__).parents[2] / "configs" / "results" / "compile-report.json"
+    path = Path(__file__).parents[2] / "docs" / "results" / "compile-report.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert {row["target"] for row in rows} == set(TARGETS)
     holds(rows)

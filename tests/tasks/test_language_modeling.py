@@ -9,23 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention import (
-    FullAttention,
-    LocalAttention,
-    NeuralClusteringAttention,
-)
-from clusterformer.checkpoints import read
+from clusterformer.attention import FullAttention, LocalAttention, NeuralClusteringAttention
 from clusterformer.cli.generate import load
 from clusterformer.cli.main import main
+from clusterformer.data.spelling import PAD, TEXT
+from clusterformer.data.streams import batch_of
 from clusterformer.errors import InputError
-from clusterformer.evaluation import Evaluation
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.models.transformer import Encoded, Output
 from clusterformer.task import IGNORE, Batch
 from clusterformer.tasks.language_modeling import LanguageModeling
-from clusterformer.tasks.spelling import PAD, TEXT
-from clusterformer.tasks.streams import batch_of
+from clusterformer.training.checkpoints import read
+from clusterformer.training.evaluation import Evaluation
 
 NEURAL = partial(
     NeuralClusteringAttention, num_clusters=4, chunk_size=4, local_heads=1, local_window=4
@@ -219,8 +215,8 @@ def test_it_trains_resumes_and_generates(folder: Path, capsys: pytest.CaptureFix
 
 def test_text_is_streamed_in_whole_characters(folder: Path) -> None:
     """A model that has learnt a text of long characters by heart says them whole."""
-    from clusterformer.tasks.generation import TextGenerator
-    from clusterformer.tasks.spelling import ByteSpeller
+    from clusterformer.data.spelling import ByteSpeller
+    from clusterformer.generation import TextGenerator
 
     class Parrot(nn.Module):
         embedding = nn.Module()

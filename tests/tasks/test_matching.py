@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from clusterformer.attention import FullAttention
+from clusterformer.data.batches import BucketPlan, Shares
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.transformer import Encoded
 from clusterformer.task import Output
-from clusterformer.tasks.batches import BucketPlan, Shares
 from clusterformer.tasks.matching import Matching
 from clusterformer.tasks.pairs import Pairs
 

@@ -8,10 +8,10 @@ from clusterformer.attention import FullAttention, NeuralClusteringAttention
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
+from clusterformer.models.pair_classifier import PairClassifier
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
-from clusterformer.tasks.inference import Inference
-from clusterformer.tasks.pair_classifier import PairClassifier
+from clusterformer.tasks.nli import Inference
 from clusterformer.tasks.pairs import Pairs, pair_batch, split_pair
 
 SEPARATOR = 9

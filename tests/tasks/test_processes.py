@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clusterformer.checkpoints import read
 from clusterformer.cli.main import main
+from clusterformer.training.checkpoints import read
 
 pytestmark = pytest.mark.slow
 

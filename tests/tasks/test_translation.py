@@ -9,18 +9,18 @@ import torch
 from lightning.pytorch import Trainer
 
 from clusterformer.attention import FullAttention
-from clusterformer.checkpoints import LastCheckpoint
 from clusterformer.cli.main import main
 from clusterformer.cli.translate import load
+from clusterformer.data.batches import Shares
+from clusterformer.data.sentence_pairs import SentencePairs
+from clusterformer.data.tokenizers import EDGE, PieceTokenizer
 from clusterformer.errors import InputError
 from clusterformer.models.alignment import alignment
 from clusterformer.models.architecture import Architecture
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
-from clusterformer.tasks.batches import Shares
-from clusterformer.tasks.sentence_pairs import SentencePairs
-from clusterformer.tasks.text import EDGE, PieceTokenizer
 from clusterformer.tasks.translation import Translation
+from clusterformer.training.checkpoints import LastCheckpoint
 
 OWN = dict.fromkeys(("train_source", "train_target", "valid_source", "valid_target"), "a")
 WORDS = ["ein", "hund", "katze", "rot", "blau", "haus", "baum", "geht"]

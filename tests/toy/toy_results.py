@@ -1,6 +1,6 @@
 """Finished runs that never ran: for tests of what is made of them."""
 
-from clusterformer.cli.comparison.results import Result
+from clusterformer.compare.results import Result
 
 
 def result(row: str, column: str, seed: int, value: float, **changes) -> Result:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
+from clusterformer.data.batches import BucketPlan, loader, pad
 from clusterformer.models.architecture import Architecture
 from clusterformer.task import IGNORE, Output, Task
-from clusterformer.tasks.batches import BucketPlan, loader, pad
 
 VOCABULARY = 8
 

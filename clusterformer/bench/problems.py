@@ -1,0 +1,294 @@
+"""What `bench kernels` times: operations, mechanisms and full attention, on the same inputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from clusterformer.attention.neural import PAPER_FORM, NeuralClusteringAttention
+from clusterformer.attention.reformer import ReformerAttention
+from clusterformer.attention.routing import RoutingAttention
+from clusterformer.bench import roofline
+from clusterformer.bench.recording import relative_error
+from clusterformer.bench.roofline import FORMS, Size, Work
+from clusterformer.kernels import reference
+from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.dispatch import VARIABLE
+from clusterformer.kernels.grouping import assign, sort
+from clusterformer.kernels.reference import Blocks
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+RIVALS = {"ReformerAttention": ReformerAttention, "RoutingAttention": RoutingAttention}
+FLIPS = 1e-2
+"""Relative squared error that a whole mechanism may have: near ties may fall either way."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One thing to time.
+
+    Attributes:
+        forward, both: Run it; `both` with its backward, None where it has none.
+        work: Of the forward, and of both.
+        check: Its error, and the largest that is right; None for what PyTorch answers for.
+    """
+
+    forward: Callable[[], object]
+    both: Callable[[], object] | None
+    work: tuple[Work, Work]
+    check: Callable[[], tuple[float, float]] | None
+
+
+class Problem:
+    """A form of neural clustering at one length, with random inputs.
+
+    Args:
+        form: One of `roofline.FORMS`.
+        size: Sizes, from `roofline.size_of`.
+        dtype: Of queries, keys and values; clustering is in float32.
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(self, form: str, size: Size, dtype: torch.dtype, device: str) -> None:
+        self.form, self.size = form, size
+        self.coupled, _, self.causal = FORMS[form]
+        draw = torch.Generator().manual_seed(0)
+        rows = size.B, size.N, size.H, size.D
+        made = (torch.randn(rows, generator=draw).to(device, dtype) for _ in range(4))
+        *leaves, gradient = (x.transpose(1, 2) for x in made)
+        self.q, self.k, self.v = (x.requires_grad_() for x in leaves)
+        self.gradient = gradient
+        options: dict[str, Any] = {} if self.coupled else PAPER_FORM
+        torch.manual_seed(0)
+        self.core = NeuralClusteringAttention(
+            size.H * size.D, size.H, num_clusters=size.C, chunk_size=size.S, causal=self.causal,
+            **options,
+        ).to(device)  # fmt: skip
+        hidden = torch.randn(size.B, size.N, size.H * size.D, generator=draw).to(device)
+        self.hidden = hidden.requires_grad_(self.coupled)
+        with torch.no_grad():
+            grouping = self.core._group(self.hidden, None, None)
+            assert self.core.centroids is not None
+            self.points, self.anchors = self.core._similarity(self.hidden, self.core.centroids)
+            self.extra = self.core._extra(self.points)
+        assert grouping.blocks is not None
+        self.assignment, self.blocks = grouping.assignment, grouping.blocks
+
+    def operations(self) -> dict[str, Timed]:
+        """Assigning (with centroid means), sorting, and chunk attention."""
+        one = partial(roofline.work, size=self.size)
+        assigning = roofline.total(map(one, roofline.ASSIGNING))
+        with_gradient = roofline.total(map(one, (*roofline.ASSIGNING, *roofline.MEANS_BACKWARD)))
+        sorting = roofline.total(map(one, ("_count_kernel", "_place_kernel")))
+        forward = one("forward_kernel")
+        both = roofline.total(map(one, ("forward_kernel", "dq_kernel", "dkv_kernel")))
+        return {
+            "assign": Timed(
+                self._assign, self._means, (assigning, with_gradient), self._check_assign
+            ),
+            "sort": Timed(self._sort, None, (sorting, sorting), self._check_sort),
+            "chunk attention": Timed(
+                _without_gradients(self._attend), self._backward(self._attend), (forward, both),
+                self._check_attention,
+            ),
+        }  # fmt: skip
+
+    def mechanism(self) -> Timed:
+        """The whole of it, clustering included, projections of q, k, v and output apart."""
+        works = tuple(
+            roofline.total(
+                roofline.work(name, self.size) for name in roofline.kernels(self.form, backward)
+            )
+            for backward in (False, True)
+        )
+        return Timed(
+            _without_gradients(self._mix), self._backward(self._mix, through_points=True),
+            (works[0], works[1]),
+            partial(_check_mechanism, self._mix),
+        )  # fmt: skip
+
+    def full(self, backend: str) -> Timed:
+        """Full attention by one of PyTorch's backends."""
+
+        def attend() -> Tensor:
+            with sdpa_kernel(BACKENDS[backend]):
+                return F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.causal)
+
+        works = [
+            roofline.work(name, self.size) for name in ("full attention", "full attention backward")
+        ]
+        works = [Work(w.bytes, w.matrix / (1 + self.causal), w.plain) for w in works]
+        return Timed(
+            _without_gradients(attend),
+            self._backward(attend),
+            (works[0], roofline.total(works)),
+            None,
+        )
+
+    def flex(self) -> Timed:
+        """The same blocks by flex_attention, rows gathered before and scattered after."""
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        size, device = self.size, self.q.device
+        back, groups = self.blocks.back, -(-size.N // size.S)
+        reach = self.size.R
+        order, inverse, _ = self._sort()
+
+        def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (key // size.S - query // size.S + back) % groups < reach
+
+        mask = create_block_mask(seen, None, None, size.N, size.N, device=str(device))
+        attend = torch.compile(flex_attention) if device.type == "cuda" else flex_attention
+
+        def mix() -> Tensor:
+            q, k, v = (_take(x, order) for x in (self.q, self.k, self.v))
+            return _take(attend(q, k, v, block_mask=mask), inverse)
+
+        def check() -> tuple[float, float]:
+            with torch.no_grad():
+                error = relative_error(mix(), self._attend())
+            return error, 1e-3
+
+        works = self.operations()["chunk attention"].work
+        return Timed(_without_gradients(mix), self._backward(mix), works, check)
+
+    def rival(self, name: str) -> Timed:
+        """Reformer's one round or Routing, no head local, with chunks and clusters of our sizes."""
+        size = self.size
+        options: dict[str, Any] = {"chunk_size": size.S}
+        if name == "RoutingAttention":
+            options |= {"num_clusters": size.C, "window": size.S, "local_heads": 0}
+        torch.manual_seed(0)
+        core = RIVALS[name](size.H * size.D, size.H, causal=self.causal, **options)
+        core = core.to(self.q.device).eval()
+
+        def mix() -> Tensor:
+            return core(self.q, self.k, self.v, hidden=self.hidden)[0]
+
+        works = roofline.rival(name, size, self.causal)
+        check = partial(_check_mechanism, mix)
+        return Timed(_without_gradients(mix), self._backward(mix), works, check)
+
+    def _backward(
+        self, run: Callable[[], Tensor], *, through_points: bool = False
+    ) -> Callable[[], object]:
+        def both() -> None:
+            leaves = [self.q, self.k, self.v]
+            if through_points and self.coupled:
+                leaves.append(self.hidden)
+            torch.autograd.grad(run(), leaves, self.gradient, allow_unused=True)  # Reformer's k
+
+        return both
+
+    def _assign(self) -> Tensor:
+        return assign(self.points, self.anchors, alone=self.causal)[0]
+
+    def _means(self, sequences: int | None = None) -> list[Tensor]:
+        """Centroid means, and the gradients of points and anchors, of the first sequences."""
+        leaves = [x.detach().requires_grad_() for x in (self.points[:sequences], self.anchors)]
+        _, means = assign(leaves[0], leaves[1], alone=self.causal)
+        return [means.detach(), *torch.autograd.grad(means.square().sum(), leaves)]
+
+    def _sort(self) -> reference.Sorted:
+        return sort(self.assignment, self.size.C)
+
+    def _attend(self) -> Tensor:
+        return chunk_attention(
+            self.q, self.k, self.v, self.blocks, scale=self.size.D**-0.5, causal=self.causal,
+            extra=self.extra,
+        )  # fmt: skip
+
+    def _mix(self) -> Tensor:
+        return self.core(self.q, self.k, self.v, hidden=self.hidden)[0]
+
+    def _check_assign(self) -> tuple[float, float]:
+        """How far the chosen clusters' scores lie below the best, of the first sequence.
+
+        Or how far its means and their gradients are from plain PyTorch's, if that is more.
+        """
+        scores = self.anchors @ self.points[:1].transpose(1, 2)
+        scores = scores if self.causal else scores.log_softmax(-1)
+        chosen = self._assign()[:1]
+        found = scores.gather(1, chosen[:, None])[:, 0]
+        ours = self._means(1)
+        with forced("reference"):
+            pairs = zip(ours, self._means(1), strict=True)
+        distances = [relative_error(x, y) ** 0.5 for x, y in pairs]
+        return max(float((scores.amax(1) - found).max()), *distances), 1e-3
+
+    def _check_sort(self) -> tuple[float, float]:
+        expected = reference.sort(self.assignment, self.size.C)
+        pairs = zip(self._sort(), expected, strict=True)
+        return float(sum((a != b).sum() for a, b in pairs)), 0.0
+
+    def _check_attention(self) -> tuple[float, float]:
+        """Of values and gradients of the first sequence, against float32, beside plain PyTorch."""
+        members, filled, slot, copies, visible = (x[:1] for x in self.blocks[:5])
+        blocks = Blocks(members, filled, slot, copies, visible, *self.blocks[5:])
+        mask = reference.window_mask(blocks, self.causal)
+        tensors = [x[:1].detach() for x in (self.q, self.k, self.v)]
+        width = 0 if self.extra is None else self.extra[0].shape[-1]
+        columns = self.extra or 2 * (self.points.new_empty(self.size.B, self.size.N, width),)
+        extra = columns[0][:1], columns[1][:1]
+
+        def run(kernel: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+            q, k, v = (x.to(dtype).requires_grad_() for x in tensors)
+            out = kernel(q, k, v, blocks, scale=self.size.D**-0.5, extra=extra)
+            return [out, *torch.autograd.grad(out, (q, k, v), self.gradient[:1].to(dtype))]
+
+        plain = partial(reference.chunk_attention, mask=mask, itself=0.0)
+        truth = run(plain, torch.float32)
+        ours = run(partial(chunk_attention, causal=self.causal), self.q.dtype)
+        theirs = run(plain, self.q.dtype)
+        errors, limits = (
+            [relative_error(x.detach(), y.detach()) for x, y in zip(found, truth, strict=True)]
+            for found in (ours, theirs)
+        )
+        return max(errors), 4 * max(limits) + 1e-10  # squares: twice the distance
+
+
+@contextmanager
+def forced(kernels: str) -> Iterator[None]:
+    """Have operations served by these kernels."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = kernels
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def _check_mechanism(mix: Callable[[], Tensor]) -> tuple[float, float]:
+    """How far a mechanism's values are from those of plain PyTorch."""
+    with torch.no_grad():
+        found = mix()
+        with forced("reference"):
+            return relative_error(found, mix()), FLIPS
+
+
+def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], object]:
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return run()
+
+    return forward
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows (B, H, N, D) by index (B, N)."""
+    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

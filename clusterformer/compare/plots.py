@@ -1,0 +1,147 @@
+"""Drawings of the page, as SVG text: learning curves, quality against cost, trends along a key."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clusterformer.compare.results import Result, differences
+from clusterformer.compare.statistics import AVERAGE, Summary
+from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def learning_curves(summary: Summary) -> str | None:
+    """Validation against steps, a panel a column: mean of the seeds, and a band over them."""
+    panels = [column for column in summary.columns if column != AVERAGE]
+    drawn = [
+        column for column in panels if any(len(r.curve) > 1 for r in _of(summary, column=column))
+    ]
+    if not drawn:
+        return None
+    across = min(3, len(drawn))
+    down = -(-len(drawn) // across)
+    picture = figure(max(6.0, 4.0 * across), 2.9 * down + 0.5)
+    grid = list(picture.subplots(down, across, squeeze=False).flat)
+    handles: dict[str, Any] = {}
+    for axes, column in zip(grid, drawn, strict=False):
+        plain_axes(axes, column or summary.results[0].monitor, "step")
+        for row in summary.rows:
+            curves = [
+                np.array(r.curve) for r in _of(summary, row=row, column=column) if len(r.curve) > 1
+            ]
+            if not curves:
+                continue
+            steps = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
+            steps = steps[steps <= min(curve[-1, 0] for curve in curves)]
+            values = np.stack([np.interp(steps, *curve.T) for curve in curves])
+            color = _color(summary, row)
+            axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.16, lw=0)
+            (handles[row],) = axes.plot(steps, values.mean(0), color=color, linewidth=1.6)
+    for axes in grid[len(drawn) :]:
+        axes.set_visible(False)
+    _legend(picture, handles)
+    return _svg(picture)
+
+
+def quality_against(summary: Summary, cost: str) -> str | None:
+    """The last column's mean against a cost, a point a row."""
+    column = summary.columns[-1]
+    rows = [row for row in summary.rows if (row, column) in summary.cells]
+    if len(rows) < 2 or any(cost not in summary.costs[row] for row in rows):
+        return None
+    picture = figure(5.2, 3.4)
+    axes = picture.subplots()
+    plain_axes(axes, f"{summary.metric}, {column}" if column else summary.metric, cost)
+    for row in rows:
+        x, y = summary.costs[row][cost], summary.cells[row, column].mean
+        axes.scatter([x], [y], color=_color(summary, row), s=36, zorder=3)
+        axes.annotate(row, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=INK)
+    axes.margins(0.2)
+    return _svg(picture)
+
+
+def along_a_key(summary: Summary) -> dict[str, str]:
+    """For each numeric key with three values or more of one thing: measures and costs along it."""
+    configs = [result.config for result in summary.results]
+    drawings = {}
+    for key, values in differences(configs).items():
+        numbers = {v for v in values if isinstance(v, int | float) and not isinstance(v, bool)}
+        kept = [
+            name for name, points in _lines(summary, key, summary.value).items() if len(points) > 2
+        ]
+        if not kept or key == "seed_everything":
+            continue
+        picture = figure(10.5, 3.2)
+        panels = picture.subplots(1, 3)
+        handles: dict[str, Any] = {}
+        for axes, (title, read) in zip(panels, _measures(summary).items(), strict=True):
+            plain_axes(axes, title, key.rpartition(".")[2])
+            axes.set_xscale("log", base=2)
+            lines = _lines(summary, key, read)
+            for name in kept:
+                x, y = zip(*lines[name], strict=True)
+                color = PALETTE[len(handles) % len(PALETTE)]
+                color = handles[name].get_color() if name in handles else color
+                (handles[name],) = axes.plot(x, y, "o-", color=color, markersize=4, linewidth=1.5)
+            axes.set_xticks(sorted(numbers), [f"{n:g}" for n in sorted(numbers)], minor=False)
+            axes.minorticks_off()
+        _legend(picture, handles)
+        drawings[key] = _svg(picture)
+    return drawings
+
+
+def _measures(summary: Summary) -> dict[str, Any]:
+    return {
+        summary.metric: summary.value,
+        "seconds an epoch": lambda result: result.seconds_an_epoch,
+        "peak MiB": lambda result: result.peak_mib,
+    }
+
+
+def _lines(summary: Summary, key: str, read: Any) -> dict[str, list[tuple[float, float]]]:
+    """Mechanism to (value of the key, mean over its runs)."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for result in summary.results:
+        if isinstance(result.config.get(key), int | float):
+            name = str(result.config.get("model.attention", result.row))
+            name = f"{name}, {result.column}" if result.column else name
+            found.setdefault(name, {}).setdefault(result.config[key], []).append(read(result))
+    return {
+        name: sorted((x, float(np.mean(values))) for x, values in points.items())
+        for name, points in found.items()
+    }
+
+
+def _of(summary: Summary, column: str, row: str | None = None) -> Sequence[Result]:
+    return [r for r in summary.results if r.column == column and row in (None, r.row)]
+
+
+def _color(summary: Summary, row: str) -> str:
+    return PALETTE[list(summary.rows).index(row) % len(PALETTE)]
+
+
+def _legend(picture: Figure, handles: dict[str, Any]) -> None:
+    if len(handles) > 1:
+        picture.legend(
+            handles.values(), handles, loc="outside lower center", ncols=min(3, len(handles)),
+            frameon=False, fontsize=9, labelcolor=QUIET,
+        )  # fmt: skip
+
+
+def _svg(picture: Figure) -> str:
+    """The drawing alone, without XML prologue, of any width."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "clusterformer", "svg.fonttype": "none"}):
+        picture.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    return re.sub(r'(<svg[^>]*?) height="[^"]*"( [^>]*?)? width="[^"]*"', r"\1\2", text, count=1)

@@ -1,0 +1,120 @@
+"""The table of a comparison: for the terminal, as CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+
+from clusterformer.compare.statistics import Cell, Summary
+
+Bold = Callable[[str], str]
+
+
+def header(summary: Summary) -> list[str]:
+    """Titles of the columns."""
+    costs = list(next(iter(summary.costs.values())))
+    return ["", *(_title(summary, column) for column in summary.columns), "p", *costs]
+
+
+def body(summary: Summary, bold: Bold = str) -> list[list[str]]:
+    """The rows: cells as "mean ± deviation", then p against the baseline, then costs."""
+    lines = []
+    for row in summary.rows:
+        cells = [_cell(summary.cells.get((row, column)), bold) for column in summary.columns]
+        p = summary.significance.get(row)
+        told = "baseline" if row == summary.baseline else "-" if p is None else f"{p:.3f}"
+        costs = [number(value) for value in summary.costs[row].values()]
+        lines.append([row, *cells, told, *costs])
+        if row in summary.paper:
+            theirs = summary.paper[row]
+            given = [number(theirs[c]) if c in theirs else "" for c in summary.columns]
+            lines.append(["  in the paper", *given, "", *("" for _ in costs)])
+    return lines
+
+
+def text(summary: Summary) -> str:
+    """For the terminal; the best of each column has a star."""
+    table = [header(summary), *body(summary, lambda cell: f"{cell}*")]
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in table
+    ]
+    return "\n".join(lines)
+
+
+def markdown(summary: Summary) -> str:
+    """For a README; the best of each column is bold."""
+    head, *rows = header(summary), *body(summary, lambda cell: f"**{cell}**")
+    marks = ["---", *("---:" for _ in head[1:])]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, marks, *rows)) + "\n"
+
+
+def latex(summary: Summary) -> str:
+    """A booktabs table."""
+    head, *rows = header(summary), *body(summary, lambda cell: f"\\textbf{{{cell}}}")
+    lines = [" & ".join(_escaped(cell) for cell in line) + r" \\" for line in (head, *rows)]
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def runs_csv(summary: Summary) -> str:
+    """Every run in a line, with all its measures."""
+    names = sorted({name for result in summary.results for name in result.measures})
+    file = io.StringIO()
+    writer = csv.writer(file)
+    fixed = ["row", "column", "seed", "epochs", "seconds_an_epoch", "parameters", "peak_mib"]
+    writer.writerow([*fixed, "epochs_to_converge", "commit", *names])
+    for result in summary.results:
+        measures = [result.measures.get(name, "") for name in names]
+        kept = [getattr(result, name) for name in fixed]
+        commit = result.environment.get("commit", "")
+        writer.writerow([*kept, result.epochs_to_converge, commit, *measures])
+    return file.getvalue()
+
+
+def number(value: float) -> str:
+    """A few digits that carry information."""
+    if value != value:
+        return "nan"
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.2f} M"
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if abs(value) < 1.5 else f"{value:.2f}"
+
+
+def _title(summary: Summary, column: str) -> str:
+    several = len(set(summary.metrics.values())) > 1 and column in summary.metrics
+    return (
+        f"{column} {summary.metrics[column].partition('/')[2]}"
+        if several
+        else column or summary.metric
+    )
+
+
+def _cell(cell: Cell | None, bold: Bold) -> str:
+    if cell is None:
+        return "-"
+    told = number(cell.mean) + ("" if cell.spread is None else f" ± {number(cell.spread)}")
+    return bold(told) if cell.best else told
+
+
+def _escaped(cell: str) -> str:
+    for character in "%_&#":
+        cell = cell.replace(character, f"\\{character}")
+    return cell.replace("±", r"$\pm$")

@@ -1,0 +1,1 @@
+"""Text to tensors: files, tokenizers, batches and named data sets."""

@@ -1,0 +1,161 @@
+"""Texts to model: the named sets, each with its published counts, or the user's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from clusterformer.data.cache import data_folder
+from clusterformer.data.tables import read_text
+from clusterformer.errors import InputError
+
+NamedText = Literal["wikitext2", "gutenberg", "pg19"]
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+
+_ENDINGS = (".txt", ".txt.gz")
+_WIKITEXT2 = {  # lines, words; line ends are further words, 2,088,628 / 217,646 / 245,569 in all
+    "train": (36_718, 2_051_910),
+    "valid": (3_760, 213_886),
+    "test": (4_358, 241_211),
+}
+_GUTENBERG = 51
+# Whole books, by authors of whom no book trains.
+_HELD_OUT = {
+    "valid": ("baum-wizard-of-oz", "dubois-souls", "shelley-frankenstein"),
+    "test": (
+        "ball-great-astronomers",
+        "barrie-peter-pan",
+        "bronte-e-wuthering-heights",
+        "carroll-alice",
+    ),
+}
+_PG19 = {"train": ("train", 28_602), "valid": ("validation", 50), "test": ("test", 100)}
+
+
+class Document(NamedTuple):
+    """A file, or the share of it from `first` to `last` (0..1), cut at line ends.
+
+    Attributes:
+        path: Of the file.
+        first: Where the share begins.
+        last: Where it ends.
+        lines: Lines that the whole file must have; None for any number.
+        words: Words, likewise.
+        size: Bytes of UTF-8, likewise.
+    """
+
+    path: Path
+    first: float = 0.0
+    last: float = 1.0
+    lines: int | None = None
+    words: int | None = None
+    size: int | None = None
+
+    @property
+    def part(self) -> str:
+        """The share in words, for messages."""
+        if (self.first, self.last) == (0.0, 1.0):
+            return "it"
+        return (
+            f"its lines from {self.first:.0%} to {self.last:.0%}; hold out other files instead, as "
+            "data.valid and data.test"
+        )
+
+    def read(self, encoding: str = "utf-8") -> str:
+        """The text.
+
+        Raises:
+            InputError: if the file cannot be read, or does not hold what a named set's must.
+        """
+        text = read_text(self.path, encoding)
+        for what, expected, count in (
+            ("lines", self.lines, lambda: text.count("\n")),
+            ("words", self.words, lambda: len(text.split())),
+            ("bytes", self.size, lambda: len(text.encode())),
+        ):
+            if expected is not None and (found := count()) != expected:
+                raise InputError(
+                    f"{self.path}: {found:,} {what}, expected {expected:,}; the data set is changed"
+                )
+        return text[_cut(text, self.first) : _cut(text, self.last)]
+
+
+def named(name: NamedText, split: Split, root: str | Path | None = None) -> list[Document]:
+    """The documents of one part of a named set.
+
+    wikitext2 is one file a part. gutenberg, 51 books, has no published split; here three whole
+    books validate and four test, by authors of whom no book trains. pg19 is a folder a part.
+
+    Raises:
+        InputError: if the set is not there, or not complete.
+    """
+    folder = data_folder(root) / name
+    if not folder.is_dir():
+        raise InputError(
+            f"{name}: no folder {folder}; set data.root, or $CLUSTERFORMER_DATA, to the folder "
+            f"that holds {name}"
+        )
+    if name == "wikitext2":
+        lines, words = _WIKITEXT2[split]
+        return [Document(folder / f"{split}.txt.gz", lines=lines, words=words)]
+    if name == "gutenberg":
+        return _gutenberg(folder, split)
+    part, count = _PG19[split]
+    documents = own(folder / part)
+    if len(documents) != count:
+        raise InputError(
+            f"{folder / part}: {len(documents):,} books, expected {count:,}; the data set is "
+            "changed, or give your own folders as data.train, data.valid and data.test"
+        )
+    return documents
+
+
+def own(path: str | Path, first: float = 0.0, last: float = 1.0) -> list[Document]:
+    """A file, or all `.txt` and `.txt.gz` files of a folder in the order of their names.
+
+    Args:
+        path: Of the file or folder.
+        first: Where the share wanted begins, 0..1: of the lines of a file, of a folder's files.
+        last: Where it ends.
+    """
+    path = Path(path).expanduser()
+    if not path.is_dir():
+        return [Document(path, first, last)]
+    files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS))
+    if not files:
+        raise InputError(f"{path}: no files ending in {' or '.join(_ENDINGS)} in this folder")
+    chosen = files[round(first * len(files)) : round(last * len(files))]
+    if not chosen:
+        raise InputError(
+            f"{path}: too few files, {len(files)}, to hold some out; give data.valid and data.test"
+        )
+    return [Document(file) for file in chosen]
+
+
+def _gutenberg(folder: Path, split: Split) -> list[Document]:
+    index = folder / "index.tsv"
+    header, *rows = (line.split("\t") for line in read_text(index).splitlines())
+    if len(rows) != _GUTENBERG:
+        raise InputError(f"{index}: {len(rows)} books, expected {_GUTENBERG}")
+    books = {
+        row[header.index("file")].partition(".")[0]: Document(
+            folder / row[header.index("file")], size=int(row[header.index("bytes")])
+        )
+        for row in rows
+    }
+    held = {name: part for part, names in _HELD_OUT.items() for name in names}
+    return [books[name] for name in sorted(books) if held.get(name, "train") == split]
+
+
+def _cut(text: str, share: float) -> int:
+    """The line end nearest before a share of the text."""
+    place = round(share * len(text))
+    return place if place == len(text) else text.rfind("\n", 0, place) + 1
+
+
+def read_all(documents: list[Document], encoding: str = "utf-8") -> Iterator[str]:
+    """The texts, one in memory at a time."""
+    for document in documents:
+        yield document.read(encoding)

@@ -1,0 +1,1 @@
+"""Fetch named data sets from their publishers and convert them."""

@@ -1,0 +1,111 @@
+"""Batches of sentences with their translations, from disk or from memory.
+
+Letters: B batch, N source tokens, M target tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from clusterformer.data.batches import Numbers, pad
+from clusterformer.data.tokenizers import EDGE
+from clusterformer.task import IGNORE
+
+
+class Reference(NamedTuple):
+    """The right translation of a sentence: as the model writes it, and as people do."""
+
+    written: str
+    plain: str
+
+
+class SentencePairs(NamedTuple):
+    """A batch of sentences, each with its translation.
+
+    Attributes:
+        tokens: (B, N), ended by EDGE.
+        mask: (B, N), True at real tokens.
+        target: (B, M), ended by EDGE; IGNORE at padding.
+        decoder_input: (B, M), EDGE and the target up to its last token.
+        decoder_mask: (B, M).
+        references: Of each row that is to be translated and scored, else None.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    target: Tensor
+    decoder_input: Tensor
+    decoder_mask: Tensor
+    references: list[Reference | None]
+
+    @classmethod
+    def make(
+        cls,
+        sources: Sequence[Numbers],
+        targets: Sequence[Numbers],
+        references: list[Reference | None] | None = None,
+    ) -> SentencePairs:
+        """Put token numbers, ended by EDGE, into rectangles; none at all make a dummy row."""
+        tokens, mask = pad(sources)
+        target, decoder_mask = pad(targets)
+        decoder_input = target.roll(1, dims=1)
+        decoder_input[:, 0] = EDGE
+        return cls(
+            tokens,
+            mask,
+            target.masked_fill(~decoder_mask, IGNORE),
+            decoder_input * decoder_mask,
+            decoder_mask,
+            references or [None] * len(tokens),
+        )
+
+
+class EncodedTexts(Protocol):
+    """Token numbers of many texts: a list, or a store on disk."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Numbers: ...
+
+
+class PairSet(Dataset[SentencePairs]):
+    """Token numbers of sentences and their translations; a list of indices gives a batch.
+
+    Args:
+        sources: Ended by EDGE, like `targets`; lists, or stores on disk.
+        targets: As many.
+        references: Of the first sentences, which are to be translated and scored.
+    """
+
+    def __init__(
+        self,
+        sources: EncodedTexts,
+        targets: EncodedTexts,
+        references: Sequence[Reference] = (),
+    ) -> None:
+        self._sources, self._targets, self._references = sources, targets, references
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of the longer side of each pair."""
+        return np.maximum(_lengths(self._sources), _lengths(self._targets))
+
+    def __getitem__(self, indices: list[int]) -> SentencePairs:
+        known = len(self._references)
+        return SentencePairs.make(
+            [self._sources[index] for index in indices],
+            [self._targets[index] for index in indices],
+            [self._references[index] if index < known else None for index in indices],
+        )
+
+
+def _lengths(texts: EncodedTexts) -> NDArray[np.int64]:
+    stored = getattr(texts, "lengths", None)
+    if stored is not None:
+        return stored
+    return np.array([len(texts[index]) for index in range(len(texts))])

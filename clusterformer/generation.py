@@ -1,0 +1,87 @@
+"""Text out of a trained language model, as it is drawn."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from clusterformer.data.batches import PAD
+from clusterformer.data.spelling import TEXT, Speller
+from clusterformer.decoding import draw
+from clusterformer.errors import InputError
+from clusterformer.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class TextGenerator:
+    """Goes on with a text.
+
+    Attributes:
+        network: Of the language model.
+        speller: Its tokens.
+    """
+
+    network: LanguageModel
+    speller: Speller
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """What follows `prompt`, piece by piece, whole characters only.
+
+        Every token, those of the prompt too, is one step with cached keys and values. The text
+        may end before `tokens` where the model was trained on many texts.
+
+        Args:
+            prompt: Beginning of the text.
+            tokens: Most tokens to draw.
+            temperature: Divides the logits; 0 always takes the likeliest token.
+            top_p: In (0, 1]: draw only from the likeliest tokens that together have this
+                probability.
+            seed: Of the drawing.
+
+        Raises:
+            InputError: for options out of range, or a text longer than learned positions reach.
+        """
+        if tokens < 1:
+            raise InputError(f"tokens must be at least 1, got {tokens}")
+        characters = codecs.getincrementaldecoder("utf-8")("replace")
+        try:
+            for token in self._draw(prompt, tokens, temperature, top_p, seed):
+                if piece := characters.decode(self.speller.spellings[token]):
+                    yield piece
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        if rest := characters.decode(b"", final=True):
+            yield rest
+
+    @torch.inference_mode()
+    def _draw(
+        self, prompt: str, tokens: int, temperature: float, top_p: float, seed: int
+    ) -> Iterator[int]:
+        device = self.network.embedding.tokens.weight.device
+        random = torch.Generator(device).manual_seed(seed)
+        state = self.network.start()
+        for token in [TEXT, *self.speller.encode(prompt).tolist()]:
+            logits, state = self.network.step(torch.tensor([token], device=device), state)
+        for drawn in range(1, tokens + 1):
+            logits[:, PAD] = float("-inf")
+            chosen = (
+                draw(logits.float(), temperature, top_p, random)
+                if temperature
+                else logits.argmax(-1)
+            )
+            if chosen == TEXT:
+                return
+            yield int(chosen)
+            if drawn < tokens:
+                logits, state = self.network.step(chosen, state)

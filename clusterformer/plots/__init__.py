@@ -1,0 +1,17 @@
+"""Pictures of a run as PNG; matplotlib, an extra, is imported when the first one is drawn."""
+
+from clusterformer.plots.attention import attention_map
+from clusterformer.plots.clusters import centroid_images, cluster_sizes, point_maps
+from clusterformer.plots.curves import Run, accuracy_curve, learning_curves
+from clusterformer.plots.tokens import token_clusters
+
+__all__ = [
+    "Run",
+    "accuracy_curve",
+    "attention_map",
+    "centroid_images",
+    "cluster_sizes",
+    "learning_curves",
+    "point_maps",
+    "token_clusters",
+]

@@ -1,0 +1,112 @@
+"""Clusters of points: their centers as images, a map of the points, and their sizes.
+
+N points   C clusters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
+
+_MOST_TILES = 300
+
+
+def centroid_images(
+    centers: NDArray, shape: tuple[int, int], path: str | Path, *, title: str = ""
+) -> None:
+    """Draw the centers (C, D) as images of `shape`, each in its own grey scale, in a near square.
+
+    Args:
+        centers: Of at most the first 300 clusters.
+        shape: Height and width; their product is D.
+        path: The PNG to write.
+        title: Stands above.
+    """
+    shown = centers[:_MOST_TILES]
+    low, high = shown.min(1, keepdims=True), shown.max(1, keepdims=True)
+    tiles = ((shown - low) / np.maximum(high - low, 1e-12)).reshape(-1, *shape)
+    columns = int(np.ceil(np.sqrt(1.6 * len(tiles))))
+    rows = -(-len(tiles) // columns)
+    height, width = shape[0] + 2, shape[1] + 2
+    board = np.zeros((rows * height, columns * width))
+    for number, tile in enumerate(tiles):
+        top, left = number // columns * height + 1, number % columns * width + 1
+        board[top : top + shape[0], left : left + shape[1]] = tile
+    picture = figure(6.4, 6.4 * board.shape[0] / board.shape[1] + 0.4)
+    axes = picture.subplots()
+    axes.imshow(board, cmap="gray", interpolation="nearest")
+    axes.set_axis_off()
+    axes.set_title(title, fontsize=10, fontweight="bold", color=INK, loc="left")
+    picture.savefig(path, format="png")
+
+
+def point_maps(
+    places: NDArray, clusters: Mapping[str, NDArray], path: str | Path, *, title: str = ""
+) -> None:
+    """Draw points (N, 2) once for each clustering, coloured by cluster.
+
+    Colours repeat where clusters are more than they; a cluster of 20 points or more has its number
+    at its middle, unless there are too many to read.
+
+    Args:
+        places: In the plane.
+        clusters: Name of a method to the cluster of each point, (N,).
+        path: The PNG to write.
+        title: Stands above all.
+    """
+    from matplotlib.patheffects import withStroke
+
+    columns = min(3, len(clusters))
+    rows = -(-len(clusters) // columns)
+    picture = figure(4.0 * columns, 3.9 * rows + 0.4)
+    if title:
+        picture.suptitle(title, fontsize=11, fontweight="bold", color=INK, x=0.02, ha="left")
+    colors = np.array(PALETTE)
+    size = float(np.clip(9000 / len(places), 3, 20))
+    grid = list(picture.subplots(rows, columns, squeeze=False).flat)
+    for axes in grid[len(clusters) :]:
+        axes.set_visible(False)
+    for axes, (name, labels) in zip(grid, clusters.items(), strict=False):
+        axes.scatter(*places.T, c=colors[labels % len(colors)], s=size, linewidths=0, alpha=0.8)
+        found, counts = np.unique(labels, return_counts=True)
+        for cluster in found[counts >= 20] if len(found) <= 50 else ():
+            middle = np.median(places[labels == cluster], 0)
+            number = axes.annotate(str(cluster), middle, fontsize=8, color=INK, ha="center")
+            number.set_path_effects([withStroke(linewidth=2, foreground="white")])
+        axes.set_title(name, fontsize=10, fontweight="bold", color=INK, loc="left")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+    picture.savefig(path, format="png")
+
+
+def cluster_sizes(sizes: Mapping[str, NDArray], path: str | Path, *, title: str = "") -> None:
+    """Draw the share of the points that each cluster has, the largest first, a line a method.
+
+    Args:
+        sizes: Name of a method to the number of points in each cluster, (C,).
+        path: The PNG to write.
+        title: Stands above.
+    """
+    picture = figure(5.5, 3.4)
+    axes = picture.subplots()
+    plain_axes(axes, title, "clusters, the largest first")
+    for number, (name, counts) in enumerate(sizes.items()):
+        ordered = np.sort(counts)[::-1]
+        axes.plot(
+            np.arange(1, len(ordered) + 1),
+            ordered / max(1, ordered.sum()) * len(ordered),
+            color=PALETTE[number % len(PALETTE)],
+            linewidth=1.8,
+            label=name,
+        )
+    axes.axhline(1, color=QUIET, linewidth=0.8, linestyle=":")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("size, of the mean size", fontsize=9, color=QUIET)
+    axes.legend(frameon=False, fontsize=8, labelcolor=QUIET)
+    picture.savefig(path, format="png")

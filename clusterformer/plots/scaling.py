@@ -1,0 +1,62 @@
+"""Time and memory a token against length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
+
+Points = Sequence[tuple[float, float]]
+MARKERS = "os^Dv<>P"
+
+
+def scaling(panels: Mapping[str, Mapping[str, Points]], path: str | Path, *, title: str) -> None:
+    """Draw one log-log panel for each quantity, one line for each mechanism.
+
+    Args:
+        panels: Title of the panel, with its unit, to mechanism to points (length, value).
+        path: The PNG to write.
+        title: Stands above all panels.
+    """
+    from matplotlib.ticker import (
+        FixedFormatter,
+        FixedLocator,
+        LogLocator,
+        NullFormatter,
+        ScalarFormatter,
+    )
+
+    names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
+    picture = figure(max(7.5, 4.6 * len(panels)), 4.6)
+    picture.suptitle(title, fontsize=11, fontweight="bold", color=INK, x=0.02, ha="left")
+    grid = picture.subplots(1, max(1, len(panels)), squeeze=False)[0]
+    handles = {}
+    for axes, (panel_title, lines) in zip(grid, panels.items(), strict=True):
+        plain_axes(axes, panel_title, "tokens a sequence")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        for name, points in lines.items():
+            number = names.index(name)
+            x, y = zip(*sorted(points), strict=True)
+            (handles[name],) = axes.plot(
+                x, y, color=PALETTE[number % len(PALETTE)], linewidth=1.6,
+                marker=MARKERS[number % len(MARKERS)], markersize=4,
+                linestyle="-" if number < len(PALETTE) else "--",
+            )  # fmt: skip
+        lengths = sorted({x for points in lines.values() for x, _ in points})
+        axes.xaxis.set_major_locator(FixedLocator(lengths))
+        axes.xaxis.set_major_formatter(FixedFormatter([_short(x) for x in lengths]))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    picture.legend(
+        handles.values(), handles, loc="outside lower center", ncols=min(3, len(handles)),
+        frameon=False, fontsize=8, labelcolor=QUIET, handlelength=3,
+    )  # fmt: skip
+    picture.savefig(path, format="png")
+
+
+def _short(length: float) -> str:
+    return f"{length / 1024:g}k" if length >= 1024 and length % 1024 == 0 else f"{length:g}"

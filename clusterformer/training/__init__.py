@@ -1,0 +1,1 @@
+"""The training loop around Lightning: runs, checkpoints, schedule, evaluation."""

@@ -1,0 +1,49 @@
+"""Measures over a whole validation or test set, however many processes share it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from clusterformer.clustering.occupancy import statistics
+from clusterformer.task import Output, Task, stacks
+
+
+class Evaluation:
+    """One pass over the data: the task's metrics, its loss, and the state of the clusters.
+
+    Args:
+        task: Whose metrics to take.
+        device: Of the batches.
+    """
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._task = task
+        self._metrics = task.metrics().to(device)
+        self._means: dict[str, MeanMetric] = defaultdict(
+            lambda: MeanMetric(nan_strategy="ignore").to(device)
+        )
+
+    def add(self, output: Output, batch: Any) -> None:
+        """Count one batch of this process."""
+        self._task.update(self._metrics, output, batch)
+        total, count = self._task.loss(output, batch, 0.0)
+        self._means["loss"].update(total / count.clamp(min=1), count)
+        for stack in stacks(output, batch):
+            sequences = stack.mask.any(-1).sum()
+            for layer, grouping in enumerate(stack.groupings, start=1):
+                if grouping is not None:
+                    found = statistics(
+                        grouping.assignment, grouping.num_clusters, stack.mask, grouping.blocks
+                    )
+                    for name, value in found._asdict().items():
+                        self._means[f"{stack.name}layer{layer}/{name}"].update(value, sequences)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Every measure by its name, over all processes."""
+        means = {name: mean.compute() for name, mean in self._means.items()}
+        return {**self._metrics.compute(), **means}

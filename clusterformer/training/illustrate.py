@@ -1,0 +1,78 @@
+"""Pictures of a finished training: its learning curves, and a text coloured by cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clusterformer.models.transformer import Encoded
+from clusterformer.module import ClusterFormer
+from clusterformer.plots import attention_map, learning_curves, token_clusters
+from clusterformer.task import Task
+from clusterformer.training.runs import Run
+
+
+def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
+    """Draw into the run's folder.
+
+    Args:
+        run: Whose metrics to draw and where.
+        model: With the weights to look at.
+        task: Its first validation text is the one drawn.
+
+    Returns:
+        The PNGs: the curves, if anything was logged; one a layer that groups tokens; how the text
+        written looks at the text read, if one is; and those of the task's own.
+    """
+    run.pictures.mkdir(exist_ok=True)
+    paths = []
+    if run.metrics.exists():
+        paths.append(run.pictures / "curves.png")
+        learning_curves(run.metrics, paths[0])
+    batch = next(iter(task.val_dataloader()))
+    model.eval()
+    with torch.inference_mode():
+        output = model(batch)
+    row = int(batch.mask.sum(-1).argmax())
+    mask = batch.mask[row]
+    for layer, grouping in enumerate(output.encoded.groupings, start=1):
+        if grouping is None or grouping.assignment.dim() != 2:
+            continue
+        block = None
+        if grouping.blocks is not None:
+            place = grouping.blocks.slot[row] // grouping.blocks.members.shape[-1]
+            block = (place - grouping.blocks.back)[mask]
+        paths.append(run.pictures / f"clusters-layer{layer}.png")
+        token_clusters(
+            task.describe(batch, row),
+            grouping.assignment[row][mask],
+            paths[-1],
+            block=block,
+            links=task.links(batch, row),
+            title=f"Clusters of layer {layer}",
+        )
+    found = task.alignment(batch, row)
+    if found:
+        written, weights = found
+        paths.append(run.pictures / "attention.png")
+        attention_map(
+            weights,
+            task.describe(batch, row),
+            written,
+            paths[-1],
+            source_clusters=_clusters(output.encoded, row, mask),
+            target_clusters=_clusters(output.decoded, row, batch.decoder_mask[row]),
+            title="What the decoder reads as it writes; colours are clusters of the last layer",
+        )
+    assert model.network is not None
+    return paths + task.draw(model.network, run.pictures)
+
+
+def _clusters(encoded: Encoded | None, row: int, mask: Tensor) -> Tensor | None:
+    """Cluster of each real token of a row, in the last layer; None where it has none."""
+    grouping = encoded.groupings[-1] if encoded else None
+    if grouping is None or grouping.assignment.dim() != 2:
+        return None
+    return grouping.assignment[row][mask]

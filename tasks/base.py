@@ -1,0 +1,311 @@
+"""What all tasks have in common that give an example one label, whatever an example is.
+
+Letters: B batch, N tokens, L labels, V vocabulary, P width of the word vectors.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from clusterformer.data.batches import BucketPlan, loader, run_seed
+from clusterformer.data.corpora import Split
+from clusterformer.data.tables import Column, Example
+from clusterformer.data.tokenizers import BytePairTokenizer, Tokenizer, WordTokenizer, restore
+from clusterformer.data.word_vectors import word_vectors
+from clusterformer.errors import InputError
+from clusterformer.task import IGNORE, Output, Task
+
+_log = logging.getLogger(__name__)
+
+ExampleT = TypeVar("ExampleT", bound=Example)
+
+
+class Encoded(Dataset[Any]):
+    """Encoded examples in memory; a list of indices gives a batch, an empty one a dummy row.
+
+    Attributes:
+        lengths: Tokens of each, padding between its texts counted.
+    """
+
+    lengths: list[int]
+
+
+class Labelling(Task):
+    """Give each example one of several labels.
+
+    Subclasses hand their `**options` on to these.
+
+    Args:
+        name: Named set.
+        root: Folder of the named sets; default $CLUSTERFORMER_DATA, else the user's cache.
+        train: Own training file.
+        valid: Own validation file; without it, a tenth of `train` validates instead of training.
+        test: Own test file; without it, another tenth of `train` tests.
+        label_column: Own files: column of the label, by name or by number from 1.
+        header: Own files: skip a header line although all columns are numbers.
+        encoding: Of own files.
+        tokenizer: "word", or "bpe" for byte-pair encoding; learnt from the training texts.
+        lowercase: Whether case is ignored.
+        min_count: Words seen less often in training are unknown; not for bpe.
+        vocab_size: Most words or pieces; None is no limit for words and 8000 for bpe.
+        vectors: File of word vectors in GloVe's format to start from; not for bpe.
+        max_length: Longest text, tokens; what is beyond is cut off, and counted. None: no limit.
+        batch_size: Most examples a batch, over all processes; None is 50, or no limit if
+            `tokens_per_batch` is given.
+        tokens_per_batch: Most tokens a batch, over all processes, padding counted.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        root: str | None = None,
+        train: str | None = None,
+        valid: str | None = None,
+        test: str | None = None,
+        label_column: Column = "label",
+        header: bool = False,
+        encoding: str = "utf-8",
+        tokenizer: Literal["word", "bpe"] = "word",
+        lowercase: bool = True,
+        min_count: int = 1,
+        vocab_size: int | None = None,
+        vectors: str | None = None,
+        max_length: int | None = None,
+        batch_size: int | None = None,
+        tokens_per_batch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if (name is None) == (train is None):
+            found = f"name {name!r} and train {train!r}"
+            raise InputError(f"give either a named set (name) or own files (train), got {found}")
+        if vectors is not None and tokenizer == "bpe":
+            raise InputError("word vectors need tokenizer: word, got bpe")
+        for option, value in (
+            ("min_count", min_count),
+            ("vocab_size", vocab_size),
+            ("max_length", max_length),
+            ("batch_size", batch_size),
+            ("tokens_per_batch", tokens_per_batch),
+        ):
+            if value is not None and value < 1:
+                raise InputError(f"{option} must be at least 1, got {value}")
+        self._root = root
+        self._files = {"train": train, "valid": valid, "test": test}
+        self._columns: dict[str, Any] = {
+            "label_column": label_column,
+            "header": header,
+            "encoding": encoding,
+        }
+        self._kind, self._lowercase = tokenizer, lowercase
+        self._split: Literal["words", "whitespace"] = "words"
+        self._min_count, self._vocab_size = min_count, vocab_size
+        self._vectors, self._max_length = vectors, max_length
+        if batch_size is None and tokens_per_batch is None:
+            batch_size = 50
+        self._batch_size, self._tokens_per_batch = batch_size, tokens_per_batch
+        self._tokenizer: Tokenizer | None = None
+        self._pretrained: Tensor | None = None
+        self._labels: list[str] = []
+        self._encoded: dict[Split, Encoded] = {}
+
+    @abstractmethod
+    def read(self, split: Split) -> Sequence[Example]:
+        """Read one part of the data."""
+
+    @abstractmethod
+    def encoded(
+        self, examples: Sequence[Any], tokens: list[list[list[int]]], targets: list[int]
+    ) -> Encoded:
+        """Put examples into memory: `tokens[i]` are those of the i-th text of each of them."""
+
+    @abstractmethod
+    def text_batch(self, lines: list[str]) -> Any:
+        """A batch of user text without targets, one row a line."""
+
+    # Data
+
+    def setup(self, stage: str) -> None:
+        """Read what the stage needs; learn vocabulary and labels if no checkpoint brought them."""
+        read = cache(self.read)
+        if self._tokenizer is None and stage != "predict":
+            self._learn(read("train"))
+        splits: dict[str, list[Split]] = {
+            "fit": ["train", "valid"],
+            "validate": ["valid"],
+            "test": ["test"],
+        }
+        for split in splits.get(stage, []):
+            if split not in self._encoded:
+                self._encoded[split] = self._encode(split, read(split))
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader("train")
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader("valid")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._loader("test")
+
+    def _loader(self, split: Split) -> DataLoader:
+        encoded = self._encoded[split]
+        plan = BucketPlan(
+            encoded.lengths,
+            batch_size=self._batch_size,
+            tokens_per_batch=self._tokens_per_batch,
+            shuffle=split == "train",
+            seed=run_seed(),
+        )
+        return loader(encoded, plan, self, training=split == "train")
+
+    def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
+        """Batches of user text in its order, one row a line; an empty text is one unknown word."""
+        return DataLoader(_Lines(lines, self), batch_size=None)
+
+    def own_files(
+        self,
+        split: Split,
+        read: Callable[..., list[ExampleT]],
+        hold_out: Callable[[list[ExampleT], Split, Sequence[Split]], list[ExampleT]],
+    ) -> list[ExampleT]:
+        """Read one part of the user's files; `hold_out` takes what has no file out of `train`."""
+        file = self._files[split]
+        if file is not None and split != "train":
+            return read(file, **self._columns)
+        missing: list[Split] = [part for part in ("valid", "test") if self._files[part] is None]
+        return hold_out(read(str(self._files["train"]), **self._columns), split, missing)
+
+    def _learn(self, examples: Sequence[Example]) -> None:
+        self._labels = self.learn_labels(examples)
+        texts = (text for example in examples for text in example.texts)
+        if self._kind == "bpe":
+            size = self._vocab_size or 8000
+            self._tokenizer = BytePairTokenizer.train(
+                texts, vocab_size=size, lowercase=self._lowercase
+            )
+            return
+        words = WordTokenizer.train(
+            texts,
+            min_count=self._min_count,
+            max_words=self._vocab_size,
+            lowercase=self._lowercase,
+            split=self._split,
+        )
+        self._tokenizer = words
+        if self._vectors is not None:
+            self._pretrained = word_vectors(self._vectors, words, seed=run_seed())
+
+    def learn_labels(self, examples: Sequence[Example]) -> list[str]:
+        """All labels, in the order of their numbers."""
+        labels = sorted({example.label for example in examples})
+        if len(labels) < 2:
+            raise InputError(f"training needs texts of 2 labels or more, found {labels}")
+        return labels
+
+    def _encode(self, split: Split, examples: Sequence[Example]) -> Encoded:
+        numbers = {label: number for number, label in enumerate(self._labels)}
+        for example in examples:
+            if example.label not in numbers:
+                raise InputError(
+                    f"{example.where}: label {example.label!r} is not among those of the training "
+                    f"data, {', '.join(self._labels)}"
+                )
+        columns = zip(*(example.texts for example in examples), strict=True)
+        tokens = [self.tokenizer.encode_all(texts) for texts in columns]
+        lost = [len(text) - len(self._cut(text)) for column in tokens for text in column]
+        if any(lost):
+            rank_zero_only(_log.warning)(
+                f"{split}: {sum(map(bool, lost))} of {len(lost)} texts are longer than max_length "
+                f"{self._max_length} tokens; {sum(lost)} tokens beyond it are cut off"
+            )
+        cut = [[self._cut(text) for text in column] for column in tokens]
+        return self.encoded(examples, cut, [numbers[example.label] for example in examples])
+
+    def _cut(self, tokens: list[int]) -> list[int]:
+        return tokens[: self._max_length]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token numbers of each text, cut to the longest length."""
+        return [self._cut(tokens) for tokens in self.tokenizer.encode_all(texts)]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to numbers and back; there after `setup()` or `load_state()`."""
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+    # Loss and metrics
+
+    def loss(self, output: Output, batch: Any, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        total = F.cross_entropy(
+            output.logits.float(),
+            batch.target,
+            ignore_index=IGNORE,
+            reduction="sum",
+            label_smoothing=label_smoothing,
+        )
+        return total, (batch.target != IGNORE).sum()
+
+    def metrics(self) -> MetricCollection:
+        options: dict[str, Any] = {"num_classes": len(self._labels), "ignore_index": IGNORE}
+        return MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(average="micro", **options),
+                "f1": MulticlassF1Score(average="macro", **options),
+            }
+        )
+
+    def update(self, metrics: MetricCollection, output: Output, batch: Any) -> None:
+        metrics.update(output.logits, batch.target)
+
+    def predictions(self, output: Output, batch: Any) -> list[dict[str, Any]]:
+        probabilities, numbers = output.logits.float().softmax(-1).max(-1)
+        return [
+            {"label": self._labels[number], "probability": probability}
+            for number, probability in zip(numbers.tolist(), probabilities.tolist(), strict=True)
+        ]
+
+    # Checkpoints
+
+    def state(self) -> dict[str, Any]:
+        width = None if self._pretrained is None else self._pretrained.shape[1]
+        return {
+            "labels": self._labels,
+            "tokenizer": self.tokenizer.state(),
+            "max_length": self._max_length,
+            "vector_width": width,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._labels = state["labels"]
+        self._tokenizer = restore(state["tokenizer"])
+        self._max_length = state["max_length"]
+        width = state["vector_width"]
+        if width is not None:  # the checkpoint's weights take their place
+            self._pretrained = torch.zeros(self._tokenizer.vocab_size, width)
+
+
+class _Lines(IterableDataset[Any]):
+    """User text as it comes, in batches of consecutive lines."""
+
+    def __init__(self, lines: Iterable[str], task: Labelling) -> None:
+        self._lines, self._task = lines, task
+
+    def __iter__(self) -> Iterator[Any]:
+        lines = iter(self._lines)
+        while chunk := list(islice(lines, 64)):
+            yield self._task.text_batch(chunk)

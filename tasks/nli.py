@@ -1,0 +1,22 @@
+"""Natural language inference: does one text follow from another, or contradict it?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterformer.data.pair_corpora import InferenceCorpus
+from clusterformer.tasks.pairs import PairLabelling
+
+
+class Inference(PairLabelling):
+    """Tell whether a hypothesis follows from a premise.
+
+    Args:
+        name: Named set: snli, mnli (matched validates, mismatched tests), scitail or sick. Without
+            their training files: snli-part trains on the development set, mnli-part on 3,000
+            pairs, scitail-part on eight tenths of the development set.
+        options: Those of `PairLabelling` and `Labelling`.
+    """
+
+    def __init__(self, name: InferenceCorpus | None = None, **options: Any) -> None:
+        super().__init__(name, **options)

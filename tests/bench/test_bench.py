@@ -1,0 +1,223 @@
+"""`clusterformer bench`: what it prints and writes, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from clusterformer.attention import (
+    FullAttention,
+    MultiHeadAttention,
+    NeuralClusteringAttention,
+    mechanisms,
+)
+from clusterformer.bench.operations import count
+from clusterformer.bench.parallel_text import write_pairs
+from clusterformer.bench.recording import record
+from clusterformer.bench.subjects import Setting, Subject
+from clusterformer.cli.main import main
+
+SMALL = ["--tokens", "64", "--d_model", "16", "--num_heads", "2", "--repeats", "1"]
+
+
+def test_every_mechanism_at_every_length_is_measured(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "new" / "bench.json"
+    arguments = ["bench", *SMALL, "--lengths", "16", "40", "--no-memory", "--out", str(out)]
+    assert main([*arguments, "--mechanisms", "FullAttention", "paper", "neural"]) == 0
+    report = json.loads(out.read_text())
+    found = [(row["length"], row["batch"], row["mechanism"]) for row in report["rows"]]
+    forms = ["FullAttention", "paper", "neural"]
+    assert found == [(n, 64 // n, form) for n in (16, 40) for form in forms]
+    for row in report["rows"]:
+        assert len(row["samples_ms"]) == len(row["forward_samples_ms"]) == 1
+        assert row["times_floor"] > 0
+    assert report["environment"]["packages"]["torch"]
+    assert report["settings"]["threads"] >= 1
+    table = capsys.readouterr().out.splitlines()
+    assert table[2].split()[:2] == ["16", "FullAttention"]
+    assert table[2].split()[-1] == "1.00"
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_mechanism_is_measured_unless_told_otherwise(capsys) -> None:
+    arguments = [*SMALL, "--lengths", "32", "--tokens", "32", "--no-memory"]
+    for causal in ([], ["--causal"]):
+        assert main(["bench", *arguments, *causal]) == 0
+        shown = {line.split()[1] for line in capsys.readouterr().out.splitlines()[2:]}
+        kinds = {kind.__name__ for kind in mechanisms() if not causal or True in kind.causal_forms}
+        assert shown == kinds - {"NeuralClusteringAttention"} | {"neural"} | (
+            set() if causal else {"paper"}
+        )
+
+
+def test_operations_of_full_attention_are_those_of_the_formula() -> None:
+    batch, heads, length, width = 2, 3, 10, 4
+    q = torch.randn(batch, heads, length, width, requires_grad=True)
+    forward = 4 * batch * heads * length**2 * width
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert count(lambda: attend(q, q, q)) == forward
+    assert count(lambda: attend(q, q, q).sum().backward()) == forward * 7 // 2
+
+
+def test_operations_of_blocks_are_those_of_full_attention_within_them() -> None:
+    setting = Setting(64, 64, 16, 2, 4, False, True, 0, 16, "fp32", "cpu")
+    full, paper = (count(Subject(name, setting).step) for name in ("FullAttention", "paper"))
+    projections = 3 * 4 * 2 * 64 * 16 * 16
+    assert full == projections + 14 * 64 * 64 * 16
+    assert projections + 14 * 64 * 32 * 16 < paper < projections + 14 * 64 * 32 * 16 * 2
+
+
+def test_a_stack_of_layers_and_fewer_parts_can_be_measured(capsys) -> None:
+    arguments = ["bench", *SMALL, "--lengths", "16", "--no-memory", "--mechanisms", "neural"]
+    assert main([*arguments, "--layers", "2", "--d_ff", "8"]) == 0
+    assert main([*arguments, "--no-output"]) == 0
+    assert capsys.readouterr().out.count("neural") == 2
+
+
+def test_a_batch_may_have_a_fixed_number_of_sequences_and_slow_ones_are_left_out(capsys) -> None:
+    arguments = ["bench", *SMALL, "--no-memory", "--mechanisms", "FullAttention", "--batch", "2"]
+    assert main([*arguments, "--lengths", "64", "128", "256"]) == 0  # more than --tokens
+    assert capsys.readouterr().out.count("FullAttention") == 3
+    assert main([*arguments, "--lengths", "64", "128", "256", "--limit", "1e-9"]) == 0
+    assert capsys.readouterr().out.count("FullAttention") == 1
+
+
+def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
+    arguments = ["--config", "quickstart.yaml", "--repeats", "1", "--no-memory"]
+    assert main(["bench", "steps", *arguments]) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [["128", "FullAttention"], ["128", "configured"]]
+
+
+def test_what_a_layer_mixes_is_recorded() -> None:
+    full = FullAttention(16, 2)
+    layer = MultiHeadAttention(full)
+    x = torch.randn(3, 7, 16)
+    (inputs,) = record(layer, lambda: layer(x))
+    expected = layer(x).values
+    mixed = full(*inputs, hidden=x)[0].transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layer.out_proj(mixed), expected)
+    assert not full._forward_pre_hooks
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    """Folder of a small Hugging Face encoder that knows the words a to h."""
+    transformers = pytest.importorskip("transformers")
+    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *"abcdefgh"])}
+    spelling = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    spelling.pre_tokenizer = Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=spelling, pad_token="[PAD]")
+    tokenizer.save_pretrained(tmp_path)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=10, intermediate_size=8, **sizes)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_pretrained_encoder_is_measured_under_each_attention(encoder: Path, capsys) -> None:
+    pairs, out = encoder / "pairs.tsv", encoder / "found.json"
+    rows = ["a b c\tb c d\t3", "a a\th g f e d c b a\t0", "a b\ta b\t5", "c d\td c\t4"]
+    pairs.write_text("\n".join(rows), encoding="utf-8")
+    arguments = ["--model", str(encoder), "--pairs", str(pairs), "--num_clusters", "8"]
+    assert main(["bench", "pretrained", *arguments, "--seeds", "2", "--out", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert report["settings"]["pairs"] == "pairs.tsv"
+    improved, multipole = "ImprovedClusteredAttention", "MultipoleAttention"
+    assert [(row["mechanism"], row["options"]) for row in report["rows"]] == [
+        ("FullAttention", {}), ("ClusteredAttention", {}),
+        (improved, {}), (improved, {"top_k": 64}), (improved, {"top_k": 96}),
+        (multipole, {}), (multipole, {"damped": True, "exact_clusters": 2}),
+    ]  # fmt: skip
+    for row in report["rows"]:  # a cluster for each token: all are full attention
+        assert row["spearman_with_full"] == pytest.approx([1, 1])
+    printed = capsys.readouterr().out
+    assert "+0.0000 ±0.0000" in printed
+    assert "exact_clusters=2" in printed
+    for option in ("--seeds", "--join", "--length", "--num_clusters"):
+        assert main(["bench", "pretrained", *arguments, option, "0"]) == 2
+        assert capsys.readouterr().err.endswith(f"{option} must be at least 1, got 0\n")
+
+
+def test_errors_on_what_a_trained_model_attends_to_are_measured(encoder: Path, capsys) -> None:
+    text, out = encoder / "text.txt", encoder / "found.json"
+    text.write_text("a b c d e f g h a a " * 10, encoding="utf-8")
+    arguments = ["--model", str(encoder), "--text", str(text), "--out", str(out)]
+    sizes = ["--length", "24", "--texts", "3", "--num_clusters", "3", "--repeats", "1"]
+    assert main(["bench", "approximation", *arguments, *sizes]) == 0
+    report = json.loads(out.read_text())
+    assert report["settings"]["model"] == encoder.name
+    full, *rows = report["rows"]
+    assert full["of_layers"] == [0, 0]
+    assert len(rows) == 3 + 3 + 1 + 3 + 2
+    for row in rows:
+        assert len(row["of_layers"]) == 2
+        assert row["relative_squared_error"] > 0 or row["options"].get("exact_clusters", 0) > 2
+    assert "exact_clusters=4" in capsys.readouterr().out
+    assert main(["bench", "approximation", *arguments, "--length", "600"]) == 2
+    assert "has positions for 512 tokens" in capsys.readouterr().err
+
+
+def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    arguments = ["--d_model", "64", "--num_heads", "2", "--repeats", "1", "--out", str(out)]
+    sizes = ["--lengths", "1024", "--tokens", "8192", "--mechanisms", "FullAttention"]
+    assert main(["bench", *arguments, *sizes]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    rows_mib = 8192 * 64 * 4 / 2**20
+    assert 3 * rows_mib < row["peak_mib"] < 60 * rows_mib
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mechanisms", "Ful"], "no mechanism 'Ful'; there are"),
+        (["--lengths", "512", "--tokens", "64"], "--lengths must be in 1..--tokens (64)"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--lenghts", "5"], "unrecognized arguments: --lenghts"),
+    ],
+)
+def test_bad_options_get_one_line(arguments: list[str], message: str, capsys) -> None:
+    assert main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_papers_form_keeps_its_options() -> None:
+    from clusterformer.attention import PAPER_FORM
+
+    core = NeuralClusteringAttention(16, 2, **PAPER_FORM)
+    assert core.log_alpha is None
+    assert core.space.weight.shape == (16, 16)
+
+
+@pytest.mark.slow
+def test_preparation_of_pairs_is_measured(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "pairs.json"
+    assert main(["bench", "pairs", "--pairs", "300", "--vocab_size", "300", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["stage"] for row in rows] == ["byte pairs", "tokens", "batches"]
+    assert rows[0]["pairs"] == 300
+    assert 250 < rows[1]["pairs"] == rows[2]["pairs"]
+    assert all(row["seconds"] > 0 and row["peak_mib"] > 100 for row in rows)
+    assert not (tmp_path / "cache").exists()
+    assert main(["bench", "pairs", "--pairs", "0"]) == 2
+    assert "--pairs must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_pairs_are_made_up_from_their_seed(tmp_path: Path) -> None:
+    made = []
+    for number, seed in enumerate((0, 0, 1)):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        made.append([path.read_text() for path in write_pairs(folder, 100, seed)])
+    assert made[0] == made[1] != made[2]
+    english, german = made[0]
+    assert len(english.splitlines()) == len(german.splitlines()) == 100
+    assert 20 < len(english.split()) / 100 < 30

@@ -1,0 +1,123 @@
+"""`fit --against`: other models trained likewise, in a table with the task's baselines."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from clusterformer.cli.main import main
+
+TOYS = str(Path(__file__).parents[1] / "toy")
+sys.path.append(TOYS)
+TOY = ["fit", "--data=toy_task.Toy", "--data.size=16", "--model.d_model=8", "--model.num_heads=2"]
+TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
+OTHERS = {
+    "full attention": {"attention": {"class_path": "clusterformer.attention.FullAttention"}},
+    "half as wide": {"d_model": 4, "clustering_weight": 1e-5},
+}
+
+
+def table(output: str) -> dict[str, float]:
+    """Names and results of the last lines."""
+    header, *rows = output[output.rindex("\n\n") + 2 :].splitlines()
+    assert header.split() == ["test/accuracy", "seconds"]
+    cells = [row.rsplit(maxsplit=2) for row in rows]
+    return {name.strip(): float(result) for name, result, _ in cells}
+
+
+def result_of(run: Path) -> float:
+    with (run / "metrics.csv").open() as file:
+        [result] = [row["test/accuracy"] for row in csv.DictReader(file) if row["test/accuracy"]]
+    return float(result)
+
+
+def test_the_last_lines_set_a_run_beside_others_and_baselines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clusters = "--model.attention.num_clusters=2"  # no option of full attention
+    against = f"--against={json.dumps(OTHERS)}"
+    assert main([*TOY, clusters, against, f"--runs={tmp_path}"]) == 0
+    run = tmp_path / "toy" / "1"
+    full, half = (run / "against" / name / "1" for name in ("full-attention", "half-as-wide"))
+    found = table(capsys.readouterr().out)
+    assert list(found) == ["this run", *OTHERS, "always with"]
+    assert found["always with"] == 0.4
+    for name, folder in zip(found, (run, full, half), strict=False):
+        assert found[name] == pytest.approx(result_of(folder), abs=1e-4)
+    models = [yaml.safe_load((x / "config.yaml").read_text())["model"] for x in (run, full, half)]
+    assert models[1]["attention"]["class_path"].endswith(".FullAttention")
+    assert models[2] == {**models[0], **OTHERS["half as wide"]}
+
+
+WRONG = {
+    "no class": ({"attention": {"class_path": "FulAttention"}}, "did you mean FullAttention?"),
+    "no option": ({"widht": 4}, "model: no option 'widht'"),
+    "no option of it": (
+        {"attention": {"class_path": "FullAttention", "init_args": {"clusters": 2}}},
+        "FullAttention has no option 'clusters'",
+    ),
+    "no such type": ({"lr": "fast"}, "model.lr: expected float, got 'fast'"),
+}
+
+
+@pytest.mark.parametrize(("model", "said"), WRONG.values(), ids=WRONG)
+def test_a_bad_one_is_known_before_training(
+    model: dict[str, object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    against = f"--against={json.dumps({**OTHERS, 'this one': model})}"
+    assert main([*TOY, against, f"--runs={tmp_path}"]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1
+    assert error[0].startswith("clusterformer: error: against, this one: ")
+    assert said in error[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_to_be_checked_changes_nothing(tmp_path: Path) -> None:
+    assert main([*TOY, f"--against={json.dumps(OTHERS)}", f"--runs={tmp_path}"]) == 0
+    assert main([*TOY, f"--runs={tmp_path}"]) == 0
+    checked, alone = (tmp_path / "toy" / number for number in "12")
+    assert result_of(checked) == result_of(alone)
+    weights = [
+        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for run in (checked, alone)
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_others_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "clusterformer", *TOY, f"--runs={tmp_path}"]
+    command += ["--trainer.strategy=ddp", "--trainer.devices=2"]
+    done = subprocess.run(
+        [*command, f"--against={json.dumps(OTHERS)}"],
+        env={**os.environ, "PYTHONPATH": TOYS},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same with") == 2
+    assert list(table(done.stdout)) == ["this run", *OTHERS, "always with"]
+
+
+def test_each_is_a_run_of_its_own_on_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert main([*TOY, "--wandb", f"--against={json.dumps(OTHERS)}", f"--runs={tmp_path}"]) == 0
+    logs = {path.relative_to(tmp_path).parts[:-3] for path in tmp_path.rglob("*.wandb")}
+    run = ("toy", "1")
+    assert logs == {
+        run,
+        (*run, "against", "full-attention", "1"),
+        (*run, "against", "half-as-wide", "1"),
+    }

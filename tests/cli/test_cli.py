@@ -1,0 +1,369 @@
+"""The command line: help, options, errors in one line, and each command once."""
+
+import csv
+import importlib
+import io
+import json
+import logging
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from clusterformer.cli.bench import SUBCOMMANDS
+from clusterformer.cli.main import COMMANDS, main
+from clusterformer.cli.options import Options
+
+TOYS = str(Path(__file__).parents[1] / "toy")
+sys.path.append(TOYS)
+TOY = ["fit", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
+TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished training."""
+    runs = tmp_path_factory.mktemp("runs")
+    assert main([*TOY, f"--runs={runs}", "--trainer.log_every_n_steps=1"]) == 0
+    return runs / "toy" / "1"
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("clusterformer: error: ")
+    return lines[0].removeprefix("clusterformer: error: ")
+
+
+@pytest.mark.parametrize(("given", "kept"), [("1", 1), ("1.0", 1.0), ("0.5", 0.5), ("7", 7)])
+def test_one_batch_is_a_number_and_one_point_zero_all(given: str, kept: float) -> None:
+    limits = [f"--trainer.limit_test_batches={given}", f"--trainer.overfit_batches={given}"]
+    trainer = Options([*TOY[1:], *limits], fitting=True).config.trainer
+    for found in (trainer.limit_test_batches, trainer.overfit_batches):
+        assert found == kept
+        assert type(found) is type(kept)
+
+
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS), *(["bench", name] for name in SUBCOMMANDS)]
+)
+def test_help_is_fast_and_loads_no_torch(command: list[str]) -> None:
+    code = (
+        "import sys; from clusterformer.cli.main import main; code = main(sys.argv[1:]); "
+        "assert not {'torch', 'lightning', 'jsonargparse'} & set(sys.modules); sys.exit(code)"
+    )
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True
+    )
+    assert time.monotonic() - begun < 5
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: clusterformer")
+    assert len(done.stdout.splitlines()) < 60
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_the_module_runs_without_the_working_folder_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "argparse.py").write_text("raise SystemExit('shadowed')")
+    (tmp_path / "difflib.py").write_text("raise SystemExit('shadowed')")
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterformer", "--version"], cwd=tmp_path, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_option_in_the_help_exists() -> None:
+    ours = {"--config", "--help-all", "--print_config", "--checkpoint", "--resume", "--input"}
+    ours |= {"--format", "--device", "--data", "--nproc-per-node", "--average"}
+    options = set(Options(["--data=toy_task.Toy"], fitting=True).parser._option_string_actions)
+    nested = {"--data.name", "--data.fold", "--data.root", "--model.attention.num_clusters"}
+    for name in ("fit", "validate", "test", "predict"):
+        text = importlib.import_module(f"clusterformer.cli.{name}").HELP
+        named = set(re.findall(r"--[\w.-]*\w", text))
+        assert named <= ours | options | nested, named - ours - options - nested
+    task = ["--data=Classification", "--data.name=mr", "--data.fold=3", "--data.root=here"]
+    core = ["--model.attention=NeuralClusteringAttention", "--model.attention.num_clusters=16"]
+    config = Options([*task, *core], fitting=True).config
+    assert config["data.init_args.fold"] == 3
+    assert config["model.attention.init_args.num_clusters"] == 16
+
+
+def test_a_decoder_takes_its_own_mechanism_or_the_strict_form_of_the_encoders() -> None:
+    neural = ["--model.attention=NeuralClusteringAttention", "--model.attention.num_clusters=7"]
+    toy = ["--data=toy_task.Toy", *neural]
+    layers = Options(toy, fitting=True).model.architecture.decoder(cross=True).layers
+    core = layers[0].attention.core
+    assert (core.causal, core.num_clusters) == (True, 7)
+    reader = "--model.cross_attention=KeyClusteringAttention"
+    other = [*toy, "--model.decoder_attention=FullAttention", reader]
+    layer = Options(other, fitting=True).model.architecture.decoder(cross=True).layers[0]
+    found = [type(part.core).__name__ for part in (layer.attention, layer.cross)]
+    assert found == ["FullAttention", "KeyClusteringAttention"]
+
+
+BAD_OPTIONS = {
+    ("--model.ld=1",): "no option --model.ld; did you mean --model.lr?",
+    ("--modle.lr=1",): "no option --modle.lr; did you mean --model.lr?",
+    ("--model.lr=abc",): "model.lr: expected float, got 'abc'",
+    ("--model.norm=middle",): "model.norm: expected 'pre', 'post', got 'middle'",
+    ("--trainer.max_epoch=1",): "did you mean --trainer.max_epochs?",
+    ("--data.size=x",): "data.size: expected int, got 'x'",
+    ("--data.sise=1",): "data: Toy has no option 'sise'; did you mean size? there is batch_size",
+    ("--data=Toi",): "data: no class 'Toi'; did you mean Toy? there is Classification",
+    ("--model.attention=FulAttention",): "no class 'FulAttention'; did you mean FullAttention?",
+    ("--model.attention.num_cluster=4",): "NeuralClusteringAttention has no option 'num_cluster'",
+    ("--model.num_heads=3",): "num_heads must divide d_model",
+    ("--model.lr=-1",): "Invalid learning rate: -1",
+    ("--model.num_layers=0",): "model.num_layers must be at least 1, got 0",
+    ("--model.schedule=cosine", "--trainer.max_epochs=-1"): "cosine must know when training ends",
+    ("--trainer.accelerator=abacus",): "abacus",
+    ("--trainer.val_check_interval=999",): "val_check_interval (999) must be less than or equal",
+    ("stray",): "unexpected argument 'stray'",
+    ("--config=nowhere.yaml",): "no configuration 'nowhere.yaml', neither a file nor a shipped one",
+    ("--resume=nowhere",): "nowhere: does not exist; a run folder looks like runs/NAME/NUMBER",
+    ("--model.decoder_attention=FulAttention",): "model.decoder_attention: no class 'FulAttention'",
+    ("--keep=-1",): "keep must be at least 0, got -1",
+    ("--checkpoint_every=0",): "checkpoint_every must be at least 1 step, got 0",
+    ("--runs",): "expected",
+}
+
+
+@pytest.mark.parametrize(("options", "said"), BAD_OPTIONS.items())
+def test_a_bad_option_is_one_line(
+    options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in error_of([*TOY, f"--runs={tmp_path}", *options], capsys)
+    assert not list(tmp_path.glob("*/*"))
+
+
+BAD_CONFIGS = {
+    "model:\n  lrr: 1\n": "bad.yaml:2: model: no option 'lrr'; did you mean lr?",
+    "model:\n  attention: FullAtention\n": "bad.yaml:2: model.attention: no class 'FullAtention'",
+    "data:\n  class_path: toy_task.Toy\n  init_args:\n    sise: 3\n": "bad.yaml:4: data: Toy has",
+    "modle:\n  lr: 1\n": "bad.yaml:1: no option 'modle'",
+    "model: [\n": "bad.yaml:2: not valid YAML",
+    "just text": "bad.yaml: holds no options",
+}
+
+
+@pytest.mark.parametrize(("content", "said"), BAD_CONFIGS.items())
+def test_a_bad_configuration_names_file_and_line(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    message = error_of([*TOY, f"--runs={tmp_path}", f"--config={path}"], capsys)
+    assert said in message.replace(f"{tmp_path}/", "")
+
+
+def test_configurations_overlay_one_another_and_name_the_run(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("data: toy_task.Toy\nmodel: {d_model: 8, num_layers: 1}\n")
+    (tmp_path / "wide.yaml").write_text("model: {d_model: 16}\n")
+    configs = [f"--config={tmp_path / name}.yaml" for name in ("base", "wide")]
+    options = Options([*configs, "--model.lr=0.5"], fitting=True)
+    assert options.name == "base-wide"
+    model = options.config["model"]
+    assert (model["d_model"], model["num_layers"], model["lr"]) == (16, 1, 0.5)
+
+
+def test_our_notes_are_plain_lines_of_the_first_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        Options(["--data=toy_task.Toy"], fitting=True)
+    note = logging.getLogger("clusterformer.data.word_vectors").info
+    note("vectors for 3 of 4 words")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    note("vectors again")
+    assert capsys.readouterr() == ("", "vectors for 3 of 4 words\n")
+
+
+def test_fit_without_data_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "give --config, such as quickstart.yaml" in error_of(["fit"], capsys)
+
+
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(["fti"], capsys) == "no command 'fti'; did you mean fit?"
+
+
+def test_fit_leaves_a_whole_run_folder(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    files = {"config.yaml", "environment.json", "metrics.csv", "results.json"}
+    assert names == files | {"checkpoints", "pictures"}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert "class_path: toy_task.Toy" in (run / "config.yaml").read_text()
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["seed"] == 0
+    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["commit"] is None or re.fullmatch(r"[0-9a-f]{40}\+?", environment["commit"])
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows if row["train/loss"]] == ["0", "1", "2", "3", "4"]
+    assert sum(bool(row["val/accuracy"]) for row in rows) == 1
+
+
+def test_a_second_run_stands_beside_the_first(tmp_path: Path) -> None:
+    command = [*TOY, f"--runs={tmp_path}", "--trainer.max_steps=1"]
+    assert [main(command), main(command)] == [0, 0]
+    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["1", "2"]
+
+
+def test_test_and_validate_repeat_what_fit_found(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for command, prefix in (("validate", "val"), ("test", "test")):
+        capsys.readouterr()
+        assert main([command, f"--checkpoint={run}", "--trainer.accelerator=cpu"]) == 0
+        printed = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+        expected = next(row for row in rows if row[f"{prefix}/accuracy"])
+        assert float(printed[f"{prefix}/loss"]) == pytest.approx(
+            float(expected[f"{prefix}/loss"]), abs=1e-4
+        )
+
+
+def test_predict_labels_a_file(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("1 2 3\n4 5 6\n2 2")
+    for layout in ("tsv", "jsonl"):
+        capsys.readouterr()
+        command = ["predict", f"--checkpoint={run}", f"--input={texts}", f"--format={layout}"]
+        assert main(command) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3
+        if layout == "jsonl":
+            assert set(json.loads(lines[0])) == {"label", "probability"}
+        else:
+            assert re.fullmatch(r"with(out)?\t0\.\d{4}", lines[0])
+
+
+def test_predict_answers_each_line_before_the_next_comes(run: Path) -> None:
+    command = [sys.executable, "-m", "clusterformer", "predict", f"--checkpoint={run}"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": TOYS}, **pipes) as process:
+        for text in ("1 2 3", "4 5"):
+            process.stdin.write(f"{text}\n")
+            process.stdin.flush()
+            assert process.stdout.readline().startswith("with")
+        process.stdin.close()
+        assert process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"1 2\n\n3\n", ":2: empty line"), (b"1 2\n\xe9\n", ":2: byte 0xe9 is not UTF-8")],
+)
+def test_predict_names_the_bad_line_after_labelling_those_before(
+    content: bytes, said: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.txt").write_bytes(content)
+    capsys.readouterr()
+    assert main(["predict", f"--checkpoint={run}", f"--input={tmp_path / 'texts.txt'}"]) == 2
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1
+    assert f"texts.txt{said}" in err
+
+
+def test_predict_reads_a_pipe(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"1 2\n3\n")
+    os.close(writer)
+    capsys.readouterr()
+    assert main(["predict", f"--checkpoint={run}", f"--input=/dev/fd/{reader}"]) == 0
+    os.close(reader)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_predict_names_an_input_that_cannot_be_read(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, said in ((tmp_path, "Is a directory"), (tmp_path / "x", "No such file or directory")):
+        message = error_of(["predict", f"--checkpoint={run}", f"--input={path}"], capsys)
+        assert message == f"{path}: {said}"
+
+
+class Harmful:
+    def __reduce__(self) -> tuple:
+        return (os.mkdir, ("executed",))
+
+
+def test_a_strange_checkpoint_is_refused_and_not_executed(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = (run / "checkpoints" / "last.ckpt").read_bytes()
+    Path("cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    Path("empty.ckpt").write_bytes(b"")
+    Path("harmful.ckpt").write_bytes(pickle.dumps(Harmful()))
+    torch.save({"state_dict": {}, "x": Harmful()}, "harmful-zip.ckpt")
+    torch.save({"state_dict": {}}, "foreign.ckpt")
+    for name in ("cut", "empty", "harmful", "harmful-zip", "foreign"):
+        for command in ("test", "predict"):
+            message = error_of([command, f"--checkpoint={name}.ckpt"], capsys)
+            assert message.startswith(f"{name}.ckpt: refused")
+    assert not Path("executed").exists()
+    assert "no such" in error_of(["test", "--checkpoint=missing.ckpt"], capsys)
+    assert "give --checkpoint" in error_of(["test"], capsys)
+
+
+def test_a_truncated_checkpoint_is_not_resumed_from(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.yaml", "environment.json"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"PK\x03\x04")
+    assert "last.ckpt: refused" in error_of(["fit", f"--resume={tmp_path}"], capsys)
+
+
+def test_fast_dev_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*TOY, "--trainer.fast_dev_run=true"]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_wandb_offline_keeps_one_run_through_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert main([*TOY, f"--runs={tmp_path}", "--wandb"]) == 0
+    run = tmp_path / "toy" / "1"
+    name = json.loads((run / "environment.json").read_text())["wandb_id"]
+    assert main(["fit", f"--resume={run}", "--trainer.max_epochs=2"]) == 0
+    wandb.teardown()  # what it writes is whole when its service has ended
+    logs = list(run.glob(f"wandb/offline-run-*/run-{name}.wandb"))
+    assert len(logs) == 2
+    assert all(b"seconds_a_step" in log.read_bytes() for log in logs)  # what compare reads
+
+
+def test_the_traceback_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLUSTERFORMER_DEBUG", "1")
+    with pytest.raises(ValueError, match="no command"):
+        main(["fti"])
+
+
+def test_a_reader_who_leaves_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(
+        sys, "stdout", io.TextIOWrapper(os.fdopen(writer, "wb", 0), write_through=True)
+    )
+    assert main(["--help"]) == 0

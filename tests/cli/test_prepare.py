@@ -1,0 +1,258 @@
+"""`clusterformer prepare`: a real command against a server on this machine that fails as told."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from web import Web, serving
+
+from clusterformer.cli.main import main
+from clusterformer.cli.prepare import HELP
+from clusterformer.data.pair_corpora import read_pair_corpus
+from clusterformer.data.prepare.preparation import _count, _packed_or_not, presence
+from clusterformer.data.prepare.publishers import CONVERTERS, sets
+
+# the one set of a published size, without a checksum, that is small however many lines it has
+PARTS = {"train": 384_348, "dev": 10_000, "test": 10_000}
+FILE = "Quora_question_pair_partition.zip"
+
+
+def quora(**counts: int) -> bytes:
+    """An archive like that of the Quora pairs, as many lines as it has or as told."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for part, usual in PARTS.items():
+            row = f"1\thow to {part} ?\twhy ?\t%d\n"
+            lines = "".join(row % number for number in range(counts.get(part, usual)))
+            archive.writestr(f"Quora_question_pair_partition/{part}.tsv", lines)
+    return data.getvalue()
+
+
+@pytest.fixture(scope="module")
+def archive() -> bytes:
+    return quora()
+
+
+@pytest.fixture
+def web(archive: bytes) -> Iterator[Web]:
+    with serving() as web:
+        web.files[f"/quora/{FILE}"] = archive
+        yield web
+
+
+def command(web: Web, root: Path) -> list[str]:
+    return ["prepare", "quora", f"--mirror={web.url}", f"--root={root}", "--accept-licence"]
+
+
+def start(web: Web, root: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "clusterformer", *command(web, root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return output, errors
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(arguments) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def files_in(root: Path) -> set[str]:
+    return {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*")
+        if path.is_file() and path.suffix != ".lock"
+    }
+
+
+def test_killed_half_way_it_goes_on_there_and_the_set_is_read(
+    web: Web, archive: bytes, tmp_path: Path
+) -> None:
+    web.troubles = ["stall"]
+    half = len(archive) // 2
+    part = tmp_path / "downloads" / "quora" / f"{FILE}.part"
+    process = start(web, tmp_path)
+    while not part.exists() or part.stat().st_size < half:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert files_in(tmp_path) <= {f"downloads/quora/{FILE}.{kind}" for kind in ("part", "tag")}
+    output, _ = finish(start(web, tmp_path))
+    assert web.wanted == [None, f"bytes={half}-"]
+    assert output.startswith(f"quora: {tmp_path}/quora (licence: Quora's")
+    assert files_in(tmp_path) == {f"quora/{part}.tsv" for part in PARTS}
+    pairs = read_pair_corpus("quora", "valid", root=tmp_path)
+    assert len(pairs) == PARTS["dev"]
+    assert pairs[0][:3] == ("how to dev ?", "why ?", "1")
+
+
+def test_of_two_at_once_one_works_and_the_other_waits(web: Web, tmp_path: Path) -> None:
+    web.pause = 0.005
+    both = [start(web, tmp_path) for _ in range(2)]
+    told = [finish(process) for process in both]
+    assert len(web.asked) == 1
+    assert sorted("waiting" in errors for _, errors in told) == [False, True]
+    assert told[0][0] == told[1][0]
+    assert files_in(tmp_path) == {f"quora/{part}.tsv" for part in PARTS}
+
+
+def test_a_complete_set_is_left_alone(web: Web, tmp_path: Path) -> None:
+    for part in PARTS:
+        (tmp_path / "quora").mkdir(exist_ok=True)
+        (tmp_path / f"quora/{part}.tsv").write_text("mine")
+    assert main(command(web, tmp_path)) == 0
+    assert not web.asked
+    assert (tmp_path / "quora/train.tsv").read_text() == "mine"
+
+
+def test_other_files_in_its_place_are_not_touched(
+    web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "quora").mkdir()
+    (tmp_path / "quora/dev.tsv").write_text("mine")
+    said = error_of(command(web, tmp_path), capsys)
+    assert f"{tmp_path}/quora holds dev.tsv, but not all of quora; move it away" in said
+    assert not web.asked
+
+
+def test_a_wrong_count_says_what_was_expected(
+    web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    web.files[f"/quora/{FILE}"] = quora(train=384_347)
+    said = error_of(command(web, tmp_path), capsys)
+    assert "quora: train.tsv has 384,347 lines, expected 384,348" in said
+    assert not (tmp_path / "quora").exists()
+
+
+@pytest.mark.parametrize("content", [b"<html>not found</html>", quora(train=1)[:-100], b""])
+def test_what_is_no_archive_says_how_to_fetch_it_again(
+    web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    web.files[f"/quora/{FILE}"] = content
+    said = error_of(command(web, tmp_path), capsys)
+    assert f"{tmp_path}/downloads/quora: not as expected" in said
+    assert "remove it" in said
+
+
+def test_fetched_by_hand_it_needs_no_server(
+    archive: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = error_of(["prepare", "quora", f"--root={tmp_path}"], capsys)
+    place = re.search(r"put it at (\S+) and run this again", said)
+    assert place
+    assert "Quora's terms of use" in said
+    Path(place[1]).write_bytes(archive)
+    assert main(["prepare", "quora", f"--root={tmp_path}"]) == 0
+    assert (tmp_path / "quora" / "train.tsv").exists()
+
+
+def test_a_licence_must_be_accepted_before_anything_is_fetched(
+    web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ["prepare", "wikiqa", f"--mirror={web.url}", f"--root={tmp_path}"]
+    said = error_of(wanted, capsys)
+    assert "Microsoft Research Data License Agreement, see https://www.microsoft.com" in said
+    assert "--accept-licence" in said
+    assert not web.asked
+    assert "404" in error_of([*wanted, "--accept-licence"], capsys)
+    assert [path for path, _ in web.asked] == ["/wikiqa/WikiQACorpus.zip"]
+
+
+def test_a_file_put_there_by_hand_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "downloads" / "wikiqa" / "WikiQACorpus.zip"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"another")
+    said = error_of(["prepare", "wikiqa", f"--root={tmp_path}"], capsys)
+    assert re.search(rf"{place}: sha256:\w+, expected sha256:467c13f9\w+; remove it", said)
+
+
+def test_kept_downloads_serve_as_a_mirror(web: Web, archive: bytes, tmp_path: Path) -> None:
+    assert main([*command(web, tmp_path / "one"), "--keep"]) == 0
+    kept = tmp_path / "one" / "downloads"
+    assert {path.name for path in (kept / "quora").iterdir()} == {FILE}
+    web.files = {f"/{file}": (kept / file).read_bytes() for file in files_in(kept)}
+    assert main(command(web, tmp_path / "two")) == 0
+    assert files_in(tmp_path / "two") == {f"quora/{part}.tsv" for part in PARTS}
+
+
+BAD = {
+    (): "which data set? give its name, or --list",
+    ("mr1",): "no data set 'mr1'; there is mr, subj",
+    ("mr", "--mirror=here"): "--mirror must begin with http:// or https://, got 'here'",
+    ("mr", "--timeout=0"): "--timeout must be more than 0 seconds, got 0",
+    ("mr", "--rot=x"): "unrecognized arguments: --rot=x",
+    ("mr", "--root=FILE"): "FILE",
+}
+
+
+@pytest.mark.parametrize(("options", "said"), BAD.items())
+def test_a_bad_option_is_one_line(
+    options: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").touch()
+    assert said in error_of(["prepare", *options], capsys)
+
+
+def test_list_shows_every_set_and_what_is_there_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("mr/mr.tsv", "snli/dev.tsv", "multi30k/raw/train.de"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert main(["prepare", "--list", f"--root={tmp_path}"]) == 0
+    rows = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["name", *sets()]
+    here = {row[0]: row[3] for row in rows}
+    assert {name for name, found in here.items() if found == "yes"} == {"mr"}
+    assert {name for name, found in here.items() if found == "part"} == {"snli", "multi30k"}
+    assert all(row[-1].startswith("https://") for row in rows[2:] if row[0] != "20news")
+
+
+def test_the_table_is_whole() -> None:
+    named = HELP.split("sets\n")[1].split("examples")[0].split()
+    assert set(sets()) <= set(named)
+    assert set(sets()) == set(CONVERTERS)
+    for name, published in sets().items():
+        files = [remote.file for remote in published.remotes]
+        assert all(files), name
+        assert len(set(files)) == len(files), name
+        for remote in published.remotes:
+            assert remote.url.startswith("https://") or published.terms == "by hand", name
+            assert re.fullmatch(r"|sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", remote.checksum), name
+        assert published.contents, name
+
+
+@pytest.mark.parametrize("name", list(CONVERTERS))
+def test_real_sets_hold_what_the_table_says(name: str, data_root: Path) -> None:
+    if presence(sets()[name], data_root) != "yes":
+        pytest.skip(f"not all of {name} is there")
+    for file, expected in sets()[name].contents.items():
+        path = _packed_or_not(sets()[name].place(data_root) / file)
+        assert path
+        assert not expected or _count(path) == expected

@@ -1,0 +1,98 @@
+"""The page stands alone, says what the table says, and works in a browser."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from toy_results import RESULTS, result
+
+from clusterformer.compare.page import page
+from clusterformer.compare.plots import along_a_key, learning_curves
+from clusterformer.compare.statistics import summarise
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+
+
+def made() -> str:
+    return page(summarise(RESULTS, baseline="full"), "A <b>title</b> & more", "clusterformer x")
+
+
+class Balanced(HTMLParser):
+    """Checks that every element that opens closes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_it_needs_nothing_from_elsewhere() -> None:
+    text = made()
+    links = re.findall(r"(?:src|href)=[\"']?([^\"' >]+)", text)
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert "@import" not in text
+    assert "url(http" not in text
+
+
+def test_it_is_well_formed_and_escapes_what_it_is_told() -> None:
+    checker = Balanced()
+    checker.feed(made())
+    assert checker.open == []
+    assert "<h1>A &lt;b&gt;title&lt;/b&gt; &amp; more</h1>" in made()
+    assert "0.800 ± 0.100" in made()
+
+
+def test_a_key_is_drawn_along_only_where_one_thing_takes_three_values_of_it() -> None:
+    key = "model.attention.num_clusters"
+    apart = [
+        result("ours", column, 0, 0.5, config={"model.attention": "A", key: k})
+        for k, column in enumerate("abc")
+    ]
+    assert along_a_key(summarise(apart)) == {}
+    together = [
+        result(f"k = {k}", "", 0, 0.5, config={"model.attention": "A", key: k}) for k in (5, 10, 20)
+    ]
+    assert list(along_a_key(summarise(together))) == [key]
+
+
+def test_one_validation_makes_no_learning_curve() -> None:
+    once = replace(result("ours", "", 0, 0.5), curve=[(10, 0.5)])
+    assert learning_curves(summarise([once])) is None
+    assert learning_curves(summarise([replace(once, curve=[(10, 0.4), (20, 0.5)])])) is not None
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no headless Chromium here")
+def test_a_browser_sorts_the_table_and_reports_no_error(tmp_path: Path) -> None:
+    probe = """<script>
+      const errors = []; window.onerror = message => errors.push(message);
+      window.onload = () => {
+        const first = () => document.querySelector("tbody tr td").textContent;
+        const before = first();
+        document.querySelectorAll("th button")[1].click();
+        const wide = document.documentElement.scrollWidth > window.innerWidth;
+        document.body.dataset.told = [before, first(), wide, ...errors].join("|");
+      };
+    </script>"""
+    path = tmp_path / "index.html"
+    path.write_text(made().replace("<body>", f"<body>{probe}"), encoding="utf-8")
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900",
+            f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = re.search(r'data-told="([^"]*)"', done.stdout)
+    assert found, done.stderr[-500:]
+    assert found[1] == "full|ours|false"

@@ -1,0 +1,95 @@
+"""The numbers of the table, against numbers worked out by hand."""
+
+import math
+
+import pytest
+from toy_results import RESULTS, result
+
+from clusterformer.compare.results import differences, flatten
+from clusterformer.compare.statistics import AVERAGE, bootstrap, summarise
+from clusterformer.compare.tables import latex, markdown, number, runs_csv, text
+from clusterformer.errors import InputError
+
+
+def test_mean_spread_average_and_best() -> None:
+    summary = summarise(RESULTS)
+    assert summary.metric == "test/accuracy"
+    assert summary.columns == ["MR", "CR", AVERAGE]
+    full, ours = summary.cells["full", "MR"], summary.cells["ours", "MR"]
+    assert full.mean == pytest.approx(0.8)
+    assert full.spread == pytest.approx(0.1)
+    assert (full.best, ours.best) == (False, True)
+    average = summary.cells["ours", AVERAGE]
+    assert average.values == pytest.approx([0.65, 0.7, 0.9])
+    assert summary.costs["ours"]["epochs to converge"] == 2
+
+
+def test_less_is_better_where_it_is() -> None:
+    runs = [
+        result(row, "", 0, 0.0, measures={"val/loss": loss}, monitor="val/loss", mode="min")
+        for row, loss in (("a", 1.0), ("b", 2.0))
+    ]
+    summary = summarise(runs)
+    assert (summary.metric, summary.mode) == ("val/loss", "min")
+    assert summary.cells["a", ""].best
+    assert not summary.cells["b", ""].best
+    with pytest.raises(InputError, match="a, seed 0 has no 'x'; there is val/loss"):
+        summarise(runs, "x")
+
+
+def test_columns_may_have_measures_of_their_own() -> None:
+    ranked = {"measures": {"test/map": 0.6, "val/map": 0.5}, "monitor": "val/map"}
+    guessed = {"measures": {"test/accuracy": 0.8}, "monitor": "val/accuracy"}
+    runs = [result("a", "WikiQA", 0, 0.0, **ranked), result("a", "CR", 0, 0.0, **guessed)]
+    assert text(summarise(runs)).splitlines()[0].split()[:5] == [
+        "WikiQA", "map", "CR", "accuracy", "average",
+    ]  # fmt: skip
+    assert summarise(runs).cells["a", AVERAGE].mean == pytest.approx(0.7)
+    runs.append(
+        result("a", "text", 0, 0.0, measures={"val/loss": 1.0}, monitor="val/loss", mode="min")
+    )
+    with pytest.raises(InputError, match="more is better in some and less in others of test/map"):
+        summarise(runs)
+
+
+def test_significance_is_of_paired_differences() -> None:
+    summary = summarise(RESULTS, baseline="full")
+    assert "full" not in summary.significance
+    differences = [0.1, 0.1, 0.1, 0.0, 0.0, 0.3]
+    assert summary.significance["ours"] == bootstrap(differences)
+    assert bootstrap([1.0, 1.0, 1.0]) == 0.0
+    assert bootstrap([1.0, -1.0]) == 1.0
+    assert bootstrap([0.0, 0.0]) == 1.0
+    # P(mean of four draws of {1, 1, 1, -1} <= 0) = P(at least two of four are -1), worked out
+    exact = sum(math.comb(4, n) * 0.25**n * 0.75 ** (4 - n) for n in (2, 3, 4))
+    assert bootstrap([1.0, 1.0, 1.0, -1.0]) == pytest.approx(2 * exact, abs=0.02)
+
+
+def test_a_missing_run_leaves_a_hole_and_no_average() -> None:
+    summary = summarise([r for r in RESULTS if (r.row, r.column) != ("ours", "CR")])
+    assert ("ours", AVERAGE) not in summary.cells
+    assert text(summary).splitlines()[2].split()[4:6] == ["-", "-"]
+
+
+def test_every_form_of_the_table_holds_the_numbers() -> None:
+    summary = summarise(RESULTS, paper={"ours": {"MR": 0.777}})
+    for form in (text(summary), markdown(summary), latex(summary)):
+        assert "0.800" in form
+        assert "0.777" in form
+    assert "**0.900 ± 0.100**" in markdown(summary)
+    assert r"\textbf{0.900 $\pm$ 0.100}" in latex(summary)
+    assert len(runs_csv(summary).splitlines()) == 1 + len(RESULTS)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(0.12345, "0.123"), (12.345, "12.35"), (1234.5, "1,234"), (2.5e6, "2.50 M")]
+)
+def test_numbers_have_few_digits(value: float, told: str) -> None:
+    assert number(value) == told
+
+
+def test_configurations_differ_by_dotted_keys() -> None:
+    tree = {"model": {"attention": {"class_path": "a.b.Full", "init_args": {"k": 3}}, "lr": 1}}
+    flat = flatten(tree)
+    assert flat == {"model.attention": "Full", "model.attention.k": 3, "model.lr": 1}
+    assert differences([flat, flat | {"model.lr": 2}]) == {"model.lr": [1, 2]}

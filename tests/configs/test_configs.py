@@ -1,0 +1,56 @@
+"""Every shipped configuration parses, builds its model, and says at its top what it is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from clusterformer.cli.options import Options
+from clusterformer.task import Task
+from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.training.config_files import resolve, shipped
+
+CONFIGS = sorted(shipped())
+
+
+def overlaid(name: str) -> list[str]:
+    """Arguments for that configuration; what sets no data is meant to go over another one."""
+    base = [] if "data" in yaml.safe_load(read(name)) else ["--config", "quickstart.yaml"]
+    return [*base, "--config", name]
+
+
+def read(name: str) -> str:
+    return shipped()[name].read_text(encoding="utf-8")
+
+
+def test_some_are_shipped() -> None:
+    assert {"quickstart.yaml", "mr.yaml"} <= set(CONFIGS)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_builds_from_any_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, _ = resolve(overlaid(name))
+    options = Options([*arguments, "--trainer.accelerator", "cpu"], fitting=True)
+    assert isinstance(options.datamodule, Task)
+    clip = options.make_trainer([], []).gradient_clip_val
+    assert clip is not None or "gradient_clip_val: null" in read(name)
+    architecture = options.model.architecture
+    x, mask = torch.randn(2, 7, architecture.d_model), torch.ones(2, 7, dtype=torch.bool)
+    causal = isinstance(options.datamodule, LanguageModeling)
+    stack = architecture.decoder() if causal else architecture.encoder()
+    assert stack(x, mask).hidden.isfinite().all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_says_what_it_is(name: str) -> None:
+    assert read(name).startswith("# ")
+
+
+def test_names_are_unique() -> None:
+    root = Path(__file__).resolve().parents[2] / "configs"
+    found = [path for path in root.rglob("*.yaml") if path.parent.name != "compare"]
+    assert sorted(path.name for path in found) == CONFIGS

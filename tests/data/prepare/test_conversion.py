@@ -1,0 +1,357 @@
+"""Converters: tiny archives of every publisher's kind, read back by the tasks' own readers."""
+
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from clusterformer.data.bitext import Bitext
+from clusterformer.data.prepare import books
+from clusterformer.data.prepare.conversion import write_lines
+from clusterformer.data.prepare.publishers import CONVERTERS
+from clusterformer.data.tables import read_pairs, read_rows
+from clusterformer.errors import InputError
+
+
+@pytest.fixture
+def downloads(tmp_path: Path) -> Path:
+    (tmp_path / "downloads").mkdir()
+    return tmp_path / "downloads"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "set").mkdir()
+    return tmp_path / "set"
+
+
+def zip_of(path: Path, files: Mapping[str, str]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+def tar_of(path: Path, files: Mapping[str, bytes]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+def lines_in(path: Path) -> list[str]:
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    assert text.endswith("\n")
+    return text[:-1].split("\n")
+
+
+def test_the_same_lines_give_the_same_bytes(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.gz", ["ä", "b"])
+    first = (tmp_path / "a.gz").read_bytes()
+    write_lines(tmp_path / "a.gz", iter(["ä", "b"]))
+    assert (tmp_path / "a.gz").read_bytes() == first
+    assert gzip.decompress(first) == "ä\nb\n".encode()
+
+
+def test_a_file_a_class_becomes_rows_with_labels(downloads: Path, folder: Path) -> None:
+    (downloads / "rt-polarity.neg").write_bytes("dull caf\u00e9 . \n\nbad\r\n".encode("cp1252"))
+    (downloads / "rt-polarity.pos").write_bytes(b"good \x96 very\n")
+    CONVERTERS["mr"](downloads, folder)
+    rows = read_rows(folder / "mr.tsv", text_column=2, label_column=1)
+    assert [(row.label, row.text) for row in rows] == [
+        ("0", "dull café . "),
+        ("0", "bad"),
+        ("1", "good – very"),
+    ]
+
+
+def test_posts_are_ordered_by_group_and_number(downloads: Path, folder: Path) -> None:
+    posts = {
+        "20news-bydate-train/sci.med/100": b"third",
+        "20news-bydate-train/sci.med/99": "From: Bj\u00f6rn\n\nsecond".encode("latin-1"),
+        "20news-bydate-train/alt.atheism/7": b"first",
+        "20news-bydate-test/sci.med/8": b"only",
+    }
+    tar_of(downloads / "20news-bydate.tar.gz", posts)
+    CONVERTERS["20news"](downloads, folder)
+    train = [json.loads(line) for line in lines_in(folder / "20news-bydate-train.jsonl.gz")]
+    assert [record["text"] for record in train] == ["first", "From: Björn\n\nsecond", "third"]
+    assert train[1] == {"id": "99", "label": "sci.med", "text": "From: Björn\n\nsecond"}
+    rows = read_rows(folder / "20news-bydate-test.jsonl.gz")
+    assert [(row.label, row.text) for row in rows] == [("sci.med", "only")]
+
+
+@pytest.mark.parametrize(
+    ("name", "archive", "stem", "parts", "labels"),
+    [
+        ("snli", "snli_1.0.zip", "snli_1.0/snli_1.0_", ["train", "dev", "test"], "012"),
+        (
+            "mnli",
+            "multinli_1.0.zip",
+            "multinli_1.0/multinli_1.0_",
+            ["train", "dev_matched", "dev_mismatched"],
+            ["entailment", "neutral", "contradiction"],
+        ),
+    ],
+)
+def test_pairs_without_a_gold_label_go(
+    downloads: Path, folder: Path, name: str, archive: str, stem: str, parts: list[str], labels: str
+) -> None:
+    golds = ["entailment", "-", "neutral", "contradiction"]
+    records = [
+        {"gold_label": gold, "sentence1": f"A\tman {gold}.", "sentence2": " It\u2028is. "}
+        for gold in golds
+    ]
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    zip_of(downloads / archive, {f"{stem}{part}.jsonl": text for part in parts})
+    CONVERTERS[name](downloads, folder)
+    for part in parts:
+        pairs = read_pairs(
+            folder / f"{part.replace('_', '-')}.tsv",
+            first_column=1,
+            second_column=2,
+            label_column=3,
+        )
+        assert [pair.label for pair in pairs] == list(labels)
+        assert (pairs[1].first, pairs[1].second) == ("A man neutral.", "It is.")
+
+
+def test_tables_keep_their_order_and_quotes(downloads: Path, folder: Path) -> None:
+    row = 'A "quoted premise.\tA hypothesis.\tneutral\n'
+    files = {f"SciTailV1.1/tsv_format/scitail_1.0_{p}.tsv": row for p in ("train", "dev", "test")}
+    zip_of(downloads / "SciTailV1.1.zip", files)
+    CONVERTERS["scitail"](downloads, folder)
+    assert lines_in(folder / "dev.tsv") == [row.rstrip("\n")]
+
+
+def test_quora_puts_the_label_last(downloads: Path, folder: Path) -> None:
+    row = "1\tWhy ?\tWhy so ?\t273\n"
+    files = {f"Quora_question_pair_partition/{p}.tsv": row for p in ("train", "dev", "test")}
+    zip_of(downloads / "Quora_question_pair_partition.zip", files)
+    CONVERTERS["quora"](downloads, folder)
+    assert lines_in(folder / "train.tsv") == ["Why ?\tWhy so ?\t1"]
+
+
+def test_wikiqa_loses_its_header_and_documents(downloads: Path, folder: Path) -> None:
+    text = (
+        "QuestionID\tQuestion\tDocumentID\tDocumentTitle\tSentenceID\tSentence\tLabel\r\n"
+        "Q1\thow so?\tD1\tGlacier\tD1-0\tThus.\t0\r\n"
+    )
+    files = {f"WikiQACorpus/WikiQA-{p}.tsv": text for p in ("train", "dev", "test")}
+    zip_of(downloads / "WikiQACorpus.zip", files)
+    CONVERTERS["wikiqa"](downloads, folder)
+    assert lines_in(folder / "test.tsv") == ["Q1\thow so?\tThus.\t0"]
+
+
+def test_sick_gets_one_kind_of_line_ends(downloads: Path, folder: Path) -> None:
+    header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"
+    for part in ("train", "trial", "test_annotated"):
+        text = f"{header}\r\n6\tThere is no boy\tA group\t3.3\tNEUTRAL\r\n"
+        (downloads / f"SICK_{part}.txt").write_text(text, newline="")
+    CONVERTERS["sick"](downloads, folder)
+    assert lines_in(folder / "test.tsv") == [header, "6\tThere is no boy\tA group\t3.3\tNEUTRAL"]
+
+
+def test_multi30k_is_packed(downloads: Path, folder: Path) -> None:
+    for part in ("train", "val", "test_2016_flickr"):
+        for language in ("de", "en"):
+            raw = gzip.compress(f"Ein Hund {part} {language}.\n".encode())
+            (downloads / f"{part}.{language}.gz").write_bytes(raw)
+            tokens = f"ein hund {part} {language} .\n"
+            (downloads / f"{part}.lc.norm.tok.{language}").write_text(tokens)
+    CONVERTERS["multi30k"](downloads, folder)
+    pairs = Bitext(
+        folder / "tok/val.lc.norm.tok.de.gz", folder / "tok/val.lc.norm.tok.en.gz", counts=(1,)
+    )
+    assert next(iter(pairs))[:2] == ("ein hund val de .", "ein hund val en .")
+    assert lines_in(folder / "raw/train.en.gz") == ["Ein Hund train en."]
+
+
+def test_iwslt14_is_made_as_everyone_makes_it(downloads: Path, folder: Path) -> None:
+    pytest.importorskip("sacremoses")
+    ordinary = [(f"Er hat's Nummer {i}.", f"He's got number {i}.") for i in range(45)]
+    dropped = [("Ja.", "Yes, it is so."), ("", "None."), ("a " * 176, "a " * 176)]
+    kept = [("<title>Plan B</title>", "<title>Plan B.</title>")]  # 2 and 3 tokens
+    sides = []
+    for column in (0, 1):
+        lines = ["<url>http://x</url>", "<keywords>talks</keywords>", "<talkid>1</talkid>"]
+        lines += [pair[column] for pair in kept + dropped + ordinary]
+        sides.append("".join(f"{line}\n" for line in lines).encode())
+    files = {"de-en/train.tags.de-en.de": sides[0], "de-en/train.tags.de-en.en": sides[1]}
+    talks = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+    for language in ("de", "en"):
+        for talk in talks:
+            text = f'<doc>\n<seg id="1"> Das ist’s {talk}. </seg>\n<seg id="2">B.</seg>\n</doc>\n'
+            files[f"de-en/IWSLT14.{talk}.de-en.{language}.xml"] = text.encode()
+    tar_of(downloads / "de-en.tgz", files)
+    CONVERTERS["iwslt14"](downloads, folder)
+    parts = {
+        part: [pair[:2] for pair in Bitext(folder / f"{part}.de.gz", folder / f"{part}.en.gz")]
+        for part in ("train", "valid", "test")
+    }
+    assert parts["train"][0] == ("plan b", "plan b .")
+    assert parts["train"][1] == ("er hat ' s nummer 0 .", "he 's got number 0 .")
+    assert [len(pairs) for pairs in parts.values()] == [44, 2, 10]
+    assert [pair[1] for pair in parts["valid"]] == [f"he 's got number {i} ." for i in (21, 44)]
+    assert parts["test"][:2] == [
+        ("das ist ' s ted.dev2010 .", "das ist 's ted.dev2010 ."),
+        ("b .", "b ."),
+    ]
+
+
+def test_wmt14_joins_its_corpora_in_order(downloads: Path, folder: Path) -> None:
+    for archive, stem in (
+        ("europarl-v7", "training/europarl-v7.de-en"),
+        ("commoncrawl", "commoncrawl.de-en"),
+        ("nc-v9", "training/news-commentary-v9.de-en"),
+    ):
+        files = {
+            f"{stem}.{language}": f"{archive}\u2028 {language}\n\nlast\r{language}\n".encode()
+            for language in ("de", "en")
+        }
+        files["training/europarl-v7.cs-en.en"] = b"other\n"
+        tar_of(downloads / f"training-parallel-{archive}.tgz", files)
+    news = {
+        "test.tgz": ("test/newstest2013-src.en.sgm", "test/newstest2013-src.de.sgm"),
+        "test-full.tgz": (
+            "test-full/newstest2014-deen-src.en.sgm",
+            "test-full/newstest2014-deen-ref.de.sgm",
+        ),
+    }
+    for archive, members in news.items():
+        segments = '<srcset>\n<seg id="1">One’s  two</seg>\n<hl>\n<seg id="2">%s</seg>\n</hl>\n'
+        tar_of(downloads / archive, {member: (segments % member).encode() for member in members})
+    CONVERTERS["wmt14"](downloads, folder)
+    train = [pair[:2] for pair in Bitext(folder / "train.en.gz", folder / "train.de.gz")]
+    assert train[:3] == [
+        ("europarl-v7\u2028 en", "europarl-v7\u2028 de"),
+        ("", ""),
+        ("last en", "last de"),
+    ]
+    assert [source.partition("\u2028")[0] for source, _ in train[::3]] == [
+        "europarl-v7",
+        "commoncrawl",
+        "nc-v9",
+    ]
+    assert lines_in(folder / "newstest2013.de") == ["One’s two", "test/newstest2013-src.de.sgm"]
+    assert lines_in(folder / "newstest2014.en")[1] == news["test-full.tgz"][0]
+
+
+def test_no_sentence_of_one_tatoeba_part_occurs_in_another(downloads: Path, folder: Path) -> None:
+    # English i goes with German i and i // 3: chains of pairs that share a sentence
+    pairs = [(f"Go {i}!", f"Geh {g}!") for i in range(3000) for g in {i, i - i % 3}]
+    zip_of(downloads / "deu-eng.zip", {"deu.txt": "".join(f"{e}\t{d}\n" for e, d in pairs)})
+    CONVERTERS["tatoeba"](downloads, folder)
+    parts = [
+        {tuple(line.split("\t")) for line in lines_in(folder / name)}
+        for name in ("train.tsv.gz", "valid.tsv", "test.tsv")
+    ]
+    assert set.union(*parts) == {(german, english) for english, german in pairs}
+    assert sum(map(len, parts)) == len(pairs)
+    for language in (0, 1):
+        sentences = [{pair[language] for pair in part} for part in parts]
+        assert sum(map(len, sentences)) == len(set.union(*sentences))
+    assert [round(len(part) / len(pairs), 1) for part in parts] == [0.9, 0.0, 0.0]
+    assert min(map(len, parts)) > 50
+
+
+def test_wikitext_keeps_every_byte(downloads: Path, folder: Path) -> None:
+    text = " \n = Homarus = \n \n A lobster <unk> . \n"
+    parts = ("train", "valid", "test")
+    zip_of(
+        downloads / "wikitext-2-v1.zip", {f"wikitext-2/wiki.{part}.tokens": text for part in parts}
+    )
+    CONVERTERS["wikitext2"](downloads, folder)
+    for part in parts:
+        assert gzip.decompress((folder / f"{part}.txt.gz").read_bytes()).decode() == text
+
+
+def test_images_stay_as_they_are(downloads: Path, folder: Path) -> None:
+    (downloads / "t10k-labels-idx1-ubyte.gz").write_bytes(b"\x1f\x8b not even gzip")
+    CONVERTERS["mnist"](downloads, folder)
+    assert (folder / "t10k-labels-idx1-ubyte.gz").read_bytes() == b"\x1f\x8b not even gzip"
+
+
+BOOK = """\ufeffThe Project Gutenberg eBook of A Tale
+
+Title: A Tale
+
+Release Date: May 27, 2012 [eBook #7]
+
+*** START OF THE PROJECT GUTENBERG EBOOK A LONG
+TALE ***
+
+
+
+
+Produced by A. Volunteer and
+another one
+
+A TALE
+
+It was “long”.
+
+ THE END
+
+End of the Project Gutenberg EBook of A Tale
+*** END OF THE PROJECT GUTENBERG EBOOK A TALE ***
+Licence
+"""
+
+
+@pytest.fixture
+def tale(monkeypatch: pytest.MonkeyPatch) -> None:
+    tale = books.Book(7, "a-tale", "A. Writer", "A Tale", 1900, 7)
+    monkeypatch.setattr(books, "index", lambda: [tale])
+
+
+@pytest.mark.usefixtures("tale")
+def test_books_lose_licence_and_credits(downloads: Path, folder: Path) -> None:
+    (downloads / "pg7.txt").write_text(BOOK, encoding="utf-8", newline="\r\n")
+    CONVERTERS["gutenberg"](downloads, folder)
+    text = gzip.decompress((folder / "a-tale.txt.gz").read_bytes()).decode()
+    assert text == "A TALE\n\nIt was “long”.\n\n THE END\n"
+    header, row = (line.split("\t") for line in lines_in(folder / "index.tsv"))
+    found = dict(zip(header, row, strict=True))
+    assert found["file"] == "a-tale.txt.gz"
+    assert int(found["bytes"]) == len(text.encode())
+    assert int(found["words"]) == 7
+
+
+@pytest.mark.usefixtures("tale")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("#7]", "#8]", "ebook 8, expected 7"),
+        ("*** START", "START", "is this a book"),
+        ("It was", "It was not so very", "10 words, expected about 7"),
+    ],
+)
+def test_another_book_is_refused(
+    downloads: Path, folder: Path, old: str, new: str, said: str
+) -> None:
+    (downloads / "pg7.txt").write_text(BOOK.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        CONVERTERS["gutenberg"](downloads, folder)
+
+
+def test_pg19_comes_through_the_hubs_library(
+    downloads: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    repository = tmp_path / "repository" / "data"
+    repository.mkdir(parents=True)
+    for part in ("train", "validation", "test"):
+        rows = {"url": [f"http://www.gutenberg.org/ebooks/{part}9"], "text": [f"{part}\nbook"]}
+        path = repository / f"{part}-00000-of-00001.parquet"
+        datasets.Dataset.from_dict(rows).to_parquet(str(path))
+    monkeypatch.setattr(books, "PG19", str(repository.parent))
+    CONVERTERS["pg19"](downloads, folder)
+    assert lines_in(folder / "validation" / "validation9.txt.gz") == ["validation", "book"]
+    assert {path.name for path in folder.iterdir()} == {"train", "validation", "test"}

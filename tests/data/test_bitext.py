@@ -1,0 +1,116 @@
+"""Parallel text: read as it stands, and every fault told in one line."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from clusterformer.data.bitext import Bitext, Pair
+from clusterformer.data.named_bitext import find, protocol
+from clusterformer.errors import InputError
+
+COUNTS = {
+    "multi30k": {"train": 29_000, "valid": 1_014, "test": 1_000},
+    "tatoeba": {"train": 159_626, "valid": 5_129},
+    "iwslt14-part": {"train": 21_487, "valid": 7_283},
+}
+
+
+def bitext(tmp_path: Path, source: bytes, target: bytes, **options) -> Bitext:
+    (tmp_path / "a.de").write_bytes(source)
+    (tmp_path / "a.en").write_bytes(target)
+    return Bitext(tmp_path / "a.de", tmp_path / "a.en", **options)
+
+
+def fault(tmp_path: Path, source: bytes, target: bytes, **options) -> str:
+    with pytest.raises(InputError) as raised:
+        list(bitext(tmp_path, source, target, **options))
+    message = str(raised.value).replace(f"{tmp_path}/", "")
+    assert "\n" not in message
+    return message
+
+
+def test_lines_are_paired_and_numbered(tmp_path):
+    assert list(bitext(tmp_path, b"a\nb c", b"x\ny\n")) == [Pair("a", "x", 1), Pair("b c", "y", 2)]
+
+
+def test_unicode_separators_part_no_lines(tmp_path):
+    text = "a\u2028b\x0bc\x85d"
+    assert [pair.source for pair in bitext(tmp_path, f"{text}\n".encode(), b"x\n")] == [text]
+
+
+def test_crlf_and_byte_order_mark_are_no_text(tmp_path):
+    pairs = list(bitext(tmp_path, b"\xef\xbb\xbfa\r\nb\r\n", b"x\ny\n"))
+    assert pairs == [Pair("a", "x", 1), Pair("b", "y", 2)]
+
+
+def test_compressed_files_are_read(tmp_path):
+    (tmp_path / "a.de.gz").write_bytes(gzip.compress(b"a\n"))
+    (tmp_path / "a.en").write_bytes(b"x\n")
+    assert list(Bitext(tmp_path / "a.de.gz", tmp_path / "a.en")) == [Pair("a", "x", 1)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        (b"a\nb\nc\n", b"x\n", "a.de has 3 lines, a.en has 1"),
+        (b"a\n", b"x\ny\n", "a.de has 1 lines, a.en has 2"),
+        (b"a\n\xffb\n", b"x\ny\n", "a.de:2: bytes ff are not UTF-8"),
+        (b"a\nb\r\n", b"x\ny\n", "a.de:2: mixed line ends"),
+        (b"a\r\nb\n", b"x\ny\n", "a.de:2: mixed line ends"),
+        (b"a\rb\n", b"x\n", "a.de:1: mixed line ends"),
+        (b"", b"", "a.de: no pairs"),
+    ],
+)
+def test_faults_are_told_with_their_place(tmp_path, source, target, said):
+    assert said in fault(tmp_path, source, target)
+
+
+def test_missing_and_damaged_files_are_told(tmp_path):
+    with pytest.raises(InputError, match=r"b\.de: no such file"):
+        list(Bitext(tmp_path / "b.de", tmp_path / "b.en"))
+    (tmp_path / "a.de.gz").write_bytes(gzip.compress(b"a\n" * 1000)[:-9])
+    with pytest.raises(InputError, match=r"a\.de\.gz: cannot be read"):
+        list(Bitext(tmp_path / "a.de.gz", tmp_path / "a.de.gz", (0, 0)))
+
+
+def test_columns_of_a_table_are_read_in_either_direction(tmp_path):
+    (tmp_path / "t.tsv").write_bytes(b"a\tx\nb\ty\n")
+    path = tmp_path / "t.tsv"
+    assert [pair[:2] for pair in Bitext(path, path, (1, 0))] == [("x", "a"), ("y", "b")]
+    path.write_bytes(b"a\tx\nb\n")
+    with pytest.raises(InputError, match="2: 1 columns, expected 2"):
+        list(Bitext(path, path, (0, 1)))
+
+
+def test_a_wrong_count_says_what_was_expected(tmp_path):
+    assert "1 pairs, expected 29,000 or 2" in fault(tmp_path, b"a\n", b"x\n", counts=(29_000, 2))
+
+
+def test_unknown_languages_and_missing_sets_are_told(tmp_path):
+    with pytest.raises(InputError, match="multi30k is between de and en, got source_lang 'fr'"):
+        find("multi30k", ("fr", "en"), tmp_path, False, "train")
+    with pytest.raises(InputError, match="clusterformer prepare wmt14"):
+        find("wmt14", ("en", "de"), tmp_path, False, "train")
+    with pytest.raises(InputError, match="train on what is there: name iwslt14-part"):
+        find("iwslt14", (None, None), tmp_path, False, "train")
+    with pytest.raises(InputError, match=r"data\.raw is for multi30k, got tatoeba"):
+        protocol("tatoeba", raw=True)
+    assert find("wmt14", ("en", "de"), tmp_path, False, "test") is None
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_named_sets_have_their_counts(name, data_root):
+    for split, count in COUNTS[name].items():
+        found = find(name, protocol(name).direction, data_root, False, split)
+        assert found
+        assert sum(1 for _ in found) == count
+
+
+@pytest.mark.parametrize("name", ["multi30k", "tatoeba"])
+def test_both_directions_have_the_same_pairs(name, data_root):
+    there, back = (
+        next(iter(find(name, direction, data_root, name == "multi30k", "valid")))
+        for direction in (("de", "en"), ("en", "de"))
+    )
+    assert there[:2] == back[1::-1]

@@ -1,0 +1,111 @@
+"""fairseq's binarised data, written here by its published format, is read as it is."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lightning.pytorch import Trainer
+
+from clusterformer.attention import FullAttention
+from clusterformer.data.fairseq import FairseqFolder
+from clusterformer.data.tokenizers import EDGE, UNK, PieceTokenizer
+from clusterformer.errors import InputError
+from clusterformer.module import ClusterFormer
+from clusterformer.tasks.translation import Translation
+
+CODES = {np.uint8: 1, np.int16: 3, np.int32: 4, np.int64: 5, np.uint16: 8}
+EOS = 2
+DICTIONARIES = {"de": ["ein", "hun@@", "d", "a"], "en": ["a", "do@@", "g"]}
+TEXTS = {"de": [[4, 5, 6], [7, 3]], "en": [[4, 5, 6], [4]]}  # numbers begin at 4; 3 is unknown
+
+
+def write(folder: Path, part: str = "train", dtype: type = np.uint16) -> Path:
+    folder.mkdir(exist_ok=True)
+    for language, words in DICTIONARIES.items():
+        lines = "".join(f"{word} {9 - place}\n" for place, word in enumerate(words))
+        (folder / f"dict.{language}.txt").write_text(lines, encoding="utf-8")
+        texts = [[*text, EOS] for text in TEXTS[language]]
+        stem = folder / f"{part}.de-en.{language}"
+        tokens = np.concatenate(texts).astype(dtype)
+        Path(f"{stem}.bin").write_bytes(tokens.tobytes())
+        sizes = np.array([len(text) for text in texts], dtype=np.int32)
+        pointers = np.concatenate([[0], sizes[:-1].cumsum() * tokens.itemsize]).astype(np.int64)
+        with Path(f"{stem}.idx").open("wb") as index:
+            index.write(b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", CODES[dtype]))
+            index.write(struct.pack("<Q", len(sizes)))
+            index.write(sizes.tobytes(order="C") + pointers.tobytes(order="C"))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_texts_are_read_in_our_numbers(tmp_path, dtype):
+    folder = FairseqFolder(write(tmp_path, dtype=dtype), (None, None))
+    assert folder.languages == ("de", "en")
+    assert folder.words == ["ein", "hun@@", "d", "a", "do@@", "g"]
+    sources, targets = folder.part("train")
+    assert [sources[i].tolist() for i in range(len(sources))] == [
+        [EDGE + 1, EDGE + 2, EDGE + 3, EDGE],
+        [EDGE + 4, UNK, EDGE],
+    ]
+    tokenizer = PieceTokenizer(folder.words)
+    assert tokenizer.decode(sources[0]) == "ein hund"
+    assert [tokenizer.decode(targets[i]) for i in range(2)] == ["a dog", "a"]
+    assert targets.lengths.tolist() == [4, 2]
+
+
+def test_either_direction_is_read_from_the_same_files(tmp_path):
+    folder = FairseqFolder(write(tmp_path), ("en", None))
+    assert folder.languages == ("en", "de")
+    assert [side.lengths.tolist() for side in folder.part("train")] == [[4, 2], [4, 3]]
+    assert folder.part("test") is None
+
+
+def test_pieces_make_the_numbers_of_the_data(tmp_path):
+    folder = FairseqFolder(write(tmp_path), (None, None))
+    tokenizer = PieceTokenizer(folder.words)
+    sources, _ = folder.part("train")
+    assert [*tokenizer.encode("ein hun@@ d"), EDGE] == sources[0].tolist()
+    assert tokenizer.encode("<edge>") == [UNK]
+
+
+def test_faults_are_told(tmp_path):
+    with pytest.raises(InputError, match=r"no files train\.\*-\*"):
+        FairseqFolder(tmp_path, (None, None))
+    write(tmp_path)
+    with pytest.raises(InputError, match=r"train\.fr-\*.*languages there: de-en"):
+        FairseqFolder(tmp_path, ("fr", None))
+    index, tokens = tmp_path / "train.de-en.de.idx", tmp_path / "train.de-en.de.bin"
+    whole = index.read_bytes()
+    for damaged, said in ((whole[:-3], "does not fit"), (b"TNTIDX" + whole[6:], "mmap format")):
+        index.write_bytes(damaged)
+        with pytest.raises(InputError, match=said):
+            FairseqFolder(tmp_path, (None, None)).part("train")
+    index.write_bytes(whole)
+    tokens.write_bytes(tokens.read_bytes()[:4])
+    with pytest.raises(InputError, match="cut short"):
+        FairseqFolder(tmp_path, (None, None)).part("train")
+    (tmp_path / "dict.de.txt").write_text("ein\n")
+    with pytest.raises(InputError, match=r"dict\.de\.txt:1: 'ein', allowed is a word and"):
+        FairseqFolder(tmp_path, (None, None))
+
+
+def test_it_trains_and_keeps_to_its_dictionaries(tmp_path):
+    write(tmp_path / "bin")
+    write(tmp_path / "bin", "valid")
+    task = Translation(data_bin=str(tmp_path / "bin"), batch_size=2)
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(ClusterFormer(FullAttention, d_model=16, num_layers=1), task)
+    assert {"val/sacrebleu", "val/loss"} <= set(trainer.callback_metrics)
+    other = Translation(data_bin=str(tmp_path / "bin"))
+    other.load_state({"tokenizer": PieceTokenizer(["other"]).state()})
+    with pytest.raises(InputError, match="not those of the checkpoint"):
+        other.setup("fit")

@@ -1,0 +1,59 @@
+"""Text forms: Moses tokens and case, there and back."""
+
+import random
+
+import pytest
+import sacremoses
+
+from clusterformer.data import moses
+from clusterformer.data.moses import TextForm
+from clusterformer.errors import InputError
+
+TEXTS = [
+    "Das ist „gut“, z.B. 3,5 % & mehr!",
+    "Dr. Meier sagt: Es geht nicht ...",
+    "He isn't here (yet), is he?",
+    "Well-known U.S. firms paid $5.20 <b>.",
+]
+
+
+@pytest.mark.parametrize("language", ["de", "en"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_are_those_of_the_library(language, text):
+    normal = sacremoses.MosesPunctNormalizer(language).normalize(text)
+    expected = sacremoses.MosesTokenizer(language).tokenize(normal, escape=False)
+    assert TextForm(language, moses=True).write(text).split() == expected
+
+
+@pytest.mark.parametrize("language", ["de", "en", "fr"])
+def test_what_the_normaliser_is_not_asked_for_it_would_leave_as_it_is(language):
+    rng = random.Random(language)
+    normaliser = sacremoses.MosesPunctNormalizer(language)
+    usual, marks = "  .,:;!?'-/&a0", '%"()`´«»„“”‘’‚–—…\u00a0\rnºC'
+    skipped = 0
+    for _ in range(3000):
+        text = "".join(rng.choices(usual + marks, [10] * len(usual) + [1] * len(marks), k=8))
+        if not moses.UNUSUAL.search(text):
+            skipped += 1
+            assert normaliser.normalize(text) == text.strip()
+    assert skipped > 300
+
+
+def test_tokens_become_text_again():
+    form = TextForm("en", moses=True)
+    text = "He isn't here (yet), is he?"
+    assert form.write(text) == "He isn 't here ( yet ) , is he ?"
+    assert form.read(form.write(text)) == text
+
+
+def test_without_moses_text_stays_as_it_is():
+    form = TextForm()
+    assert form.write(" Ein  Hund, oder? ") == "Ein  Hund, oder?"
+    assert form.read("Ein  Hund") == "Ein  Hund"
+    assert TextForm(lowercase=True).write("Ein Hund") == "ein hund"
+
+
+def test_an_unknown_language_is_told():
+    with pytest.raises(InputError, match=r"no language 'xx', only as, bn"):
+        TextForm("xx", moses=True)
+    assert TextForm("xx").write("a") == "a"

@@ -1,0 +1,235 @@
+"""Preparation of parallel text: what is kept, what comes back, and what a kill leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clusterformer.data import parallel
+from clusterformer.data.bitext import Bitext
+from clusterformer.data.cache import kept
+from clusterformer.data.moses import TextForm
+from clusterformer.data.named_bitext import find
+from clusterformer.data.parallel import Limits, ParallelText
+from clusterformer.data.token_store import TokenStore, TokenWriter
+from clusterformer.data.tokenizers import EDGE, BytePairTokenizer
+from clusterformer.errors import InputError
+
+LINES = [
+    ("ein hund , isn't 3.5 %", "a dog 日本 ☃"),
+    ("zwei  katzen", "two cats\u00a0."),
+    ("b", "B"),
+]
+ANY, AS_IT_IS = Limits(), TextForm()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "clusterformer" / "translation"
+
+
+def text(folder: Path, lines=LINES, limits=ANY, form=AS_IT_IS, **options) -> ParallelText:
+    paths = [folder / "a.de", folder / "a.en"]
+    for path, side in zip(paths, zip(*lines, strict=True), strict=True):
+        path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
+    return ParallelText(Bitext(*paths), form, form, limits, **options)
+
+
+def entries(folder: Path) -> set[str]:
+    """Names in a folder, without the locks of what was made there."""
+    return {path.name for path in folder.iterdir() if path.suffix != ".lock"}
+
+
+def encoded(prepared: ParallelText, size: int = 300):
+    tokenizer = prepared.learn(size)
+    return tokenizer, *prepared.encode(tokenizer)
+
+
+def test_text_comes_back_exactly(tmp_path):
+    tokenizer, sources, targets = encoded(text(tmp_path))
+    assert [tokenizer.decode(store[i]) for store in (sources, targets) for i in range(3)] == [
+        line for side in zip(*LINES, strict=True) for line in side
+    ]
+    assert all(store[i][-1] == EDGE for store in (sources, targets) for i in range(3))
+    assert sources.lengths.tolist() == [len(sources[i]) for i in range(3)]
+
+
+def test_real_text_comes_back_exactly(data_root):
+    bitext = find("multi30k", ("de", "en"), data_root, False, "valid")
+    tokenizer, sources, targets = encoded(ParallelText(bitext, TextForm(), TextForm()), 2000)
+    for index, pair in enumerate(bitext):
+        assert tokenizer.decode(sources[index]) == pair.source
+        assert tokenizer.decode(targets[index]) == pair.target
+
+
+def test_no_text_spells_the_edge():
+    tokenizer = BytePairTokenizer.train(["<edge> a"], vocab_size=300, lowercase=False, edge=True)
+    assert EDGE not in tokenizer.encode("<edge> </s> <pad>")
+    assert tokenizer.decode([EDGE, *tokenizer.encode("<edge> a"), EDGE]) == "<edge> a"
+
+
+def test_unfit_pairs_are_dropped_and_counted_in_one_line(tmp_path, caplog):
+    lines = [("a b", "c d"), ("", "x"), ("a " * 9, "b " * 9), ("a b c d", "x"), ("a", "b")]
+    limits = Limits(max_length=8, max_ratio=1.5)
+    _, sources, _ = encoded(text(tmp_path, lines, limits))
+    assert len(sources) == 2
+    assert [record.getMessage().replace(f"{tmp_path}/", "") for record in caplog.records] == [
+        "a.de: pairs dropped: 1 with empty side, 1 with more than max_length 8 words, "
+        "1 with length ratio above max_ratio 1.5"
+    ]
+
+
+def test_long_preparation_says_how_far_it_is(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(parallel, "_CHUNK", 2)
+    monkeypatch.setattr(parallel, "_MANY", 4)
+    with caplog.at_level("INFO"):
+        encoded(text(tmp_path, [(f"a {i}", "b") for i in range(9)]))
+    assert [record.getMessage().replace(f"{tmp_path}/", "") for record in caplog.records] == [
+        "a.de: 9 pairs, learning their byte pairs",
+        "a.de: 4 pairs encoded",
+        "a.de: 8 pairs encoded",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([("a", "b"), ("a", " ")], "a.en:2: empty side"),
+        ([("a b c", "b b b")], "a.en:1: more than max_length 2"),
+    ],
+)
+def test_unfit_pairs_may_be_an_error(tmp_path, lines, said):
+    with pytest.raises(InputError, match=said):
+        encoded(text(tmp_path, lines, Limits(max_length=2, unfit="error")))
+
+
+def test_nothing_fit_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no pair is fit"):
+        encoded(text(tmp_path, [("", "a")]))
+
+
+def test_words_are_counted_as_the_model_reads_them(tmp_path):
+    form = TextForm("en", moses=True)
+    kept_pairs = list(text(tmp_path, [("a,b!", "a b")], Limits(3), form).clean(Counter()))
+    assert kept_pairs == []
+    written = text(tmp_path, [("a,b!", "a b")], Limits(3), form, written=True)
+    assert list(written.clean(Counter())) == [("a,b!", "a b")]
+
+
+def test_the_same_is_prepared_once_and_anything_else_anew(tmp_path, cache, monkeypatch):
+    encoded(text(tmp_path))
+    first = entries(cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(ParallelText, "clean", None)
+        encoded(text(tmp_path))
+    assert entries(cache) == first
+    changes = (
+        {"lines": LINES[:2]},
+        {"limits": Limits(max_length=100)},
+        {"form": TextForm(lowercase=True)},
+    )
+    for changed in changes:
+        before = entries(cache)
+        encoded(text(tmp_path, **changed))
+        assert len(entries(cache) - before) == 2
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
+def test_store_keeps_every_number(tmp_path, size, dtype):
+    texts = [[size - 1, 0], [], [3], list(range(100))]
+    writer = TokenWriter(tmp_path / "x", size)
+    writer.extend(texts[:2])
+    writer.extend(texts[2:])
+    writer.close()
+    store = TokenStore(tmp_path / "x")
+    assert [store[i].tolist() for i in range(len(store))] == texts
+    assert store[0].dtype == dtype
+
+
+def test_a_kill_leaves_no_half_folder(tmp_path):
+    program = (
+        "import sys, time; from pathlib import Path; from clusterformer.data.cache import kept\n"
+        "def fill(folder):\n"
+        "    (folder / 'half').write_text('x'); print('begun', flush=True); time.sleep(60)\n"
+        "kept(Path(sys.argv[1]), fill)"
+    )
+    done = tmp_path / "shelf" / "done"
+    process = subprocess.Popen([sys.executable, "-c", program, str(done)], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert entries(done.parent) == {".done.draft"}
+    another = done.with_name("another")
+    kept(another, lambda folder: (folder / "whole").write_text("x"))
+    assert entries(done.parent) == {"another"}
+    kept(done, lambda folder: (folder / "whole").write_text("x"))
+    assert entries(done.parent) == {"another", "done"}
+    assert entries(done) == {"whole"}
+
+
+def test_what_another_process_is_making_is_left_to_it(tmp_path):
+    def fill(folder: Path) -> None:
+        kept(tmp_path / "inner", lambda inner: (inner / "b").write_text("x"))
+        (folder / "a").write_text("x")
+
+    assert entries(kept(tmp_path / "outer", fill)) == {"a"}
+
+
+def test_of_several_at_once_one_works_and_all_find_it_whole(tmp_path):
+    filled = 0
+
+    def fill(folder: Path) -> None:
+        nonlocal filled
+        filled += 1
+        for name in "ab":
+            (folder / name).write_text(str(os.getpid()))
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: kept(tmp_path / "done", fill), range(4)))
+    assert {tuple(sorted(path.name for path in one.iterdir())) for one in found} == {("a", "b")}
+    assert entries(tmp_path) - {"cache"} == {"done"}
+    assert filled == 1
+
+
+def test_a_fault_while_filling_leaves_nothing(tmp_path):
+    def fill(folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise InputError("bad line")
+
+    with pytest.raises(InputError, match="bad line"):
+        kept(tmp_path / "shelf" / "done", fill)
+    assert entries(tmp_path / "shelf") == set()
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_text(tmp_path):
+    """200,000 pairs, four times as many as 50,000, take hardly more memory."""
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "from clusterformer.data.bitext import Bitext\n"
+        "from clusterformer.data.moses import TextForm\n"
+        "from clusterformer.data.parallel import ParallelText\n"
+        "path = Path(sys.argv[1])\n"
+        "text = ParallelText(Bitext(path, path), TextForm(), TextForm())\n"
+        "text.encode(text.learn(1000))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    )
+    peaks = []
+    for count in (50_000, 200_000):
+        path = tmp_path / f"{count}.txt"
+        path.write_text("".join(f"w{i % 997} x{i % 89} y{i % 7} " * 8 + "\n" for i in range(count)))
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+        )
+        peaks.append(float(done.stdout))
+    assert peaks[1] - peaks[0] < 60, peaks
+    assert parallel._CHUNK < 50_000

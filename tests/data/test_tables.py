@@ -1,0 +1,113 @@
+"""The user's own files: what they hold comes out, what is wrong with them is said in one line."""
+
+import gzip
+
+import pytest
+
+from clusterformer.data.tables import read_rows
+from clusterformer.errors import InputError
+
+NUMBERED = {"text_column": 2, "label_column": 1}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def test_tsv_has_no_quoting_and_no_escapes(write):
+    path = write("a.tsv", 'pos\t "good\\t, he said\nneg\tbad"\x0cnews\n')
+    rows = read_rows(path, **NUMBERED)
+    assert [tuple(row) for row in rows] == [
+        (' "good\\t, he said', "pos", f"{path}:1"),
+        ('bad"\x0cnews', "neg", f"{path}:2"),
+    ]
+
+
+def test_named_columns_come_from_the_header_line(write):
+    path = write("a.tsv", "id\ttext\tlabel\r\n1\tgood one\tpos\r\n")
+    assert read_rows(path) == [("good one", "pos", f"{path}:2")]
+
+
+def test_numbered_columns_can_skip_a_header_line(write):
+    path = write("a.tsv", "label\ttext\npos\tgood\n")
+    assert read_rows(path, header=True, **NUMBERED) == [("good", "pos", f"{path}:2")]
+
+
+def test_csv_fields_may_hold_commas_and_line_breaks(write):
+    path = write("a.csv", 'text,label\n"good, and\nlong",pos\nbad\u2028news,neg\n')
+    assert read_rows(path) == [
+        ("good, and\nlong", "pos", f"{path}:2"),
+        ("bad\u2028news", "neg", f"{path}:4"),
+    ]
+
+
+def test_csv_documents_may_be_long(write):
+    long = "word " * 100_000
+    assert read_rows(write("a.csv", f"text,label\n{long},x\n"))[0].text == long
+
+
+def test_json_lines_take_keys_and_integer_labels(write):
+    path = write("a.jsonl", '{"body": "good\\none", "y": 1}\n')
+    assert read_rows(path, text_column="body", label_column="y") == [
+        ("good\none", "1", f"{path}:1")
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.tsv.gz", "a.b.tsv.gz"])
+def test_gzip_and_byte_order_mark_are_read_through(write, name):
+    path = write(name, gzip.compress("\ufefftext\tlabel\ngood\tpos\n".encode()))
+    assert read_rows(path) == [("good", "pos", f"{path}:2")]
+
+
+def test_encoding_can_be_chosen(write):
+    path = write("a.tsv", "1\tcafé\n".encode("cp1252"))
+    assert read_rows(path, encoding="cp1252", **NUMBERED)[0].text == "café"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("a.tsv", "1\tgood\n\n0\tbad\n", NUMBERED, "a.tsv:2: empty line"),
+        ("a.tsv", "1\tgood\n0\tbad\n\n", NUMBERED, "a.tsv:3: empty line"),
+        ("a.tsv", "1\tgood\n0\n", NUMBERED, "a.tsv:2: 1 columns, line 1 has 2"),
+        ("a.tsv", "1\tgood\n0\t \n", NUMBERED, "a.tsv:2: empty text"),
+        ("a.tsv", "1\tgood\n\tbad\n", NUMBERED, "a.tsv:2: empty label"),
+        ("a.tsv", "1\tgood\n", {"text_column": 3, "label_column": 1}, "no column 3, there are 2"),
+        ("a.tsv", "1\tgood\n", {}, "a.tsv:1: no column 'text', the header line has"),
+        ("a.tsv", "", NUMBERED, "a.tsv:1: no column 2, there are 0"),
+        ("a.tsv", "text\tlabel\n", {}, "a.tsv: no examples"),
+        ("a.tsv", b"1\tgood\n0\tcaf\xe9\n", NUMBERED, "a.tsv:2: bytes e9 are not utf-8"),
+        ("a.tsv", "1\tgood\n", {"encoding": "utf-9"}, "unknown encoding 'utf-9'"),
+        ("a.csv", 'text,label\n"good,1\n', {}, "a.csv:2: not CSV"),
+        ("a.csv", "text,label\ngood,1\n\n", {}, "a.csv:3: empty line"),
+        ("a.jsonl", '{"text": "good", "label": 1}\n{"text"\n', {}, "a.jsonl:2: not JSON"),
+        ("a.jsonl", "[1]\n", {}, "a.jsonl:1: found a JSON list"),
+        ("a.jsonl", '{"text": "good"}\n', {}, r"a.jsonl:1: no key 'label', there are \['text'\]"),
+        ("a.jsonl", '{"text": 3, "label": 1}\n', {}, "a.jsonl:1: text is 3"),
+        ("a.jsonl", '{"text": "a", "label": 0.5}\n', {}, "a.jsonl:1: label is 0.5"),
+        ("a.xls", "", {}, "unknown ending '.xls', allowed are .tsv"),
+        ("a.tsv.gz", "1\tgood\n", NUMBERED, "a.tsv.gz: cannot be read"),
+        (
+            "a.tsv.gz",
+            gzip.compress(b"1\tgood\n", mtime=0)[:-9],
+            NUMBERED,
+            "a.tsv.gz: cannot be read",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(write, name, content, options, message):
+    path = write(name, content)
+    with pytest.raises(InputError, match=message) as error:
+        read_rows(path, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"none.tsv: no such file"):
+        read_rows(tmp_path / "none.tsv")

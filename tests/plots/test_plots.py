@@ -1,0 +1,89 @@
+"""Pictures are written whatever the text holds, and leave matplotlib's global state alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clusterformer.plots import Run, accuracy_curve, attention_map, learning_curves, token_clusters
+
+pytest.importorskip("matplotlib")
+
+TEXTS = {
+    "one token": ["word"],
+    "one cluster": ["a", "b", "c", "d"],
+    "mathtext": ["$x_1$", "$", "$$", "snake_case", "^", "\\frac{", "%", "{}"],
+    "scripts": ["日本語", "русский", "عربى", "ไทย", "é", "👍", "naïve"],
+    "control": ["", " ", "\n", "\t", "\x00", "\u200b", "\ud800"],
+    "very long": ["x" * 5000, "y"],
+}
+
+
+def is_png(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 2000
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("tokens", TEXTS.values(), ids=TEXTS)
+def test_any_text_is_drawn(tokens: list[str], tmp_path: Path) -> None:
+    clusters = [0] * 4 if len(tokens) == 4 else list(range(len(tokens)))
+    token_clusters(tokens, clusters, tmp_path / "a.png", title="cost: $5 or $7_x")
+    assert is_png(tmp_path / "a.png")
+
+
+def test_a_long_text_is_cut_but_counted_whole(tmp_path: Path) -> None:
+    tokens = [f"word{i}" for i in range(5000)]
+    links = [(2 * i, 2 * i + 1) for i in range(2500)]
+    cluster = torch.randint(100, (5000,))
+    token_clusters(tokens, cluster, tmp_path / "a.png", block=cluster // 2, links=links)
+    assert is_png(tmp_path / "a.png")
+
+
+def test_lengths_must_agree(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got 2, 3 and 3"):
+        token_clusters(["a", "b"], [0, 0, 1], tmp_path / "a.png")
+
+
+def test_learning_curves_skip_empty_fields(tmp_path: Path) -> None:
+    lines = ["epoch,step,train/loss,val/loss,val/accuracy,train/layer1/entropy,lr"]
+    lines += [f"0,{step},{2 / (step + 1)},,,{0.9},0.1" for step in range(100)]
+    lines += ["0,99,,0.5,0.8,,", "1,199,,nan,0.9,,"]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines), encoding="utf-8")
+    learning_curves(tmp_path / "metrics.csv", tmp_path / "a.png")
+    assert is_png(tmp_path / "a.png")
+
+
+def test_learning_curves_of_a_run_that_logged_nothing(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step\n", encoding="utf-8")
+    learning_curves(tmp_path / "metrics.csv", tmp_path / "a.png")
+    assert (tmp_path / "a.png").exists()
+
+
+def test_accuracy_curve_takes_runs_of_different_lengths(tmp_path: Path) -> None:
+    runs = [Run([1e5, 2e5, 3e5], [0.1, 0.5, 0.9]), Run([1e5, 2e5], [0.2, 0.4])]
+    panels = {"N = 256": {"full": runs, "ours": runs[:1]}, "N = 1,024": {"ours": runs}}
+    accuracy_curve(panels, tmp_path / "a.png", title="accuracy")
+    assert is_png(tmp_path / "a.png")
+
+
+def test_global_settings_stay(tmp_path: Path) -> None:
+    import matplotlib as mpl
+
+    before = mpl.rcParams.copy(), mpl.get_backend(auto_select=False)
+    token_clusters(["a"], np.array([3]), tmp_path / "a.png")
+    assert before == (mpl.rcParams.copy(), mpl.get_backend(auto_select=False))
+
+
+@pytest.mark.filterwarnings("error")
+def test_attention_between_texts_is_drawn_whatever_they_hold(tmp_path: Path) -> None:
+    source, target = sum(TEXTS.values(), []), ["$x_1$", "日本語", "\x00"] * 30  # noqa: RUF017
+    weights = torch.rand(len(target), len(source))
+    clusters = torch.arange(len(source)) % 3
+    attention_map(weights, source, target, tmp_path / "a.png", source_clusters=clusters, title="$")
+    assert is_png(tmp_path / "a.png")
+
+
+def test_attention_weights_must_fit_the_tokens(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"weights are \(2, 3\), tokens 3 and 2"):
+        attention_map(np.ones((2, 3)), ["a", "b"], ["c", "d", "e"], tmp_path / "a.png")

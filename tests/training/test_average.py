@@ -1,0 +1,103 @@
+"""Kept checkpoints, and the mean of their weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clusterformer.cli.main import main
+from clusterformer.errors import InputError
+from clusterformer.training.checkpoints import Kept, average, read
+
+TOY = ["fit", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
+TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=5"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    assert main([*TOY, f"--runs={runs}", "--keep=2"]) == 0
+    return runs / "toy" / "1"
+
+
+def measured(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    capsys.readouterr()
+    assert main(arguments) == 0
+    lines = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    return {name: float(value) for name, value in lines}
+
+
+def test_the_last_and_the_best_are_kept(run: Path) -> None:
+    kept = Kept.all(run / "checkpoints")
+    assert 2 <= len(kept) <= 4
+    assert [one.step for one in Kept.last(kept, 2)] == [20, 25]  # 5 batches an epoch
+    best = read(run / "checkpoints" / "best.ckpt")
+    step = Kept.best(kept, 1, "max")[0].step
+    assert step == best["global_step"]
+    assert "optimizer_states" not in read(kept[0].path)
+
+
+def test_a_resumed_run_goes_on_keeping(run: Path) -> None:
+    assert main(["fit", f"--resume={run}", "--trainer.max_epochs=6"]) == 0
+    kept = Kept.all(run / "checkpoints")
+    assert [one.step for one in Kept.last(kept, 2)] == [25, 30]
+    assert 20 not in {one.step for one in set(kept) - set(Kept.best(kept, 2, "max"))}
+
+
+def test_what_is_best_depends_on_the_mode_and_is_never_nan() -> None:
+    nan = float("nan")
+    kept = [Kept(step, score, Path()) for step, score in enumerate([nan, 3.0, 1.0, nan, 2.0])]
+    assert [one.step for one in Kept.best(kept, 2, "max")] == [1, 4]
+    assert [one.step for one in Kept.best(kept, 2, "min")] == [2, 4]
+
+
+def test_the_average_is_the_mean_of_the_weights(run: Path) -> None:
+    paths = [one.path for one in Kept.all(run / "checkpoints")]
+    weights = [read(path)["state_dict"] for path in paths]
+    found = average(paths)
+    for name, tensor in found.items():
+        mean = torch.stack([w[name] for w in weights]).double().mean(0)
+        torch.testing.assert_close(tensor, mean.to(tensor.dtype))
+    same = average([paths[0]] * 3)
+    assert all(torch.equal(same[name], weights[0][name]) for name in same)
+
+
+def test_test_measures_the_average(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    test = ["test", f"--checkpoint={run}", "--trainer.accelerator=cpu"]
+    kept = Kept.all(run / "checkpoints")
+    last = ["test", f"--checkpoint={kept[-1].path}", "--trainer.accelerator=cpu"]
+    assert measured([*test, "--average=1"], capsys) == measured(last, capsys)
+    assert measured([*test, "--average=best:1"], capsys) == measured(test, capsys)
+    losses = {measured([*test, f"--average={n}"], capsys)["test/loss"] for n in (1, 2)}
+    assert len(losses) == 2
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [
+        ("9", "train with --keep 9"),
+        ("worst:2", "--average takes N for the last N or best:N, got 'worst:2'"),
+        ("0", "got '0'"),
+    ],
+)
+def test_what_cannot_be_averaged_is_one_line(
+    run: Path, which: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["test", f"--checkpoint={run}", f"--average={which}"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_another_network_is_refused(run: Path, tmp_path: Path) -> None:
+    path = Kept.all(run / "checkpoints")[0].path
+    other = read(path)
+    other["state_dict"] = {"weight": torch.zeros(2)}
+    torch.save(other, tmp_path / "other.ckpt")
+    with pytest.raises(InputError, match="not of the same network"):
+        average([path, tmp_path / "other.ckpt"])
+
+
+def test_weights_that_do_not_fit_are_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["test", f"--checkpoint={run}", "--model.d_model=16"]) == 2
+    assert "its weights do not fit the model: size mismatch" in capsys.readouterr().err

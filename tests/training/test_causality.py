@@ -1,0 +1,99 @@
+"""The causality probe: it finds a leak where there is one, and none where there is none."""
+
+import csv
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from clusterformer.attention import (
+    AttentionCore,
+    NeuralClusteringAttention,
+    ReformerAttention,
+    RoutingAttention,
+    mechanisms,
+)
+from clusterformer.cli.main import main
+from clusterformer.training.causality import loss_on_random_tokens, probe, probe_core
+
+LEAKING = {
+    NeuralClusteringAttention: {"num_clusters": 8},
+    ReformerAttention: {"chunk_size": 8},
+    RoutingAttention: {"num_clusters": 8},
+}
+
+
+@pytest.mark.parametrize("kind", ["vectors", "tokens"])
+def test_it_counts_the_outputs_that_move(kind: str) -> None:
+    inputs = torch.randn(3, 20, 5) if kind == "vectors" else torch.randint(999, (3, 20))
+    past = probe(lambda x: x.float().cumsum(1), inputs, [4, 9])
+    assert past == (0, 3 * (4 + 9))
+    everything = probe(lambda x: x.float() + x.float().mean(1, keepdim=True), inputs, [4, 9])
+    assert everything == (3 * (4 + 9), 3 * (4 + 9))
+    one_ahead = probe(lambda x: x.float().roll(-1, 1), inputs, [4, 9])
+    assert one_ahead.changed == 3 * 2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in mechanisms() if True in kind.causal_forms])
+def test_strict_forms_do_not_leak(kind: type[AttentionCore]) -> None:
+    assert probe_core(kind(32, 4, causal=True), 150) == (0, 4 * (37 + 75 + 112))
+
+
+@pytest.mark.parametrize("kind", LEAKING)
+def test_the_papers_forms_do(kind: type[AttentionCore]) -> None:
+    assert probe_core(kind(32, 4, causal="masked", **LEAKING[kind]), 64).share > 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in mechanisms() if True in kind.causal_forms])
+def test_nobody_strict_guesses_random_tokens(kind: type[AttentionCore]) -> None:
+    loss, errors = loss_on_random_tokens(partial(kind, causal=True))
+    assert errors < 4
+    assert loss < 1.02 * math.log(8)  # it trains: no worse than the uniform guess
+
+
+@pytest.mark.slow
+def test_a_leaking_model_reads_random_tokens() -> None:
+    options = LEAKING[RoutingAttention] | {"local_heads": 0}
+    _, errors = loss_on_random_tokens(partial(RoutingAttention, causal="masked", **options))
+    assert errors > 5
+
+
+def test_the_command_prints_a_table_and_writes_what_it_found(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "leaks.json"
+    arguments = ["--mechanisms", "FullAttention", "RoutingAttention", "--steps", "0"]
+    assert main(["bench", "causality", *arguments, "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["mechanism"], row["causal"], row["moved"] > 0) for row in rows] == [
+        ("FullAttention", True, False),
+        ("RoutingAttention", True, False),
+        ("RoutingAttention", "masked", True),
+    ]
+    assert capsys.readouterr().out.count("RoutingAttention") == 2
+    assert main(["bench", "causality", "--mechanisms", "Ful"]) == 2
+    assert "no mechanism 'Ful'; there are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("causal", ["true", "masked"])
+def test_validation_warns_of_a_model_that_reads_the_future(
+    causal: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    lines = ["".join(map(chr, row)) for row in torch.randint(97, 123, (100, 20)).tolist()]
+    Path("text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = [
+        *("fit", "--data=LanguageModeling", "--data.train=text.txt", "--data.context=32"),
+        *("--model.decoder_attention=NeuralClusteringAttention", "--model.d_model=16"),
+        *(f"--model.decoder_attention.causal={causal}", "--model.num_heads=2"),
+        *("--trainer.accelerator=cpu", "--trainer.max_epochs=1"),
+    ]
+    assert main(command) == 0
+    assert ("reads the future" in capsys.readouterr().err) is (causal == "masked")
+    rows = Path("runs/languagemodeling/1/metrics.csv").read_text().splitlines()
+    logged = [float(row["causality/leak"]) for row in csv.DictReader(rows) if row["causality/leak"]]
+    assert logged
+    assert all((share > 0) is (causal == "masked") for share in logged)
