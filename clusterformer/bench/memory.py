@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from clusterformer.errors import InputError
-
-MIB = 2**20
+from clusterformer.training import memory
 
 
 def peak(
@@ -44,10 +42,11 @@ def _report(
     warm_up()
     step = make()
     if device == "cpu":
-        forget_peak()
-        before = resident("VmRSS")
+        if not memory.reset_peak():
+            raise InputError("this system has no /proc to read memory from; use --no-memory")
+        before = memory.resident("VmRSS") or 0.0
         step()
-        pipe.send(resident("VmHWM") - before)
+        pipe.send((memory.resident("VmHWM") or 0.0) - before)
         return
     import torch
 
@@ -55,20 +54,4 @@ def _report(
     held = torch.cuda.memory_allocated()
     step()
     torch.cuda.synchronize()
-    pipe.send((torch.cuda.max_memory_allocated() - held) / MIB)
-
-
-def forget_peak() -> None:
-    """Let the highest of `resident` start anew."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def resident(field: str) -> float:
-    """Memory of this process in MiB: VmRSS now, VmHWM at its highest.
-
-    Not getrusage: its highest starts from that of the parent process.
-    """
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024 / MIB
-    raise InputError(f"/proc/self/status has no {field}; use --no-memory")
+    pipe.send((torch.cuda.max_memory_allocated() - held) / memory.MIB)

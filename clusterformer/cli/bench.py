@@ -266,7 +266,7 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]], **measured: f
     """Write everything measured as JSON."""
     import torch
 
-    from clusterformer.training.runs import describe_environment
+    from clusterformer.training.environment import describe_environment
 
     settings = {k: v for k, v in vars(options).items() if k != "out"}
     settings["threads"] = torch.get_num_threads()

@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> None:
             flush=True,
         )
     if options.out:
-        from clusterformer.training.runs import describe_environment
+        from clusterformer.training.environment import describe_environment
 
         environment = describe_environment()
         del environment["folder"]

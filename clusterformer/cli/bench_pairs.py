@@ -47,15 +47,15 @@ def run(arguments: list[str]) -> None:
 
 
 def _measure(files: tuple[Path, Path], vocab_size: int, size: int) -> list[dict[str, Any]]:
-    from clusterformer.bench.memory import forget_peak, resident
+    from clusterformer.training.memory import reset_peak, resident
 
     os.environ["XDG_CACHE_HOME"] = str(files[0].parent)
     rows: list[dict[str, Any]] = []
-    forget_peak()
+    reset_peak()
     begun = time.monotonic(), time.process_time()
     for stage, pairs in _stages(files, vocab_size, size):
         seconds, cpu = time.monotonic() - begun[0], time.process_time() - begun[1]
-        peak = resident("VmHWM")
+        peak = resident("VmHWM") or 0.0
         print(f"{stage:<12}{pairs:>10,}{seconds:>10.1f}{cpu:>10.1f}{peak:>10.0f}", flush=True)
         rows.append(
             {
@@ -66,7 +66,7 @@ def _measure(files: tuple[Path, Path], vocab_size: int, size: int) -> list[dict[
                 "peak_mib": peak,
             }
         )
-        forget_peak()
+        reset_peak()
         begun = time.monotonic(), time.process_time()
     return rows
 

@@ -17,7 +17,6 @@ from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
     from clusterformer.data.points import Points
-    from clusterformer.training.runs import Run
 
 INDENT = "\n" + 24 * " "
 HELP = f"""
@@ -66,6 +65,7 @@ def run(arguments: list[str]) -> None:
 
     from clusterformer.data.points import read_points
     from clusterformer.training.runs import Run
+    from clusterformer.training.wandb import start
 
     options = _parse(arguments)
     if options.threads:
@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> None:
     rows: list[dict[str, Any]] = []
     count, width = points.train.shape
     print(f"{count} points, {width} columns; run folder: {folder.folder}", flush=True)
-    log = _tracker(folder, options) if options.wandb else None
+    log = start(folder.name, folder.folder, config=vars(options)) if options.wandb else None
     for count in options.n_clusters:
         for method in options.methods:
             try:
@@ -141,10 +141,11 @@ def _measure(
     from threadpoolctl import threadpool_limits
 
     from clusterformer.clustering.measures import measures
+    from clusterformer.training.memory import reset_peak, resident
 
     neural = {name: getattr(options, name) for name in _NEURAL}
     clustering = make(method, count, seed, hidden=options.hidden, image=points.image, **neural)
-    held = _resident("VmRSS", restart=True)
+    held = resident("VmRSS") if reset_peak() else None
     limits = threadpool_limits(options.threads) if options.threads else nullcontext()
     begun, worked = time.perf_counter(), time.process_time()
     try:
@@ -156,7 +157,7 @@ def _measure(
     cost = {
         "seconds": time.perf_counter() - begun,
         "cpu_seconds": time.process_time() - worked,
-        "peak_mib": None if held is None else (_resident("VmHWM") - held) / 1024,
+        "peak_mib": None if held is None else (resident("VmHWM") or held) - held,
     }
     found = measures(
         clustering.labels_,
@@ -166,19 +167,6 @@ def _measure(
         points.test,
     )
     return {"method": method, "n_clusters": count, "seed": seed, **found, **cost}, clustering
-
-
-def _resident(field: str, *, restart: bool = False) -> Any:
-    """Memory of this process, KiB; None where the system does not tell."""
-    if restart:
-        try:
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts anew
-        except OSError:
-            return None
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(field):
-            return int(line.split()[1])
-    return None
 
 
 def _show(rows: list[dict[str, Any]], *, first: bool) -> None:
@@ -204,7 +192,7 @@ def _show(rows: list[dict[str, Any]], *, first: bool) -> None:
 def _write(
     folder: Path, command: str, options: argparse.Namespace, rows: list[dict[str, Any]]
 ) -> None:
-    from clusterformer.training.runs import describe_environment
+    from clusterformer.training.environment import describe_environment
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (folder / "results.csv").open("w", encoding="utf-8", newline="") as file:
@@ -249,19 +237,3 @@ def _draw(
         path = pictures / f"centroids-{name}-{count}.png"
         title = f"{name}, {count} clusters"
         centroid_images(found.cluster_centers_, points.image, path, title=title)
-
-
-def _tracker(folder: Run, options: argparse.Namespace) -> Any:
-    """A run of Weights & Biases; offline without an API key."""
-    try:
-        import wandb
-    except ImportError:
-        raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
-    known = wandb.login(prompt=False, verify=False)
-    return wandb.init(
-        project="clusterformer",
-        name=f"{folder.folder.parent.name}/{folder.folder.name}",
-        dir=folder.folder,
-        config=vars(options),
-        mode=None if known else "offline",
-    )

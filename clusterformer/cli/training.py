@@ -9,10 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
@@ -24,6 +22,7 @@ from clusterformer.errors import InputError
 from clusterformer.task import Task
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.translation import Translation
+from clusterformer.training import memory, wandb
 from clusterformer.training.causality import CausalityProbe
 from clusterformer.training.checkpoints import (
     CHECKPOINT_KEY,
@@ -35,7 +34,7 @@ from clusterformer.training.checkpoints import (
 from clusterformer.training.illustrate import illustrate
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.progress import ValidationClock
-from clusterformer.training.runs import OUTCOME, Run, first_process, wandb_mode
+from clusterformer.training.runs import OUTCOME, Run, first_process
 
 
 def train(arguments: list[str]) -> None:
@@ -132,11 +131,6 @@ def _outcome(
 ) -> dict[str, Any]:
     """What a comparison of runs reads: measures, time, memory and size."""
     weights = (weight.numel() for weight in options.model.parameters() if weight.requires_grad)
-    if options.model.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = unit * getrusage(RUSAGE_SELF).ru_maxrss
     return {
         "results": {key: float(value) for key, value in sorted(results.items())},
         "monitor": options.datamodule.monitor,
@@ -147,7 +141,7 @@ def _outcome(
         "seconds_validating": round(_validating(trainer), 2),
         "seconds_a_step": seconds / max(1, trainer.global_step - begun_at),
         "parameters": sum(weights),
-        "peak_mib": round(peak / 2**20, 1),
+        "peak_mib": round(memory.peak(options.model.device), 1),
         "device": str(options.model.device),
     }
 
@@ -188,27 +182,8 @@ def _callbacks(task: Task, run: Run | None, options: Options) -> list[Callback]:
 def _loggers(options: Options, run: Run, step: int) -> list[Logger]:
     loggers: list[Logger] = [MetricsFile(run.metrics, step)]
     if options.config["wandb"]:
-        loggers.append(_wandb(options, run))
+        loggers.append(wandb.logger(run, options.config.as_dict()))
     return loggers
-
-
-def _wandb(options: Options, run: Run) -> WandbLogger:
-    """Weights & Biases, into the run folder; offline without an API key."""
-    # not `offline`: that sets an environment variable, too late after the login has read them
-    mode = wandb_mode()
-    logger = WandbLogger(
-        name=f"{run.folder.parent.name}/{run.folder.name}",
-        save_dir=run.folder,
-        project="clusterformer",
-        id=run.wandb_id,
-        resume="allow",
-        mode=mode,
-    )
-    try:
-        logger.log_hyperparams(options.config.as_dict())
-    except Exception as error:  # its client raises whatever its transport does
-        raise InputError(f"W&B: {error}; WANDB_MODE=offline logs here alone") from error
-    return logger
 
 
 def _pictures(run: Run, options: Options) -> list[Path]:

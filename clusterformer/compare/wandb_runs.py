@@ -12,22 +12,15 @@ from clusterformer.compare.plan import Plan
 from clusterformer.compare.statistics import Summary, direction
 from clusterformer.compare.tables import body, header
 from clusterformer.errors import InputError
-from clusterformer.training.runs import wandb_mode
+from clusterformer.training.wandb import PROJECT, start
 
 
 def log(summary: Summary, folder: Path) -> None:
     """Keep table and page as a run of their own, beside the group's; offline without an account."""
-    mode = wandb_mode()
-    import wandb
+    name = f"{folder.name}: comparison"
+    with start(name, folder, group=folder.name, job_type="comparison") as run:
+        import wandb
 
-    with wandb.init(
-        project="clusterformer",
-        name=f"{folder.name}: comparison",
-        group=folder.name,
-        job_type="comparison",
-        dir=folder,
-        mode=mode,
-    ) as run:
         columns: list[str | int] = [name or "run" for name in header(summary)]
         run.log({"comparison": wandb.Table(columns=columns, data=body(summary))})
         artifact = wandb.Artifact(f"{folder.name}-comparison", type="comparison")
@@ -75,7 +68,7 @@ def sweep(plan: Plan, group: str) -> str:
     return yaml.safe_dump(
         {
             "name": plan.title,
-            "project": "clusterformer",
+            "project": PROJECT,
             "program": "clusterformer",
             "method": "grid",
             **metric,

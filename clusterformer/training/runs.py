@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-import clusterformer
 from clusterformer.errors import InputError
-
-PACKAGES = ("torch", "lightning", "torchmetrics", "jsonargparse", "numpy", "tokenizers", "triton")
+from clusterformer.training.environment import describe_environment
 
 OUTCOME = "outcome"
 """Under which W&B's summary of a run holds what results.json does, as JSON."""
@@ -62,6 +53,11 @@ class Run:
                 return cls(candidate)
         what = "holds no config.yaml" if path.exists() else "does not exist"
         raise InputError(f"{folder}: {what}; a run folder looks like runs/NAME/NUMBER")
+
+    @property
+    def name(self) -> str:
+        """NAME/NUMBER."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
 
     @property
     def checkpoints(self) -> Path:
@@ -153,54 +149,3 @@ def _made(folder: Path) -> bool:
 def first_process() -> bool:
     """Whether this process, of those that train together, is the one to write and print."""
     return getattr(rank_zero_only, "rank", 0) == 0
-
-
-def wandb_mode() -> Literal["offline"] | None:
-    """Log in to Weights & Biases; where there is no account and no mode is set, offline.
-
-    Raises:
-        InputError: if it is not installed.
-    """
-    try:
-        import wandb
-    except ImportError:
-        raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
-    known = wandb.login(prompt=False, verify=False) or "WANDB_MODE" in os.environ
-    return None if known else "offline"
-
-
-def describe_environment() -> dict[str, Any]:
-    """What a reader needs to repeat a run: command, commit, versions, hardware."""
-    return {
-        "command": shlex.join(["clusterformer", *sys.argv[1:]]),
-        "folder": str(Path.cwd()),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "clusterformer": clusterformer.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """Commit of the clone the package runs from, "+" for changes on top; None if not a clone."""
-    source = Path(clusterformer.__file__).parent
-    git = ["git", "-C", str(source)]
-    try:
-        tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
-        subprocess.run(tracked, check=True, capture_output=True)
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit.stdout.decode().strip() + ("+" if changed.returncode else "")

@@ -1,0 +1,55 @@
+"""Memory of this process and of its GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+MIB = 2**20
+_STATUS = Path("/proc/self/status")
+
+
+def resident(field: str) -> float | None:
+    """Read the resident memory of this process.
+
+    Args:
+        field: "VmRSS" for the memory now, "VmHWM" for the peak.
+
+    Returns:
+        MiB; None on a system without /proc.
+    """
+    try:
+        lines = _STATUS.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = (line for line in lines if line.startswith(f"{field}:"))
+    return next((int(line.split()[1]) * 1024 / MIB for line in found), None)
+
+
+def reset_peak() -> bool:
+    """Let the peak "VmHWM" start anew; False where the system cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def peak(device: torch.device) -> float:
+    """Peak memory of this process, or on a GPU of its tensors there, MiB."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device) / MIB
+    found = resident("VmHWM")
+    if found is not None:
+        return found
+    # not where /proc is: there its peak begins at that of the parent process
+    from resource import RUSAGE_SELF, getrusage
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * getrusage(RUSAGE_SELF).ru_maxrss / MIB

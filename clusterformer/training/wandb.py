@@ -1,0 +1,69 @@
+"""Weights & Biases: one way to log in, whichever command logs there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch.loggers import WandbLogger
+
+from clusterformer.errors import InputError
+from clusterformer.training.runs import Run
+
+PROJECT = "clusterformer"
+
+
+def wandb_mode() -> Literal["offline"] | None:
+    """Log in to Weights & Biases.
+
+    Returns:
+        None, which leaves the mode to WANDB_MODE, or "offline" where there is neither an account
+        nor that variable.
+
+    Raises:
+        InputError: if wandb is not installed.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
+    known = wandb.login(prompt=False, verify=False) or "WANDB_MODE" in os.environ
+    return None if known else "offline"
+
+
+def start(name: str, folder: Path, **options: Any) -> Any:
+    """Start a W&B run of the project that writes into `folder`; offline without an account.
+
+    Args:
+        name: Name of the run at W&B.
+        folder: Parent of W&B's own folder.
+        options: Other arguments of `wandb.init`, such as `config` or `group`.
+    """
+    mode = wandb_mode()
+    import wandb
+
+    return wandb.init(project=PROJECT, name=name, dir=folder, mode=mode, **options)
+
+
+def logger(run: Run, config: Mapping[str, Any]) -> WandbLogger:
+    """Make the logger of a training: the same W&B run whenever the training is resumed.
+
+    Raises:
+        InputError: if W&B cannot be reached.
+    """
+    # not `offline`: that sets an environment variable, too late after the login has read them
+    made = WandbLogger(
+        name=run.name,
+        save_dir=run.folder,
+        project=PROJECT,
+        id=run.wandb_id,
+        resume="allow",
+        mode=wandb_mode(),
+    )
+    try:
+        made.log_hyperparams(dict(config))
+    except Exception as error:  # its client raises whatever its transport does
+        raise InputError(f"W&B: {error}; WANDB_MODE=offline logs to the run directory") from error
+    return made
