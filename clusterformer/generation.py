@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from clusterformer.data.batches import PAD
-from clusterformer.data.spelling import TEXT, Speller
+from clusterformer.data.stream_tokenizers import StreamTokenizer
+from clusterformer.data.tokenizers import BOS
 from clusterformer.decoding import draw
 from clusterformer.errors import InputError
 from clusterformer.models.language_model import LanguageModel
@@ -21,11 +22,11 @@ class TextGenerator:
 
     Attributes:
         network: Of the language model.
-        speller: Its tokens.
+        tokenizer: Its tokenizer.
     """
 
     network: LanguageModel
-    speller: Speller
+    tokenizer: StreamTokenizer
 
     def stream(
         self,
@@ -57,7 +58,7 @@ class TextGenerator:
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         try:
             for token in self._draw(prompt, tokens, temperature, top_p, seed):
-                if piece := characters.decode(self.speller.spellings[token]):
+                if piece := characters.decode(self.tokenizer.token_bytes[token]):
                     yield piece
         except ValueError as error:
             raise InputError(str(error)) from error
@@ -71,7 +72,7 @@ class TextGenerator:
         device = self.network.embedding.tokens.weight.device
         random = torch.Generator(device).manual_seed(seed)
         state = self.network.start()
-        for token in [TEXT, *self.speller.encode(prompt).tolist()]:
+        for token in [BOS, *self.tokenizer.encode(prompt)]:
             logits, state = self.network.step(torch.tensor([token], device=device), state)
         for drawn in range(1, tokens + 1):
             logits[:, PAD] = float("-inf")
@@ -80,7 +81,7 @@ class TextGenerator:
                 if temperature
                 else logits.argmax(-1)
             )
-            if chosen == TEXT:
+            if chosen == BOS:
                 return
             yield int(chosen)
             if drawn < tokens:

@@ -23,7 +23,12 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from clusterformer.data.batches import BucketPlan, loader, run_seed
 from clusterformer.data.corpora import Split
 from clusterformer.data.tables import Column, Example
-from clusterformer.data.tokenizers import BytePairTokenizer, Tokenizer, WordTokenizer, restore
+from clusterformer.data.tokenizers import (
+    BytePairTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    tokenizer_from_state,
+)
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError
 from clusterformer.task import IGNORE, Output, Task
@@ -292,7 +297,7 @@ class Labelling(Task):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._labels = state["labels"]
-        self._tokenizer = restore(state["tokenizer"])
+        self._tokenizer = tokenizer_from_state(state["tokenizer"])
         self._max_length = state["max_length"]
         width = state["vector_width"]
         if width is not None:  # the checkpoint's weights take their place

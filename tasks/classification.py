@@ -86,7 +86,7 @@ class Classification(Labelling):
         )
 
     def describe(self, batch: Batch, index: int) -> list[str]:
-        return self.tokenizer.pieces(batch.tokens[index][batch.mask[index]].tolist())
+        return self.tokenizer.ids_to_tokens(batch.tokens[index][batch.mask[index]].tolist())
 
 
 class Texts(Encoded):

@@ -17,23 +17,21 @@ from torchmetrics import MetricCollection
 
 from clusterformer.data.batches import BucketPlan, loader, pad, run_seed
 from clusterformer.data.documents import SPLITS, Document, NamedText, Split, named, own, read_all
-from clusterformer.data.spelling import (
-    TEXT,
-    BytePairSpeller,
-    ByteSpeller,
-    Speller,
-    Spelling,
-    WordSpeller,
-    restore,
+from clusterformer.data.stream_tokenizers import (
+    ByteTokenizer,
+    StreamBytePairTokenizer,
+    StreamTokenizer,
+    StreamTokenizerKind,
+    StreamWordTokenizer,
+    stream_tokenizer_from_state,
 )
 from clusterformer.data.streams import ShiftedPlan, Strides, Windows, token_stream
+from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.task import IGNORE, Batch, Output, Task
 from clusterformer.tasks.metrics import CodeLength, Units
-
-_FEWEST = 258  # pieces of byte-pair encoding: padding, the mark before a text, and single bytes
 
 
 class LanguageModeling(Task):
@@ -78,7 +76,7 @@ class LanguageModeling(Task):
         valid: str | None = None,
         test: str | None = None,
         encoding: str = "utf-8",
-        tokenizer: Spelling = "bytes",
+        tokenizer: StreamTokenizerKind = "bytes",
         vocab_size: int | None = None,
         context: int = 1024,
         stride: int | None = None,
@@ -94,7 +92,7 @@ class LanguageModeling(Task):
             raise InputError(f"stride must be in 1..context ({context}), got {stride}")
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
-        least = {"bpe": _FEWEST, "word": 3}.get(tokenizer)
+        least = {"bpe": StreamBytePairTokenizer.min_vocab_size, "word": 3}.get(tokenizer)
         if vocab_size is not None and (least is None or vocab_size < least):
             allowed = "there is none for bytes" if least is None else f"at least {least}"
             raise InputError(f"vocab_size for tokenizer {tokenizer}: {allowed}, got {vocab_size}")
@@ -104,7 +102,7 @@ class LanguageModeling(Task):
         self._context, self._stride = context, stride or context
         self._batch_size = batch_size
         self._line_ends = name == "wikitext2" or tokenizer == "word"
-        self._speller: Speller | None = None
+        self._tokenizer: StreamTokenizer | None = None
         self._streams: dict[Split, NDArray[np.integer]] = {}
         if tokenizer == "word":
             self.monitor = "val/word_perplexity"
@@ -113,8 +111,8 @@ class LanguageModeling(Task):
 
     def setup(self, stage: str) -> None:
         """Read what the stage needs; learn the tokens if no checkpoint brought them."""
-        if self._speller is None and stage != "predict":
-            self._speller = self._learn()
+        if self._tokenizer is None and stage != "predict":
+            self._tokenizer = self._learn()
         splits: dict[str, tuple[Split, ...]] = {
             "fit": ("train", "valid"),
             "validate": ("valid",),
@@ -123,7 +121,7 @@ class LanguageModeling(Task):
         for split in splits.get(stage, ()):
             if split not in self._streams:
                 documents = self._documents(split)
-                self._streams[split] = token_stream(documents, self.speller, self._encoding)
+                self._streams[split] = token_stream(documents, self.tokenizer, self._encoding)
 
     def train_dataloader(self) -> DataLoader:
         stream = self._streams["train"]
@@ -143,7 +141,7 @@ class LanguageModeling(Task):
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
         """Batches of user text in its order, one row a line, each a text of its own."""
-        return DataLoader(_Lines(lines, self.speller), batch_size=None)
+        return DataLoader(_Lines(lines, self.tokenizer), batch_size=None)
 
     def _documents(self, split: Split) -> list[Document]:
         if self._name is not None:
@@ -156,25 +154,25 @@ class LanguageModeling(Task):
         last = 1 - len(held) / 10 if split == "train" else first + 0.1
         return own(str(self._files["train"]), first, min(1.0, last))
 
-    def _learn(self) -> Speller:
+    def _learn(self) -> StreamTokenizer:
         if self._kind == "bytes":
-            return ByteSpeller()
+            return ByteTokenizer()
         texts = read_all(self._documents("train"), self._encoding)
         if self._kind == "word":
-            return WordSpeller.train(texts, max_words=self._vocab_size)
-        return BytePairSpeller.train(texts, vocab_size=self._vocab_size or 8000)
+            return StreamWordTokenizer.train(texts, max_words=self._vocab_size)
+        return StreamBytePairTokenizer.train(texts, vocab_size=self._vocab_size or 8000)
 
     @property
-    def speller(self) -> Speller:
+    def tokenizer(self) -> StreamTokenizer:
         """Text to numbers and back; there after `setup()` or `load_state()`."""
-        assert self._speller is not None
-        return self._speller
+        assert self._tokenizer is not None
+        return self._tokenizer
 
     # Network, loss and metrics
 
     def build(self, architecture: Architecture) -> LanguageModel:
         return LanguageModel(
-            architecture, vocab_size=self.speller.vocab_size, max_length=self._context
+            architecture, vocab_size=self.tokenizer.vocab_size, max_length=self._context
         )
 
     def loss(self, output: Output, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
@@ -190,7 +188,7 @@ class LanguageModeling(Task):
     def metrics(self) -> MetricCollection:
         """Over what is evaluated: bits per byte, and perplexity per word (see the class)."""
         found: dict[str, Any] = {"word_perplexity": CodeLength("perplexity")}
-        if not isinstance(self.speller, WordSpeller):
+        if not isinstance(self.tokenizer, StreamWordTokenizer):
             found["bits_per_byte"] = CodeLength("bits")
         return MetricCollection(found, compute_groups=False)
 
@@ -203,7 +201,7 @@ class LanguageModeling(Task):
 
     @cached_property
     def _units(self) -> Units:
-        return Units.of(self.speller, self._line_ends)
+        return Units.of(self.tokenizer, self._line_ends)
 
     def predictions(self, output: Output, batch: Batch) -> list[dict[str, Any]]:
         """How surprising each text is: bits, and tokens that they were for."""
@@ -223,28 +221,28 @@ class LanguageModeling(Task):
 
     def describe(self, batch: Batch, index: int) -> list[str]:
         tokens = batch.tokens[index][batch.mask[index]].tolist()
-        return [self.speller.spellings[token].decode(errors="replace") for token in tokens]
+        return self.tokenizer.ids_to_tokens(tokens)
 
     # Checkpoints
 
     def state(self) -> dict[str, Any]:
-        return {"speller": self.speller.state(), "line_ends": self._line_ends}
+        return {"speller": self.tokenizer.state(), "line_ends": self._line_ends}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._speller = restore(state["speller"])
+        self._tokenizer = stream_tokenizer_from_state(state["speller"])
         self._line_ends = state["line_ends"]
 
 
 class _Lines(IterableDataset[Batch]):
     """User text as it comes, in batches of consecutive lines."""
 
-    def __init__(self, lines: Iterable[str], speller: Speller) -> None:
-        self._lines, self._speller = lines, speller
+    def __init__(self, lines: Iterable[str], tokenizer: StreamTokenizer) -> None:
+        self._lines, self._tokenizer = lines, tokenizer
 
     def __iter__(self) -> Iterator[Batch]:
         lines = iter(self._lines)
         while chunk := list(islice(lines, 64)):
-            texts = [[TEXT, *self._speller.encode(line).tolist()] for line in chunk]
+            texts = [[BOS, *self._tokenizer.encode(line)] for line in chunk]
             tokens, mask = pad([text[:-1] for text in texts])
             target, _ = pad([text[1:] for text in texts])
             yield Batch(tokens, mask, target.masked_fill(~mask, IGNORE))

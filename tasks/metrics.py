@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
-from clusterformer.data.spelling import Speller, WordSpeller
+from clusterformer.data.stream_tokenizers import StreamTokenizer, StreamWordTokenizer
 from clusterformer.errors import InputError
 
 Score = Literal["tokenised_bleu", "compound_bleu", "sacrebleu", "chrf"]
@@ -138,23 +138,23 @@ class Units:
     spaced: Tensor
 
     @classmethod
-    def of(cls, speller: Speller, line_ends: bool) -> Units:
+    def of(cls, tokenizer: StreamTokenizer, line_ends: bool) -> Units:
         """Count for every token of a vocabulary.
 
         Args:
-            speller: Whose tokens.
+            tokenizer: The tokenizer.
             line_ends: Whether a line end is a word, as WikiText has it.
         """
-        spellings = speller.spellings
-        if isinstance(speller, WordSpeller):
-            words = [[1] * len(spellings)] * 2
+        token_bytes = tokenizer.token_bytes
+        if isinstance(tokenizer, StreamWordTokenizer):
+            words = [[1] * len(token_bytes)] * 2
             if not line_ends:
-                words = [[int(spelled != b"\n") for spelled in spellings]] * 2
+                words = [[int(spelled != b"\n") for spelled in token_bytes]] * 2
         else:
-            words = [_words(spellings, spaced, line_ends) for spaced in (False, True)]
-        spaced = [not spelled or spelled[-1] in _SPACES for spelled in spellings]
+            words = [_words(token_bytes, spaced, line_ends) for spaced in (False, True)]
+        spaced = [not spelled or spelled[-1] in _SPACES for spelled in token_bytes]
         return cls(
-            torch.tensor([len(spelled) for spelled in spellings]),
+            torch.tensor([len(spelled) for spelled in token_bytes]),
             torch.tensor(words),
             torch.tensor(spaced, dtype=torch.long),
         )
@@ -167,9 +167,9 @@ class Units:
         return size[target].sum(), words[spaced[tokens], target].sum()
 
 
-def _words(spellings: Sequence[bytes], spaced: bool, line_ends: bool) -> list[int]:
+def _words(token_bytes: Sequence[bytes], spaced: bool, line_ends: bool) -> list[int]:
     counts = []
-    for spelled in spellings:
+    for spelled in token_bytes:
         inside = len(spelled.split())
         if spelled and not spaced and spelled[0] not in _SPACES:
             inside -= 1  # goes on with a word

@@ -99,9 +99,11 @@ class PairLabelling(Labelling):
         """Tokens of one row: one text, or both with a separator between them."""
         tokens = batch.tokens[index][batch.mask[index]].tolist()
         if not self._joint:
-            return self.tokenizer.pieces(tokens)
+            return self.tokenizer.ids_to_tokens(tokens)
         place = tokens.index(self._separator)
-        first, second = (self.tokenizer.pieces(t) for t in (tokens[:place], tokens[place + 1 :]))
+        first, second = (
+            self.tokenizer.ids_to_tokens(t) for t in (tokens[:place], tokens[place + 1 :])
+        )
         return [*first, SEPARATOR, *second]
 
 

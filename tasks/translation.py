@@ -21,7 +21,12 @@ from clusterformer.data.moses import TextForm
 from clusterformer.data.named_bitext import NamedBitext, Split, find, protocol
 from clusterformer.data.parallel import Limits
 from clusterformer.data.sentence_pairs import PairSet, SentencePairs
-from clusterformer.data.tokenizers import EDGE, FEWEST, Tokenizer, restore
+from clusterformer.data.tokenizers import (
+    BOS_EOS,
+    BytePairTokenizer,
+    Tokenizer,
+    tokenizer_from_state,
+)
 from clusterformer.data.translation_data import FairseqSource, PairSource, TextSource
 from clusterformer.decoding import Hypothesis, beam_search, greedy
 from clusterformer.errors import InputError
@@ -104,7 +109,7 @@ class Translation(Task):
             "test": (test_source, test_target),
         }
         for option, number, least in (
-            ("vocab_size", vocab_size, FEWEST),
+            ("vocab_size", vocab_size, BytePairTokenizer.min_vocab_size),
             ("max_length", max_length, 1),
             ("max_ratio", max_ratio, 1),
             ("batch_size", batch_size, 1),
@@ -279,15 +284,17 @@ class Translation(Task):
         assert network is not None
         hidden, mask = output.encoded.hidden[rows], batch.mask[rows]
         state = network.decoder.cache(hidden, hidden, mask)
-        first = torch.full((len(rows),), EDGE, device=hidden.device)
+        first = torch.full((len(rows),), BOS_EOS, device=hidden.device)
         longest = 2 * mask.sum(-1) + 10
         if beam == 1:
-            return [[one] for one in greedy(network.step, state, first, eos=EDGE, longest=longest)]
+            return [
+                [one] for one in greedy(network.step, state, first, eos=BOS_EOS, longest=longest)
+            ]
         return beam_search(
             network.step,
             state,
             first,
-            eos=EDGE,
+            eos=BOS_EOS,
             longest=longest,
             beam=beam,
             length_penalty=self._length_penalty,
@@ -307,14 +314,14 @@ class Translation(Task):
         ]
 
     def describe(self, batch: SentencePairs, index: int) -> list[str]:
-        return self.tokenizer.pieces(batch.tokens[index][batch.mask[index]].tolist())
+        return self.tokenizer.ids_to_tokens(batch.tokens[index][batch.mask[index]].tolist())
 
     def alignment(self, batch: SentencePairs, index: int) -> tuple[list[str], Tensor]:
         assert self._network is not None
         one = SentencePairs._make(part[index : index + 1] for part in batch)
         read, written = one.mask[0], one.decoder_mask[0]
         weights = alignment(self._network, one)[0][written][:, read]
-        return self.tokenizer.pieces(one.target[0][written].tolist()), weights
+        return self.tokenizer.ids_to_tokens(one.target[0][written].tolist()), weights
 
     # Checkpoints
 
@@ -322,7 +329,7 @@ class Translation(Task):
         return {"tokenizer": self.tokenizer.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._tokenizer = restore(state["tokenizer"])
+        self._tokenizer = tokenizer_from_state(state["tokenizer"])
 
 
 class _Lines(IterableDataset[SentencePairs]):

@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> None:
         from clusterformer.cli.generate import load
 
         generator = load(str(options.model), "cpu")
-        tokens = torch.from_numpy(generator.speller.encode(text))
+        tokens = torch.from_numpy(generator.tokenizer.encode_document(text))
         layers = recording.of_language_model(
             generator.network, tokens, options.length, options.texts
         )

@@ -84,7 +84,7 @@ def load(checkpoint: str, device: str | None = None) -> TextGenerator:
         )
     network = evaluation.ready(trained, device).network
     assert isinstance(network, LanguageModel)
-    return TextGenerator(network, task.speller)
+    return TextGenerator(network, task.tokenizer)
 
 
 def _number(given: dict[str, str | None], name: str, kind: type[T], default: T) -> T:

@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.data.batches import PAD
-from clusterformer.data.tokenizers import EDGE, UNK
+from clusterformer.data.tokenizers import BOS_EOS, UNK
 from clusterformer.errors import InputError
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQ")  # magic, version, code of the number type, texts
 _TYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 8: "u2", 9: "u4", 10: "u8"}
-_SPECIAL = [EDGE, PAD, EDGE, UNK]  # what fairseq's <s>, <pad>, </s> and <unk> are to us
+_SPECIAL = [BOS_EOS, PAD, BOS_EOS, UNK]  # what fairseq's <s>, <pad>, </s> and <unk> are to us
 
 
 class FairseqText(Sequence[NDArray[np.integer]]):
-    """The texts of one language in one part, as our token numbers, ended by EDGE.
+    """The texts of one language in one part, as our token numbers, ended by BOS_EOS.
 
     Args:
         path: Of `.bin` and `.idx`, without the ending.
@@ -70,7 +70,7 @@ class FairseqFolder:
 
     Attributes:
         languages: Source and target.
-        words: Of both dictionaries together; their numbers begin after EDGE.
+        words: Of both dictionaries together; their numbers begin after BOS_EOS.
     """
 
     def __init__(self, folder: str | Path, languages: tuple[str | None, str | None]) -> None:
@@ -78,7 +78,7 @@ class FairseqFolder:
         self._stem, self.languages = self._direction(languages)
         sides = [_dictionary(self.folder / f"dict.{language}.txt") for language in self.languages]
         self.words = list(dict.fromkeys(word for side in sides for word in side))
-        places = {word: place for place, word in enumerate(self.words, EDGE + 1)}
+        places = {word: place for place, word in enumerate(self.words, BOS_EOS + 1)}
         self._numbers = [
             np.array([*_SPECIAL, *(places[word] for word in side)], dtype=np.int64)
             for side in sides

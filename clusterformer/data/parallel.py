@@ -21,7 +21,12 @@ from clusterformer.data.bitext import Bitext, Pair
 from clusterformer.data.cache import cache_folder, kept
 from clusterformer.data.moses import TextForm
 from clusterformer.data.token_store import TokenStore, TokenWriter
-from clusterformer.data.tokenizers import EDGE, BytePairTokenizer, Tokenizer, restore
+from clusterformer.data.tokenizers import (
+    BOS_EOS,
+    BytePairTokenizer,
+    Tokenizer,
+    tokenizer_from_state,
+)
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -114,15 +119,15 @@ class ParallelText:
             every = -(-count // _SAMPLE)
             texts = (text for pair in self.clean(Counter(), every) for text in pair)
             learnt = BytePairTokenizer.train(
-                texts, vocab_size=vocab_size, lowercase=False, edge=True
+                texts, vocab_size=vocab_size, lowercase=False, bos_eos=True
             )
             _write(folder / "tokenizer.json", learnt.state())
 
         folder = kept(self._shelf("byte-pairs", vocab_size), fill)
-        return restore(_read(folder / "tokenizer.json"))
+        return tokenizer_from_state(_read(folder / "tokenizer.json"))
 
     def encode(self, tokenizer: Tokenizer) -> tuple[TokenStore, TokenStore]:
-        """Token numbers of all sources and targets, each ended by EDGE, made or found."""
+        """Token numbers of all sources and targets, each ended by BOS_EOS, made or found."""
 
         def fill(folder: Path) -> None:
             dropped: Counter[str] = Counter()
@@ -132,7 +137,7 @@ class ParallelText:
             for number, chunk in enumerate(chunks, 1):
                 for writer, texts in zip(writers, zip(*chunk, strict=True), strict=True):
                     encoded = tokenizer.encode_all(texts)
-                    writer.extend([*tokens, EDGE] for tokens in encoded)
+                    writer.extend([*tokens, BOS_EOS] for tokens in encoded)
                 if number * _CHUNK % _MANY == 0:
                     _log.info(f"{self.bitext.source}: {number * _CHUNK:,} pairs encoded")
             for writer in writers:

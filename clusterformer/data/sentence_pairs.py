@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from clusterformer.data.batches import Numbers, pad
-from clusterformer.data.tokenizers import EDGE
+from clusterformer.data.tokenizers import BOS_EOS
 from clusterformer.task import IGNORE
 
 
@@ -29,10 +29,10 @@ class SentencePairs(NamedTuple):
     """A batch of sentences, each with its translation.
 
     Attributes:
-        tokens: (B, N), ended by EDGE.
+        tokens: (B, N), ended by BOS_EOS.
         mask: (B, N), True at real tokens.
-        target: (B, M), ended by EDGE; IGNORE at padding.
-        decoder_input: (B, M), EDGE and the target up to its last token.
+        target: (B, M), ended by BOS_EOS; IGNORE at padding.
+        decoder_input: (B, M), BOS_EOS and the target up to its last token.
         decoder_mask: (B, M).
         references: Of each row that is to be translated and scored, else None.
     """
@@ -51,11 +51,11 @@ class SentencePairs(NamedTuple):
         targets: Sequence[Numbers],
         references: list[Reference | None] | None = None,
     ) -> SentencePairs:
-        """Put token numbers, ended by EDGE, into rectangles; none at all make a dummy row."""
+        """Put token numbers, ended by BOS_EOS, into rectangles; none at all make a dummy row."""
         tokens, mask = pad(sources)
         target, decoder_mask = pad(targets)
         decoder_input = target.roll(1, dims=1)
-        decoder_input[:, 0] = EDGE
+        decoder_input[:, 0] = BOS_EOS
         return cls(
             tokens,
             mask,
@@ -77,7 +77,7 @@ class PairSet(Dataset[SentencePairs]):
     """Token numbers of sentences and their translations; a list of indices gives a batch.
 
     Args:
-        sources: Ended by EDGE, like `targets`; lists, or stores on disk.
+        sources: Ended by BOS_EOS, like `targets`; lists, or stores on disk.
         targets: As many.
         references: Of the first sentences, which are to be translated and scored.
     """

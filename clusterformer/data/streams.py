@@ -18,33 +18,34 @@ from torch.utils.data import Dataset
 
 from clusterformer.data.cache import cache_folder, kept
 from clusterformer.data.documents import Document
-from clusterformer.data.spelling import TEXT, Speller
+from clusterformer.data.stream_tokenizers import StreamTokenizer
+from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
 from clusterformer.task import IGNORE, Batch
 
 
 def token_stream(
-    documents: Sequence[Document], speller: Speller, encoding: str = "utf-8"
+    documents: Sequence[Document], tokenizer: StreamTokenizer, encoding: str = "utf-8"
 ) -> NDArray[np.integer]:
-    """The tokens of all documents, `TEXT` before each, (T,), mapped from disk.
+    """The tokens of all documents, `BOS` before each, (T,), mapped from disk.
 
     Made once and kept in the user's cache, under a hash of the files' names, sizes and times.
 
     Raises:
         InputError: as `Document.read` does, and for documents without any text.
     """
-    dtype = np.uint16 if speller.vocab_size <= 2**16 else np.int32
+    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
     marks = [[*map(str, document), *_stamp(document.path)] for document in documents]
-    asked = json.dumps([marks, speller.state(), encoding])
+    asked = json.dumps([marks, tokenizer.state(), encoding])
     folder = cache_folder() / "streams" / hashlib.sha256(asked.encode()).hexdigest()[:32]
 
     def fill(draft: Path) -> None:
         with (draft / "tokens").open("wb") as file:
             for document in documents:
-                tokens = speller.encode(document.read(encoding))
+                tokens = tokenizer.encode_document(document.read(encoding))
                 if not len(tokens):
                     raise InputError(f"{document.path}: no text in {document.part}")
-                file.write(np.concatenate([[TEXT], tokens]).astype(dtype).tobytes())
+                file.write(np.concatenate([[BOS], tokens]).astype(dtype).tobytes())
 
     return np.memmap(kept(folder, fill) / "tokens", dtype, "r")
 

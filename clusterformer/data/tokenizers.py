@@ -1,6 +1,7 @@
-"""Text to token numbers and back: a vocabulary of words, or byte-pair encoding.
+"""Text to token ids and back: the one hierarchy of tokenizers, and those of single texts.
 
-Both are learnt from training text alone, in an order that only the text decides.
+Tokenizers of running text, whose tokens stand for bytes, are in `stream_tokenizers`. All
+vocabularies are learnt from the training text only, in an order that only the text decides.
 """
 
 from __future__ import annotations
@@ -8,20 +9,31 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from clusterformer.data.batches import PAD
-from clusterformer.errors import InputError
+from clusterformer.data.byte_pairs import (
+    NUM_BYTES,
+    count_words,
+    load_byte_pairs,
+    repeat_words,
+    tokenizers_library,
+    train_byte_pairs,
+)
 
 UNK = PAD + 1
-EDGE = UNK + 1
-"""Begins and ends a text, for tokenizers made with `edge`; no text can spell it."""
+"""Unknown word; for tokenizers of single texts."""
 
-SPECIAL = ["<pad>", "<unk>"]
+BOS = PAD + 1
+"""Start of a document; for tokenizers of running text, which have no UNK."""
 
-FEWEST = EDGE + 1 + 256
-"""Pieces of byte-pair encoding that has learnt nothing: special ones and single bytes."""
+BOS_EOS = UNK + 1
+"""Start and end of a sentence; for tokenizers of translation."""
+
+SPECIAL_TOKENS = ["<pad>", "<unk>"]
+
+_BOS_EOS_TOKEN = "<edge>"  # its name in checkpoints; no text can spell it
 
 _SPLITS = {
     # Runs of letters and digits, single marks; English contractions as in the Penn Treebank, which
@@ -32,48 +44,41 @@ _SPLITS = {
 
 
 class Tokenizer(ABC):
-    """Splits text into numbered pieces; number 0 is padding, 1 stands for the unknown."""
+    """Text to token ids and back; id 0 is padding."""
 
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """One more than the highest number."""
+        """Number of token ids."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Numbers of the pieces of `text`; a text without any is one unknown piece."""
+        """Split a text into token ids."""
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text."""
+        """Split each text into token ids."""
         return [self.encode(text) for text in texts]
 
     @abstractmethod
-    def pieces(self, tokens: Iterable[int]) -> list[str]:
-        """What each number stands for, to be read by people."""
+    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return each token as a string for people to read."""
 
     @abstractmethod
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of the numbers; padding and edges say nothing."""
+    def decode(self, ids: Iterable[int]) -> str:
+        """Join tokens to a text; padding, BOS and BOS_EOS give none."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Plain values from which `restore` makes the same tokenizer."""
-
-
-def restore(state: dict[str, Any]) -> Tokenizer:
-    """Make the tokenizer whose `state()` this is."""
-    kinds = {"word": WordTokenizer, "bpe": BytePairTokenizer, "piece": PieceTokenizer}
-    options = dict(state)
-    return kinds[options.pop("kind")](**options)
+        """Return plain values from which `tokenizer_from_state` makes the same tokenizer."""
 
 
 class WordTokenizer(Tokenizer):
-    """A vocabulary of words.
+    """A vocabulary of words; a text without any word is one UNK.
 
     Args:
-        words: Known words; the first gets the number after the special ones.
-        lowercase: Whether case is ignored; the words are then lower-cased.
-        split: "words" parts words from punctuation, "whitespace" leaves what spaces part whole.
+        words: Known words; the first has the id after the special tokens.
+        lowercase: Whether to ignore case; `words` are lower-cased then.
+        split: "words" separates punctuation from words, "whitespace" splits at spaces only.
     """
 
     def __init__(
@@ -84,8 +89,8 @@ class WordTokenizer(Tokenizer):
         split: Literal["words", "whitespace"] = "words",
     ) -> None:
         self.words, self._lowercase, self._split = words, lowercase, split
-        self._pieces = [*SPECIAL, *words]
-        self._numbers = {word: number for number, word in enumerate(words, len(SPECIAL))}
+        self._tokens = [*SPECIAL_TOKENS, *words]
+        self._ids = {word: i for i, word in enumerate(words, len(SPECIAL_TOKENS))}
 
     @classmethod
     def train(
@@ -97,14 +102,14 @@ class WordTokenizer(Tokenizer):
         lowercase: bool = True,
         split: Literal["words", "whitespace"] = "words",
     ) -> WordTokenizer:
-        """Learn the words of `texts`, the most frequent first, equally frequent ones by alphabet.
+        """Learn the words of `texts`, most frequent first, ties in alphabetical order.
 
         Args:
             texts: Training texts.
-            min_count: Rarer words stay unknown.
-            max_words: Known words at most; None for no limit.
-            lowercase: As in the class.
-            split: As in the class.
+            min_count: Minimum number of occurrences of a known word.
+            max_words: Maximum number of known words; None for no limit.
+            lowercase: Whether to ignore case.
+            split: Way to split, one of the class's.
         """
         empty = cls([], lowercase=lowercase, split=split)
         counts = Counter(word for text in texts for word in empty._split_text(text))
@@ -114,16 +119,16 @@ class WordTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        return len(self._pieces)
+        return len(self._tokens)
 
     def encode(self, text: str) -> list[int]:
-        return [self._numbers.get(word, UNK) for word in self._split_text(text)] or [UNK]
+        return [self._ids.get(word, UNK) for word in self._split_text(text)] or [UNK]
 
-    def pieces(self, tokens: Iterable[int]) -> list[str]:
-        return [self._pieces[token] for token in tokens]
+    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self._tokens[i] for i in ids]
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        return " ".join(self._pieces[token] for token in tokens if token != PAD)
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(self._tokens[i] for i in ids if i != PAD)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -137,19 +142,19 @@ class WordTokenizer(Tokenizer):
         return _SPLITS[self._split].findall(text.lower() if self._lowercase else text)
 
 
-class PieceTokenizer(WordTokenizer):
-    """Pieces that somebody else has cut: spaces part them, `@@` joins one to the next.
+class SubwordTokenizer(WordTokenizer):
+    """Subwords of texts that are split already: spaces between them, `@@` where a word goes on.
 
     Args:
-        words: Known pieces; the first gets the number after `EDGE`.
+        words: Known subwords; the first has the id after BOS_EOS.
     """
 
     def __init__(self, words: list[str]) -> None:
-        super().__init__(["<edge>", *words], lowercase=False, split="whitespace")
-        del self._numbers["<edge>"]
+        super().__init__([_BOS_EOS_TOKEN, *words], lowercase=False, split="whitespace")
+        del self._ids[_BOS_EOS_TOKEN]
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        joined = super().decode(token for token in tokens if token != EDGE)
+    def decode(self, ids: Iterable[int]) -> str:
+        joined = super().decode(i for i in ids if i != BOS_EOS)
         return f"{joined} ".replace("@@ ", "").strip()
 
     def state(self) -> dict[str, Any]:
@@ -157,15 +162,17 @@ class PieceTokenizer(WordTokenizer):
 
 
 class BytePairTokenizer(Tokenizer):
-    """Byte-pair encoding on bytes, by the `tokenizers` library: no text is unknown to it.
+    """Byte-pair encoding on bytes: no text is unknown, an empty one is one UNK.
 
     Args:
-        json: The library's own description of a tokenizer.
+        json: JSON of the `tokenizers` library.
     """
 
+    min_vocab_size = BOS_EOS + 1 + NUM_BYTES
+    """Special tokens and single bytes."""
+
     def __init__(self, json: str) -> None:
-        self._bpe = tokenizers_library().Tokenizer.from_str(json)
-        self._bpe.encode_special_tokens = True  # "<pad>" in a text is five letters like any other
+        self._bpe = load_byte_pairs(json)
 
     @classmethod
     def train(
@@ -174,15 +181,15 @@ class BytePairTokenizer(Tokenizer):
         *,
         vocab_size: int = 8000,
         lowercase: bool = True,
-        edge: bool = False,
+        bos_eos: bool = False,
     ) -> BytePairTokenizer:
-        """Learn `vocab_size` pieces, single bytes included, from `texts`.
+        """Learn byte pairs from `texts`.
 
         Args:
             texts: Training texts.
-            vocab_size: Pieces to learn; fewer if the texts have no more.
-            lowercase: Whether case is ignored.
-            edge: Whether number 2 is `EDGE`.
+            vocab_size: Number of tokens, single bytes included; fewer if the texts have no more.
+            lowercase: Whether to ignore case.
+            bos_eos: Whether to reserve id 2 for BOS_EOS.
         """
         library = tokenizers_library()
         bpe = library.Tokenizer(library.models.BPE())
@@ -190,14 +197,11 @@ class BytePairTokenizer(Tokenizer):
             bpe.normalizer = library.normalizers.Lowercase()
         bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
         bpe.decoder = library.decoders.ByteLevel()
-        trainer = library.trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[*SPECIAL, "<edge>"] if edge else SPECIAL,
-            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
+        special_tokens = [*SPECIAL_TOKENS, _BOS_EOS_TOKEN] if bos_eos else SPECIAL_TOKENS
+        words = repeat_words(count_words(texts))
+        return cls(
+            train_byte_pairs(bpe, words, vocab_size=vocab_size, special_tokens=special_tokens)
         )
-        bpe.train_from_iterator(_repeated(_frequent(texts)), trainer)
-        return cls(bpe.to_str())
 
     @property
     def vocab_size(self) -> int:
@@ -209,48 +213,18 @@ class BytePairTokenizer(Tokenizer):
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids or [UNK] for encoding in self._bpe.encode_batch_fast(texts)]
 
-    def pieces(self, tokens: Iterable[int]) -> list[str]:
-        return [self._bpe.decode([token], skip_special_tokens=False) for token in tokens]
+    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self._bpe.decode([i], skip_special_tokens=False) for i in ids]
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        return self._bpe.decode(list(tokens)).removeprefix(" ")
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._bpe.decode(list(ids)).removeprefix(" ")
 
     def state(self) -> dict[str, Any]:
         return {"kind": "bpe", "json": self._bpe.to_str()}
 
 
-_MOST_WORDS = 500_000
-
-
-def _frequent(texts: Iterable[str]) -> Counter[str]:
-    """Count words; whenever there are too many different ones, the rarest go.
-
-    The library takes a kilobyte for each, and rare ones decide about no piece.
-    """
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text.split(" "))
-        least = 1
-        while len(counts) > _MOST_WORDS // min(least, 2):
-            least += 1
-            counts = Counter({word: count for word, count in counts.items() if count >= least})
-    del counts[""]
-    return counts
-
-
-def _repeated(counts: Counter[str]) -> Iterator[str]:
-    """Texts with each word as often as it was counted, for a library that counts texts."""
-    for word, count in counts.items():
-        for first in range(0, count, 1000):
-            yield " ".join([word] * min(1000, count - first))
-
-
-def tokenizers_library() -> Any:
-    """The `tokenizers` module, or one line that says how to install it."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise InputError(
-            "byte-pair encoding needs the tokenizers library: pip install 'clusterformer[text]'"
-        ) from None
-    return tokenizers
+def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
+    """Make the tokenizer of single texts that returned this `state()`."""
+    kinds = {"word": WordTokenizer, "bpe": BytePairTokenizer, "piece": SubwordTokenizer}
+    options = dict(state)
+    return kinds[options.pop("kind")](**options)

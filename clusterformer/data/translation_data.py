@@ -15,7 +15,7 @@ from clusterformer.data.moses import TextForm
 from clusterformer.data.named_bitext import Split
 from clusterformer.data.parallel import Limits, ParallelText
 from clusterformer.data.sentence_pairs import PairSet, Reference
-from clusterformer.data.tokenizers import EDGE, PieceTokenizer, Tokenizer
+from clusterformer.data.tokenizers import BOS_EOS, SubwordTokenizer, Tokenizer
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class PairSource(ABC):
         """The pairs of "valid" or "test", all of them; with references for the first `most`."""
 
     def encode(self, texts: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
-        """Token numbers of texts in the form of the model, each ended by EDGE."""
-        return [[*tokens, EDGE] for tokens in tokenizer.encode_all(list(texts))]
+        """Token numbers of texts in the form of the model, each ended by BOS_EOS."""
+        return [[*tokens, BOS_EOS] for tokens in tokenizer.encode_all(list(texts))]
 
 
 class TextSource(PairSource):
@@ -124,7 +124,7 @@ class FairseqSource(PairSource):
         return FairseqFolder(self._path, self._languages)
 
     def tokenizer(self) -> Tokenizer:
-        return PieceTokenizer(self._folder.words)
+        return SubwordTokenizer(self._folder.words)
 
     def training(self, tokenizer: Tokenizer) -> PairSet:
         return self._pairs("train", tokenizer)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from clusterformer.data.batches import PAD
 from clusterformer.data.cache import cache_folder
-from clusterformer.data.tokenizers import SPECIAL, WordTokenizer
+from clusterformer.data.tokenizers import SPECIAL_TOKENS, WordTokenizer
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -
     vectors = load_vectors(path)
     known = {
         number: vectors.key_to_index[word]
-        for number, word in enumerate(tokenizer.words, len(SPECIAL))
+        for number, word in enumerate(tokenizer.words, len(SPECIAL_TOKENS))
         if word in vectors.key_to_index
     }
     words = max(1, len(tokenizer.words))

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 
 from clusterformer.attention import FullAttention
 from clusterformer.data.fairseq import FairseqFolder
-from clusterformer.data.tokenizers import EDGE, UNK, PieceTokenizer
+from clusterformer.data.tokenizers import BOS_EOS, UNK, SubwordTokenizer
 from clusterformer.errors import InputError
 from clusterformer.module import ClusterFormer
 from clusterformer.tasks.translation import Translation
@@ -45,10 +45,10 @@ def test_texts_are_read_in_our_numbers(tmp_path, dtype):
     assert folder.words == ["ein", "hun@@", "d", "a", "do@@", "g"]
     sources, targets = folder.part("train")
     assert [sources[i].tolist() for i in range(len(sources))] == [
-        [EDGE + 1, EDGE + 2, EDGE + 3, EDGE],
-        [EDGE + 4, UNK, EDGE],
+        [BOS_EOS + 1, BOS_EOS + 2, BOS_EOS + 3, BOS_EOS],
+        [BOS_EOS + 4, UNK, BOS_EOS],
     ]
-    tokenizer = PieceTokenizer(folder.words)
+    tokenizer = SubwordTokenizer(folder.words)
     assert tokenizer.decode(sources[0]) == "ein hund"
     assert [tokenizer.decode(targets[i]) for i in range(2)] == ["a dog", "a"]
     assert targets.lengths.tolist() == [4, 2]
@@ -63,9 +63,9 @@ def test_either_direction_is_read_from_the_same_files(tmp_path):
 
 def test_pieces_make_the_numbers_of_the_data(tmp_path):
     folder = FairseqFolder(write(tmp_path), (None, None))
-    tokenizer = PieceTokenizer(folder.words)
+    tokenizer = SubwordTokenizer(folder.words)
     sources, _ = folder.part("train")
-    assert [*tokenizer.encode("ein hun@@ d"), EDGE] == sources[0].tolist()
+    assert [*tokenizer.encode("ein hun@@ d"), BOS_EOS] == sources[0].tolist()
     assert tokenizer.encode("<edge>") == [UNK]
 
 
@@ -106,6 +106,6 @@ def test_it_trains_and_keeps_to_its_dictionaries(tmp_path):
     trainer.fit(ClusterFormer(FullAttention, d_model=16, num_layers=1), task)
     assert {"val/sacrebleu", "val/loss"} <= set(trainer.callback_metrics)
     other = Translation(data_bin=str(tmp_path / "bin"))
-    other.load_state({"tokenizer": PieceTokenizer(["other"]).state()})
+    other.load_state({"tokenizer": SubwordTokenizer(["other"]).state()})
     with pytest.raises(InputError, match="not those of the checkpoint"):
         other.setup("fit")

@@ -19,7 +19,7 @@ from clusterformer.data.moses import TextForm
 from clusterformer.data.named_bitext import find
 from clusterformer.data.parallel import Limits, ParallelText
 from clusterformer.data.token_store import TokenStore, TokenWriter
-from clusterformer.data.tokenizers import EDGE, BytePairTokenizer
+from clusterformer.data.tokenizers import BOS_EOS, BytePairTokenizer
 from clusterformer.errors import InputError
 
 LINES = [
@@ -58,7 +58,7 @@ def test_text_comes_back_exactly(tmp_path):
     assert [tokenizer.decode(store[i]) for store in (sources, targets) for i in range(3)] == [
         line for side in zip(*LINES, strict=True) for line in side
     ]
-    assert all(store[i][-1] == EDGE for store in (sources, targets) for i in range(3))
+    assert all(store[i][-1] == BOS_EOS for store in (sources, targets) for i in range(3))
     assert sources.lengths.tolist() == [len(sources[i]) for i in range(3)]
 
 
@@ -71,9 +71,9 @@ def test_real_text_comes_back_exactly(data_root):
 
 
 def test_no_text_spells_the_edge():
-    tokenizer = BytePairTokenizer.train(["<edge> a"], vocab_size=300, lowercase=False, edge=True)
-    assert EDGE not in tokenizer.encode("<edge> </s> <pad>")
-    assert tokenizer.decode([EDGE, *tokenizer.encode("<edge> a"), EDGE]) == "<edge> a"
+    tokenizer = BytePairTokenizer.train(["<edge> a"], vocab_size=300, lowercase=False, bos_eos=True)
+    assert BOS_EOS not in tokenizer.encode("<edge> </s> <pad>")
+    assert tokenizer.decode([BOS_EOS, *tokenizer.encode("<edge> a"), BOS_EOS]) == "<edge> a"
 
 
 def test_unfit_pairs_are_dropped_and_counted_in_one_line(tmp_path, caplog):

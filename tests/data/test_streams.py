@@ -9,8 +9,9 @@ import pytest
 
 from clusterformer.data.batches import BucketPlan, Shares
 from clusterformer.data.documents import named, own
-from clusterformer.data.spelling import TEXT, ByteSpeller
+from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.data.streams import ShiftedPlan, Strides, Windows, token_stream
+from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
 from clusterformer.task import IGNORE
 
@@ -79,17 +80,17 @@ def test_a_mark_stands_before_each_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("bé\n", encoding="utf-8")
     (tmp_path / "b.txt").write_text("c", encoding="utf-8")
     (tmp_path / "note.md").write_text("not a text", encoding="utf-8")
-    stream = token_stream(own(tmp_path), ByteSpeller())
+    stream = token_stream(own(tmp_path), ByteTokenizer())
     text = [byte + 2 for byte in "bé\n".encode()]
-    assert stream.tolist() == [TEXT, *text, TEXT, ord("c") + 2]
+    assert stream.tolist() == [BOS, *text, BOS, ord("c") + 2]
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("first")
-    assert len(token_stream(own(file), ByteSpeller())) == 6
+    assert len(token_stream(own(file), ByteTokenizer())) == 6
     file.write_text("second")
-    assert len(token_stream(own(file), ByteSpeller())) == 7
+    assert len(token_stream(own(file), ByteTokenizer())) == 7
 
 
 def test_shares_of_a_file_are_its_lines(tmp_path: Path) -> None:
@@ -123,19 +124,19 @@ def test_bad_files_are_named(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "latin.txt").write_bytes(b"first\nn\xe9e\n")
     with pytest.raises(InputError, match=message):
-        token_stream(own(tmp_path / name), ByteSpeller())
+        token_stream(own(tmp_path / name), ByteTokenizer())
 
 
 def test_one_line_cannot_be_shared_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a single line")
     with pytest.raises(InputError, match="no text in its lines from 0% to 80%; hold out"):
-        token_stream(own(tmp_path / "a.txt", 0, 0.8), ByteSpeller())
+        token_stream(own(tmp_path / "a.txt", 0, 0.8), ByteTokenizer())
 
 
 def test_the_named_sets_are_whole(data_root: Path) -> None:
     sizes = {}
     for split in ("train", "valid", "test"):
-        sizes[split] = len(token_stream(named("wikitext2", split, data_root), ByteSpeller())) - 1
+        sizes[split] = len(token_stream(named("wikitext2", split, data_root), ByteTokenizer())) - 1
     assert sizes == {"train": 10_797_148, "valid": 1_121_681, "test": 1_256_449}
     parts = {split: named("gutenberg", split, data_root) for split in ("train", "valid", "test")}
     assert {split: len(books) for split, books in parts.items()} == {
@@ -153,7 +154,7 @@ def test_a_changed_set_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pg19" / "test" / "1.txt").write_text("a b\n")
     (tmp_path / "wikitext2" / "test.txt.gz").write_bytes(gzip.compress(b"a b\n"))
     with pytest.raises(InputError, match="1 lines, expected 4,358"):
-        token_stream(named("wikitext2", "test", tmp_path), ByteSpeller())
+        token_stream(named("wikitext2", "test", tmp_path), ByteTokenizer())
     with pytest.raises(InputError, match="1 books, expected 100"):
         named("pg19", "test", tmp_path)
     with pytest.raises(InputError, match="gutenberg: no folder"):

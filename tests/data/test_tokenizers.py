@@ -3,10 +3,25 @@
 import json
 
 import pytest
+import torch
 
-from clusterformer.data import tokenizers as text
+from clusterformer.data import byte_pairs
 from clusterformer.data.batches import PAD
-from clusterformer.data.tokenizers import UNK, BytePairTokenizer, WordTokenizer, restore
+from clusterformer.data.stream_tokenizers import (
+    ByteTokenizer,
+    StreamBytePairTokenizer,
+    StreamTokenizer,
+    StreamWordTokenizer,
+    stream_tokenizer_from_state,
+)
+from clusterformer.data.tokenizers import (
+    BOS,
+    UNK,
+    BytePairTokenizer,
+    WordTokenizer,
+    tokenizer_from_state,
+)
+from clusterformer.tasks.metrics import CodeLength, Units
 
 TEXTS = ["The cat sat on the mat .", "the dog didn't sit", "A cat's dog - naïve, isn't it?"] * 2
 
@@ -19,16 +34,16 @@ both = pytest.mark.parametrize("kind", ["word", "bpe"])
 
 
 @both
-def test_pieces_spell_the_text(kind):
+def test_tokens_join_to_the_text(kind):
     tokenizer = train(kind)
-    pieces = tokenizer.pieces(tokenizer.encode("The dog sat."))
-    assert "".join(pieces).replace(" ", "") == "thedogsat."
+    tokens = tokenizer.ids_to_tokens(tokenizer.encode("The dog sat."))
+    assert "".join(tokens).replace(" ", "") == "thedogsat."
 
 
 @both
 def test_state_makes_the_same_tokenizer_and_is_plain(kind):
     tokenizer = train(kind)
-    again = restore(json.loads(json.dumps(tokenizer.state())))
+    again = tokenizer_from_state(json.loads(json.dumps(tokenizer.state())))
     text = "a cat's NEW mat"
     assert again.encode(text) == tokenizer.encode(text)
     assert again.vocab_size == tokenizer.vocab_size
@@ -46,15 +61,15 @@ def test_text_cannot_spell_padding(kind):
 
 
 @both
-def test_text_without_pieces_is_one_unknown(kind):
+def test_text_without_tokens_is_one_unknown(kind):
     assert train(kind).encode("") == [UNK]
     assert train(kind).encode_all(["", "cat"]) == [[UNK], train(kind).encode("cat")]
 
 
 @both
-def test_numbers_stay_below_the_vocabulary_size(kind):
+def test_ids_stay_below_the_vocabulary_size(kind):
     tokenizer = train(kind)
-    assert max(max(tokens) for tokens in tokenizer.encode_all(TEXTS)) < tokenizer.vocab_size
+    assert max(max(ids) for ids in tokenizer.encode_all(TEXTS)) < tokenizer.vocab_size
 
 
 @both
@@ -72,10 +87,11 @@ def test_rare_words_and_those_over_the_limit_are_unknown():
     tokenizer = train("word", ["b a c a c", "d b a"], min_count=2, max_words=2)
     assert tokenizer.words == ["a", "b"]
     assert tokenizer.encode("a d c new") == [2, UNK, UNK, UNK]
-    assert tokenizer.pieces([0, 1, 2]) == ["<pad>", "<unk>", "a"]
+    assert tokenizer.ids_to_tokens([0, 1, 2]) == ["<pad>", "<unk>", "a"]
+    assert tokenizer.decode([2, 3, 1, 0]) == "a b <unk>"
 
 
-def test_words_part_from_punctuation_and_contractions():
+def test_words_are_separated_from_punctuation_and_contractions():
     words = train("word", ["It's naïve, don't! well-made [x]"]).words
     expected = ["it", "'s", "naïve", ",", "do", "n't", "!", "well", "-", "made", "[", "x", "]"]
     assert sorted(words) == sorted(expected)
@@ -93,17 +109,86 @@ def test_whitespace_split_leaves_the_rest_whole():
 def test_byte_pairs_know_every_text_and_fill_the_vocabulary():
     tokenizer = train("bpe", vocab_size=300)
     assert tokenizer.vocab_size <= 300
-    tokens = tokenizer.encode("日本語 ☃")
-    assert UNK not in tokens
-    assert len(tokens) > 4
+    ids = tokenizer.encode("日本語 ☃")
+    assert UNK not in ids
+    assert len(ids) > 4
 
 
 def test_of_too_many_words_the_frequent_stay(monkeypatch):
     texts = [f"der hund {'rot ' * (i % 3)} w{i}x" for i in range(3000)]
     frequent = [("der", 3000), ("hund", 3000), ("rot", 3000)]
-    assert len(text._frequent(texts)) == 3003
-    monkeypatch.setattr(text, "_MOST_WORDS", 100)
-    assert text._frequent(texts).most_common(3) == frequent
-    assert len(text._frequent(texts)) <= 100
-    pieces = json.loads(BytePairTokenizer.train(texts, vocab_size=270).state()["json"])
-    assert {"Ġder", "Ġhund", "Ġrot"} <= set(pieces["model"]["vocab"])
+    assert len(byte_pairs.count_words(texts)) == 3003
+    monkeypatch.setattr(byte_pairs, "_MAX_WORDS", 100)
+    assert byte_pairs.count_words(texts).most_common(3) == frequent
+    assert len(byte_pairs.count_words(texts)) <= 100
+    tokens = json.loads(BytePairTokenizer.train(texts, vocab_size=270).state()["json"])
+    assert {"Ġder", "Ġhund", "Ġrot"} <= set(tokens["model"]["vocab"])
+
+
+# Running text: nothing is lost, bytes and words add up.
+
+DOCUMENTS = [
+    "",
+    "one",
+    " = Robert <unk> = \n \n Robert is an actor . \n",
+    "naïve – 東京 🌊\tand\r\n\n\n<text><pad> </s> x",
+    "no end of line\n  indented  twice",
+]
+LEARNT = "the theatre and the actor – naïve 東京\n" * 20
+
+
+def lossless() -> list[StreamTokenizer]:
+    return [ByteTokenizer(), StreamBytePairTokenizer.train([LEARNT, "x"], vocab_size=280)]
+
+
+@pytest.mark.parametrize("tokenizer", lossless(), ids=["bytes", "bpe"])
+@pytest.mark.parametrize("text", DOCUMENTS)
+def test_bytes_of_tokens_join_to_the_text(tokenizer: StreamTokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert b"".join(tokenizer.token_bytes[i] for i in ids) == text.encode()
+    assert tokenizer.decode([BOS, *ids, PAD]) == text
+    assert not {PAD, BOS} & set(ids)
+
+
+@pytest.mark.parametrize("line_ends", [False, True])
+@pytest.mark.parametrize("tokenizer", lossless(), ids=["bytes", "bpe"])
+@pytest.mark.parametrize("text", DOCUMENTS[1:])
+def test_bytes_and_words_add_up_over_tokens(
+    tokenizer: StreamTokenizer, text: str, line_ends: bool
+) -> None:
+    row = torch.tensor([[BOS, *tokenizer.encode(text)]])
+    units = Units.of(tokenizer, line_ends)
+    counted = torch.ones_like(row[:, 1:], dtype=torch.bool)
+    size, words = units.count(row[:, :-1], row[:, 1:], counted)
+    assert size == len(text.encode())
+    assert words == len(text.split()) + (text.count("\n") if line_ends else 0)
+
+
+def test_byte_pairs_of_running_text_are_learnt() -> None:
+    _, tokenizer = lossless()
+    assert tokenizer.vocab_size == 280
+    assert len(tokenizer.encode("the theatre")) < 5
+
+
+def test_words_of_running_text_include_line_ends() -> None:
+    tokenizer = StreamWordTokenizer.train(["b a a\n", "a <unk> c\n"], max_words=4)
+    assert tokenizer.words == ["<eos>", "<unk>", "a", "b"]
+    ids = tokenizer.encode("a c b\n\n")
+    assert [tokenizer.words[i - 2] for i in ids] == ["a", "<unk>", "b", "<eos>", "<eos>"]
+    assert tokenizer.decode(ids) == "a <unk> b \n\n"
+
+
+@pytest.mark.parametrize("tokenizer", [*lossless(), StreamWordTokenizer.train([LEARNT])])
+def test_a_checkpoint_brings_the_same_tokenizer(tokenizer: StreamTokenizer) -> None:
+    again = stream_tokenizer_from_state(json.loads(json.dumps(tokenizer.state())))
+    assert again.token_bytes == tokenizer.token_bytes
+    assert again.encode(LEARNT) == tokenizer.encode(LEARNT)
+
+
+def test_code_length_is_per_unit() -> None:
+    bits, perplexity = CodeLength("bits"), CodeLength("perplexity")
+    for metric in (bits, perplexity):
+        metric.update(torch.tensor(8.0).log() * 10, torch.tensor(10))
+        metric.update(torch.tensor(2.0).log() * 10, torch.tensor(10))
+    assert bits.compute().item() == pytest.approx(2)
+    assert perplexity.compute().item() == pytest.approx(4)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from clusterformer.attention import FullAttention, LocalAttention, NeuralClusteringAttention
 from clusterformer.cli.generate import load
 from clusterformer.cli.main import main
-from clusterformer.data.spelling import PAD, TEXT
+from clusterformer.data.batches import PAD
 from clusterformer.data.streams import batch_of
+from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.language_model import LanguageModel
@@ -105,7 +106,7 @@ class Uniform(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         logits = torch.full((*batch.tokens.shape, 258), float("-inf"))
-        logits[..., TEXT + 1 :] = 0.0
+        logits[..., BOS + 1 :] = 0.0
         return Output(logits, Encoded(logits, []))
 
 
@@ -140,7 +141,7 @@ def test_measures_do_not_hang_on_the_windows(folder: Path, tokenizer) -> None:
         task.setup("test")
         torch.manual_seed(3)
         one = partial(LocalAttention, window=1)
-        model = network(one, "none", size=task.speller.vocab_size, num_layers=1)
+        model = network(one, "none", size=task.tokenizer.vocab_size, num_layers=1)
         with torch.no_grad():
             found.append(evaluated(task, model))
     for other in found[1:]:
@@ -153,7 +154,7 @@ def test_word_perplexity_of_words_counts_line_ends(folder: Path) -> None:
     task = LanguageModeling(train="text.txt", test="text.txt", tokenizer="word", context=32)
     assert task.monitor == "val/word_perplexity"
     task.setup("test")
-    size = task.speller.vocab_size
+    size = task.tokenizer.vocab_size
 
     class Even(nn.Module):
         def forward(self, batch: Batch) -> Output:
@@ -215,7 +216,7 @@ def test_it_trains_resumes_and_generates(folder: Path, capsys: pytest.CaptureFix
 
 def test_text_is_streamed_in_whole_characters(folder: Path) -> None:
     """A model that has learnt a text of long characters by heart says them whole."""
-    from clusterformer.data.spelling import ByteSpeller
+    from clusterformer.data.stream_tokenizers import ByteTokenizer
     from clusterformer.generation import TextGenerator
 
     class Parrot(nn.Module):
@@ -229,13 +230,13 @@ def test_text_is_streamed_in_whole_characters(folder: Path) -> None:
             logits[:, PAD] = 1000.0  # is never drawn
             return logits, state + 1
 
-    said = [*ByteSpeller().encode("é🌊東 x").tolist(), TEXT]
+    said = [*ByteTokenizer().encode("é🌊東 x"), BOS]
     model = Parrot()
     model.embedding.tokens = nn.Embedding(1, 1)
-    pieces = list(TextGenerator(model, ByteSpeller()).stream())  # type: ignore[arg-type]
+    pieces = list(TextGenerator(model, ByteTokenizer()).stream())  # type: ignore[arg-type]
     assert pieces == ["é", "🌊", "東", " ", "x"]
-    said[4:] = [TEXT]  # cut within a character
-    pieces = list(TextGenerator(model, ByteSpeller()).stream())  # type: ignore[arg-type]
+    said[4:] = [BOS]  # cut within a character
+    pieces = list(TextGenerator(model, ByteTokenizer()).stream())  # type: ignore[arg-type]
     assert pieces == ["é", "\N{REPLACEMENT CHARACTER}"]
 
 

@@ -13,7 +13,7 @@ from clusterformer.cli.main import main
 from clusterformer.cli.translate import load
 from clusterformer.data.batches import Shares
 from clusterformer.data.sentence_pairs import SentencePairs
-from clusterformer.data.tokenizers import EDGE, PieceTokenizer
+from clusterformer.data.tokenizers import BOS_EOS, SubwordTokenizer
 from clusterformer.errors import InputError
 from clusterformer.models.alignment import alignment
 from clusterformer.models.architecture import Architecture
@@ -117,10 +117,10 @@ def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
 
 
 def test_target_follows_what_the_decoder_reads():
-    batch = SentencePairs.make([[5, 6, EDGE], [7, EDGE]], [[8, EDGE], [9, 10, EDGE]])
-    assert batch.tokens.tolist() == [[5, 6, EDGE], [7, EDGE, 0]]
-    assert batch.target.tolist() == [[8, EDGE, IGNORE], [9, 10, EDGE]]
-    assert batch.decoder_input.tolist() == [[EDGE, 8, 0], [EDGE, 9, 10]]
+    batch = SentencePairs.make([[5, 6, BOS_EOS], [7, BOS_EOS]], [[8, BOS_EOS], [9, 10, BOS_EOS]])
+    assert batch.tokens.tolist() == [[5, 6, BOS_EOS], [7, BOS_EOS, 0]]
+    assert batch.target.tolist() == [[8, BOS_EOS, IGNORE], [9, 10, BOS_EOS]]
+    assert batch.decoder_input.tolist() == [[BOS_EOS, 8, 0], [BOS_EOS, 9, 10]]
     assert batch.decoder_mask.tolist() == [[True, True, False], [True, True, True]]
 
 
@@ -240,6 +240,6 @@ def test_an_empty_side_of_validation_is_told(files):
 
 def test_named_sets_are_set_up(data_root):
     prepared = Translation("iwslt14", root=str(data_root), valid_sentences=5)
-    prepared._tokenizer = PieceTokenizer(["ein"])
+    prepared._tokenizer = SubwordTokenizer(["ein"])
     prepared.setup("validate")
     assert len(prepared._pairs["valid"].lengths) == 7_283
