@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clusterformer.kernels.reference import LATER, Blocks, widen, windows
+from clusterformer.kernels.blocks import Blocks, windows
+from clusterformer.kernels.reference import LATER, widen
 
 PIECE = 2**19
 """Most numbers in the keys' windows of one piece, 2 MiB; less takes less memory, and more time."""

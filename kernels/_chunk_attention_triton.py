@@ -10,7 +10,8 @@ import triton
 from torch import Tensor
 
 from clusterformer.kernels._chunk_kernels_triton import dkv_kernel, dq_kernel, forward_kernel
-from clusterformer.kernels.reference import LATER, Blocks
+from clusterformer.kernels.blocks import Blocks
+from clusterformer.kernels.reference import LATER
 from clusterformer.kernels.tiles import Device, Tile, backward_tile, padded, tile
 
 WIDEST = 256

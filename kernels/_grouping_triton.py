@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clusterformer.kernels.reference import Sorted
+from clusterformer.kernels.blocks import Sorted
 from clusterformer.kernels.tiles import Device
 
 TILE = 64

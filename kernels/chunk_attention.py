@@ -7,8 +7,8 @@ R blocks that a block sees   S slots a block
 from torch import Tensor
 
 from clusterformer.kernels import _chunk_attention_cpu, reference
+from clusterformer.kernels.blocks import Blocks, window_mask
 from clusterformer.kernels.dispatch import forced, use_triton
-from clusterformer.kernels.reference import Blocks
 
 LAST_RESORT = -5e4
 """A logit that float16 still holds, and that weighs nothing beside any other (Reformer's)."""
@@ -40,7 +40,7 @@ def chunk_attention(
         within: A token attends only to tokens fewer than this many slots away; of `window_blocks`
             that is a sliding window of exact width.
         mask: Which slots of its window a slot may attend to, instead of what `causal` and `within`
-            say; see `reference.window_mask`.
+            say; see `window_mask`.
         itself: Added to the logit of a token with itself. `LAST_RESORT` leaves it no weight unless
             it sees nothing else.
         extra: Further columns of q and of k, (B, N, P) each, the same for all heads.
@@ -67,7 +67,7 @@ def chunk_attention(
             return _chunk_attention_cpu.whole_attention(
                 q, k, v, real, scale=scale, causal=causal, itself=itself, extra=extra
             )
-        mask = reference.window_mask(blocks, causal, within)
+        mask = window_mask(blocks, causal, within)
     return kernel.chunk_attention(
         q, k, v, blocks, mask=mask, scale=scale, itself=itself, extra=extra
     )

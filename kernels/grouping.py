@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels import reference
+from clusterformer.kernels.blocks import Sorted
 from clusterformer.kernels.dispatch import use_triton
-from clusterformer.kernels.reference import Sorted
 
 
 def assign(

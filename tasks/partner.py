@@ -23,7 +23,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from clusterformer.attention import Grouping
 from clusterformer.data.batches import BucketPlan, EndlessPlan, loader, run_seed
 from clusterformer.errors import InputError
-from clusterformer.kernels.reference import Blocks
+from clusterformer.kernels.blocks import Blocks
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.task import IGNORE, Output, Task

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterformer.attention.rotary import rotate
-from clusterformer.kernels.reference import Blocks
+from clusterformer.kernels.blocks import Blocks
 
 Causal = bool | Literal["masked"]
 Cache = tuple[Tensor, ...]

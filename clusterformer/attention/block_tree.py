@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.clustering.kmeans import (
-    capped_blocks,
     cluster_means,
     kmeans,
     most_points,
     nearest,
 )
-from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.blocks import capped_blocks, cluster_chunks
 from clusterformer.kernels.merged_attention import merged_attention
 from clusterformer.kernels.multipole import NOTHING, Expansion, evaluate, expand
+from clusterformer.kernels.reference import sort
+from clusterformer.kernels.rows import gather_own, resort
 
 
 class Settings(NamedTuple):
@@ -54,12 +55,13 @@ def expand_keys(
 ) -> Expansion:
     """Cluster the keys (B, N, D), and summarise them as seen from `points` (B, P, D)."""
     assignment = _cluster(k, mask, offset, settings)
-    places = most_points(k.shape[1], settings.num_clusters, settings.cap)
-    blocks = capped_blocks(assignment, settings.num_clusters, places, mask)
+    grouped = sort(assignment, settings.num_clusters, mask)
+    capacity = most_points(k.shape[1], settings.num_clusters, settings.cap)
+    blocks = capped_blocks(grouped, capacity, mask)
     return expand(
         points,
-        kernels.gather_own(k, blocks),
-        kernels.gather_own(v, blocks),
+        gather_own(k, blocks),
+        gather_own(v, blocks),
         blocks.filled,
         monopole=settings.monopole,
         dipole=settings.dipole,
@@ -88,7 +90,7 @@ def tree_attention(
         return _opaque(q, k, v, mask, offset, *settings)
     if mask is None:
         return _tree(q, k, v, offset, settings)
-    grouped = kernels.sort(torch.zeros_like(mask, dtype=torch.long), 1, mask)
+    grouped = sort(torch.zeros_like(mask, dtype=torch.long), 1, mask)
     q, k, v = (_pick(x, grouped.order) for x in (q, k, v))
     return _pick(_tree(q, k, v, offset, settings), grouped.inverse)
 
@@ -124,11 +126,11 @@ def _recall(q: Tensor, memory: Expansion) -> tuple[Tensor, Tensor]:
     """Attend from queries (B, N, D), each through its nearest point: values, log-mass (B, N, 1)."""
     count = memory.points.shape[1]
     chosen = nearest(q.detach(), memory.points.detach())
-    grouped = kernels.sort(chosen, count)
-    groups = kernels.cluster_chunks(grouped, max(8, -(-q.shape[1] // count)), look_back=0)
+    grouped = sort(chosen, count)
+    groups = cluster_chunks(grouped, max(8, -(-q.shape[1] // count)), look_back=0)
     owner = chosen.gather(1, groups.members[..., 0])  # (B, G)
-    found = evaluate(kernels.gather_own(q, groups), through(memory, owner))
-    values, mass = kernels.resort(torch.cat(found, -1), groups).split((q.shape[-1], 1), -1)
+    found = evaluate(gather_own(q, groups), through(memory, owner))
+    values, mass = resort(torch.cat(found, -1), groups).split((q.shape[-1], 1), -1)
     return values, mass
 
 

@@ -13,7 +13,7 @@ from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.clustering.hamming import hamming_kmeans
 from clusterformer.clustering.hashing import MOST_BITS, SignHash
 from clusterformer.clustering.kmeans import cluster_means, spread
-from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.blocks import cluster_chunks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.masks import mask_by_head
@@ -172,7 +172,7 @@ class ImprovedClusteredAttention(ClusteredAttention):
         # Groups of few queries of one cluster, so that each group gathers its keys once.
         width = max(8, -(-q.shape[1] // (2 * self.num_clusters)))
         grouped = sort(assignment, self.num_clusters, query_mask)
-        blocks = kernels.cluster_chunks(grouped, width, query_mask, look_back=0)
+        blocks = cluster_chunks(grouped, width, query_mask, look_back=0)
         owner = assignment.gather(1, blocks.members[..., 0])
         seen = top.gather(1, owner[..., None].expand(-1, -1, top.shape[-1]))
         if key_mask is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Causal, Grouping
-from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_mask, windows
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.masks import mask_by_head
@@ -82,7 +82,7 @@ class KeyClusteringAttention(AttentionCore):
             size = max(8, -(-q.shape[2] // (2 * self.num_clusters)))
             q_mask = mask_by_head(query_mask, self.num_heads)
             grouped = sort(q_assignment, self.num_clusters, q_mask)
-            groups = kernels.cluster_chunks(grouped, size, q_mask, look_back=0)
+            groups = cluster_chunks(grouped, size, q_mask, look_back=0)
             owner = q_assignment.gather(1, groups.members[..., 0])
             index = owner[..., None].expand(-1, -1, seen.shape[-1])
             values = gathered_attention(
@@ -105,9 +105,9 @@ class KeyClusteringAttention(AttentionCore):
     def _windows(self, assignment: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Keys that the queries of each cluster see, and which of them count, (B * H, C, 3 S)."""
         grouped = sort(assignment, self.num_clusters, mask)
-        blocks = kernels.equal_blocks(grouped, self.num_clusters, mask, 1, 1, self.min_width)
-        keys = kernels.windows(blocks.members, 3)
-        counting = kernels.window_mask(blocks)[:, :, 0]
+        blocks = equal_blocks(grouped, self.num_clusters, mask, 1, 1, self.min_width)
+        keys = windows(blocks.members, 3)
+        counting = window_mask(blocks)[:, :, 0]
         ends = grouped.counts.cumsum(1)
         middle = torch.minimum(ends - (grouped.counts + 1) // 2, ends[:, -1:] - 1).clamp(min=0)
         slot = blocks.slot.gather(1, grouped.order.gather(1, middle))

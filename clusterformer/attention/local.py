@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.kernels.blocks import window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.reference import window_blocks
 
 
 class LocalAttention(AttentionCore):

@@ -19,9 +19,11 @@ from clusterformer.attention.block_tree import (
     through,
     tree_attention,
 )
-from clusterformer.clustering.kmeans import capped_blocks, cluster_means, most_points, nearest
-from clusterformer.kernels import reference as kernels
+from clusterformer.clustering.kmeans import cluster_means, most_points, nearest
+from clusterformer.kernels.blocks import capped_blocks
 from clusterformer.kernels.multipole import Expansion, evaluate
+from clusterformer.kernels.reference import sort
+from clusterformer.kernels.rows import gather_own, resort
 from clusterformer.masks import mask_by_head
 
 
@@ -139,12 +141,12 @@ class MultipoleAttention(AttentionCore):
         """Values (B * H, N, D) and the cluster of each query (B * H, N)."""
         settings, length = self.settings, q.shape[1]
         assignment, count = query_clusters(q, query_mask, self.offset, settings)
-        places = most_points(length, count, settings.cap) if settings.two_stage else length
+        capacity = most_points(length, count, settings.cap) if settings.two_stage else length
         points, _ = cluster_means(q, assignment, count, query_mask)
         expansion = expand_keys(points, k, v, key_mask, self.offset, settings)
-        groups = capped_blocks(assignment, count, places, query_mask)
-        values, _ = evaluate(kernels.gather_own(q, groups), expansion)
-        return kernels.resort(values, groups), assignment
+        groups = capped_blocks(sort(assignment, count, query_mask), capacity, query_mask)
+        values, _ = evaluate(gather_own(q, groups), expansion)
+        return resort(values, groups), assignment
 
     def cache(self, like: Tensor) -> Cache:
         """Queries, keys and values so far, their number, and what is known of completed blocks.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.clustering.ring_cache import push, rings
-from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import assign, sort
 
@@ -158,7 +158,7 @@ class NeuralClusteringAttention(AttentionCore):
         scale = self.head_width**-0.5
         parts = []
         if local:
-            window = kernels.window_blocks(
+            window = window_blocks(
                 q.shape[2], q.shape[0], self.local_window, key_mask, device=q.device
             )
             near = q[:, :local], k[:, :local], v[:, :local]
@@ -188,9 +188,9 @@ class NeuralClusteringAttention(AttentionCore):
             updated = self.space(updated)  # (U X) W of eq. 3, never X W
         grouped = sort(assignment, self.num_clusters, key_mask)
         if strict:
-            blocks = kernels.cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)
+            blocks = cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)
         else:
-            blocks = kernels.equal_blocks(
+            blocks = equal_blocks(
                 grouped,
                 self.num_clusters,
                 key_mask,

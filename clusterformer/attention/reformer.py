@@ -11,10 +11,9 @@ from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.clustering.ring_cache import push, rings
-from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
 from clusterformer.kernels.grouping import sort
-from clusterformer.kernels.reference import Blocks, windows
 
 MOST_BUCKETS = 512
 """Where nothing fixes their number; longer texts have more chunks a bucket."""
@@ -98,7 +97,7 @@ class ReformerAttention(AttentionCore):
         blocks = self._blocks(buckets.flatten(0, 2), most, key_mask)
         mask = None
         if self.num_hashes > 1:
-            mask = _once(kernels.window_mask(blocks, bool(self.causal)), blocks, self.num_hashes)
+            mask = _once(window_mask(blocks, bool(self.causal)), blocks, self.num_hashes)
         out = chunk_attention(
             q,
             _unit(q),
@@ -140,10 +139,10 @@ class ReformerAttention(AttentionCore):
             mask = key_mask.repeat_interleave(self.num_heads, 0).repeat(self.num_hashes, 1)
         grouped = sort(buckets, most, mask)
         if self.causal is True:
-            return kernels.cluster_chunks(grouped, self.chunk_size, mask)
+            return cluster_chunks(grouped, self.chunk_size, mask)
         if self.num_buckets is None:
-            return kernels.equal_blocks(grouped, buckets.shape[1], mask, min_width=self.chunk_size)
-        return kernels.equal_blocks(grouped, self.num_buckets, mask)
+            return equal_blocks(grouped, buckets.shape[1], mask, min_width=self.chunk_size)
+        return equal_blocks(grouped, self.num_buckets, mask)
 
     def cache(self, like: Tensor) -> Cache:
         """Rings of the last two chunks of each bucket, a round and head, and the tokens so far.

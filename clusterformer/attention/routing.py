@@ -12,10 +12,10 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.clustering.ring_cache import push, rings
 from clusterformer.clustering.spherical import SphericalMeans
-from clusterformer.kernels import reference as kernels
+from clusterformer.kernels.blocks import Blocks, cluster_chunks, single_block, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import sort
-from clusterformer.kernels.reference import Blocks
+from clusterformer.kernels.reference import place_of_largest
 
 
 class RoutingAttention(AttentionCore):
@@ -114,7 +114,7 @@ class RoutingAttention(AttentionCore):
         parts: list[Tensor] = []
         grouping = None
         if local:
-            near = kernels.window_blocks(
+            near = window_blocks(
                 q.shape[2], q.shape[0], self.local_window, key_mask,
                 device=q.device, look_ahead=0 if self.causal else 1,
             )  # fmt: skip
@@ -130,7 +130,7 @@ class RoutingAttention(AttentionCore):
                 if mask is not None:
                     mask = mask.repeat_interleave(self.num_heads - local, 0)
                 grouped = sort(nearest.flatten(0, 1), self.num_clusters, mask)
-                far = kernels.cluster_chunks(grouped, self.chunk_size, mask)
+                far = cluster_chunks(grouped, self.chunk_size, mask)
                 parts.append(self._chunks(q[:, local:], k[:, local:], v[:, local:], far))
             else:
                 parts.append(self._routed(q, k, v, queries, keys, key_mask))
@@ -156,7 +156,7 @@ class RoutingAttention(AttentionCore):
             points = F.layer_norm(x[:, self.local_heads :].float(), (self.head_width,))
             points = points * self.head_width**-0.5  # on the unit sphere
             scores = self.means(points)
-        nearest = kernels.place_of_largest(scores, 2)
+        nearest = place_of_largest(scores, 2)
         if self.training:
             self.means.observe(points, nearest, mask, x)
         return scores, nearest
@@ -189,11 +189,12 @@ class RoutingAttention(AttentionCore):
             table = x.transpose(1, 2).flatten(0, 2)
             return _take(table, rows.flatten()).view(-1, 1, most, x.shape[-1])
 
+        key_mask = None if filled is None else filled.expand_as(members).flatten(0, 2)
         mixed = chunk_attention(
             take(q, members),
             take(k, seen),
             take(v, seen),
-            self._alone(members, filled),
+            single_block(most, members[..., 0].numel(), key_mask, device=q.device),
             scale=self.head_width**-0.5,
             mask=self._mask(members, seen, filled) if self.causal else None,
         )
@@ -208,19 +209,6 @@ class RoutingAttention(AttentionCore):
         mixed = _add(own.shape[0], place, mixed.flatten(0, 2) * share[:, None])
         mixed = torch.where(times > 0, mixed.to(v.dtype), own)
         return mixed.unflatten(0, (batch, length, heads)).transpose(1, 2)
-
-    @staticmethod
-    def _alone(members: Tensor, filled: Tensor | None) -> Blocks:
-        """The tokens of each centroid as a sequence of one block, of B * H' * C."""
-        slot = torch.arange(members.shape[-1], device=members.device).expand_as(members)
-        held = torch.ones_like(slot, dtype=torch.bool) if filled is None else filled.expand_as(slot)
-        slot, held = slot.flatten(0, 2), held.flatten(0, 2)
-        alive = held.any(-1)[:, None, None]
-        home = slot.masked_fill(~held, -1)
-        return Blocks(
-            slot[:, None], held[:, None], home, home[..., None], alive,
-            back=0, padded=filled is not None, whole=True,
-        )  # fmt: skip
 
     @staticmethod
     def _mask(members: Tensor, seen: Tensor, filled: Tensor | None) -> Tensor:

@@ -159,6 +159,7 @@ def _example(shape: Shape) -> tuple[Any, ...]:
     """q, k, v, blocks, and options of the operation."""
     import torch
 
+    from clusterformer.kernels import blocks as index
     from clusterformer.kernels import reference
     from clusterformer.kernels.chunk_attention import LAST_RESORT
 
@@ -172,17 +173,17 @@ def _example(shape: Shape) -> tuple[Any, ...]:
     batch = {"round": HEADS, "rounds": 2 * HEADS}.get(shape.form, 1)
     grouped = reference.sort(torch.zeros(batch, length, dtype=torch.long), GROUPS)
     if shape.form == "strict":
-        blocks = reference.cluster_chunks(grouped, shape.slots)
+        blocks = index.cluster_chunks(grouped, shape.slots)
     elif shape.form == "window":
-        blocks = reference.window_blocks(length, 1, shape.slots, device=rows.device)
+        blocks = index.window_blocks(length, 1, shape.slots, device=rows.device)
         options["within"] = shape.slots
     else:
         back, ahead = min(1, shape.reach - 1), max(0, shape.reach - 2)
-        blocks = reference.equal_blocks(grouped, GROUPS, look_back=back, look_ahead=ahead)
+        blocks = index.equal_blocks(grouped, GROUPS, look_back=back, look_ahead=ahead)
     if shape.form.startswith("round"):
         options["itself"] = LAST_RESORT
     if shape.form == "rounds":
-        options["mask"] = reference.window_mask(blocks, causal=True)
+        options["mask"] = index.window_mask(blocks, causal=True)
     return *(rows.transpose(1, 2) for _ in range(3)), blocks, options
 
 

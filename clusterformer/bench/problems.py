@@ -21,10 +21,10 @@ from clusterformer.bench import roofline
 from clusterformer.bench.recording import relative_error
 from clusterformer.bench.roofline import FORMS, Size, Work
 from clusterformer.kernels import reference
+from clusterformer.kernels.blocks import Blocks, Sorted, window_mask
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.dispatch import VARIABLE
 from clusterformer.kernels.grouping import assign, sort
-from clusterformer.kernels.reference import Blocks
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -202,7 +202,7 @@ class Problem:
         _, means = assign(leaves[0], leaves[1], alone=self.causal)
         return [means.detach(), *torch.autograd.grad(means.square().sum(), leaves)]
 
-    def _sort(self) -> reference.Sorted:
+    def _sort(self) -> Sorted:
         return sort(self.assignment, self.size.C)
 
     def _attend(self) -> Tensor:
@@ -238,7 +238,7 @@ class Problem:
         """Of values and gradients of the first sequence, against float32, beside plain PyTorch."""
         members, filled, slot, copies, visible = (x[:1] for x in self.blocks[:5])
         blocks = Blocks(members, filled, slot, copies, visible, *self.blocks[5:])
-        mask = reference.window_mask(blocks, self.causal)
+        mask = window_mask(blocks, self.causal)
         tensors = [x[:1].detach() for x in (self.q, self.k, self.v)]
         width = 0 if self.extra is None else self.extra[0].shape[-1]
         columns = self.extra or 2 * (self.points.new_empty(self.size.B, self.size.N, width),)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.clustering.seeding import seeds
-from clusterformer.kernels import reference as kernels
-from clusterformer.kernels.reference import Blocks
+from clusterformer.kernels.reference import place_of_largest, sort
 
 
 @torch.library.custom_op("clusterformer::kmeans", mutates_args=())
@@ -66,7 +65,7 @@ def _(points: Tensor, *_others: object, **_options: object) -> Tensor:
 
 def nearest(points: Tensor, centroids: Tensor) -> Tensor:
     """Index (B, N) of the centroid (B, C, D) nearest to each point (B, N, D)."""
-    return kernels.place_of_largest(_closeness(points, centroids), -1)
+    return place_of_largest(_closeness(points, centroids), -1)
 
 
 def cluster_means(
@@ -102,30 +101,6 @@ def most_points(length: Number, num_clusters: int, cap: float) -> Number:
     return -(-length * hundredths // (100 * num_clusters))
 
 
-def capped_blocks(
-    assignment: Tensor, num_clusters: int, places: int, mask: Tensor | None = None
-) -> Blocks:
-    """One block a cluster, of `places` slots each; no cluster may have more points.
-
-    Args:
-        assignment: (B, N), of `kmeans` with the cap that gave `places`.
-        num_clusters: C.
-        places: U.
-        mask: (B, N), True at real points.
-    """
-    order, inverse, counts = kernels.sort(assignment, num_clusters, mask)
-    start = counts.cumsum(1) - counts
-    rank = torch.arange(places, device=order.device)
-    filled = rank < counts[..., None]  # (B, C, U)
-    position = (start[..., None] + rank).clamp(max=order.shape[1] - 1)
-    members = order.gather(1, position.flatten(1)).view(position.shape).masked_fill(~filled, 0)
-    slot = assignment * places + inverse - start.gather(1, assignment)
-    if mask is not None:
-        slot = slot.masked_fill(~mask, -1)
-    visible = filled.any(-1, keepdim=True)
-    return Blocks(members, filled, slot, slot[..., None], visible, 0, mask is not None)
-
-
 def _closeness(points: Tensor, centroids: Tensor) -> Tensor:
     """(|x|^2 - |x - c|^2) / 2 = x . c - |c|^2 / 2, (B, N, C): the larger, the nearer."""
     offsets = centroids.square().sum(-1)[:, None] / 2
@@ -148,7 +123,7 @@ def _capped(closeness: Tensor, ground: Tensor, mask: Tensor | None, cap: float) 
     waiting, assignment = mask, torch.zeros_like(mask, dtype=torch.long)
     for _ in range(2):
         open_only = closeness.masked_fill((room <= 0)[:, None], float("-inf"))
-        choice = kernels.place_of_largest(open_only, -1).masked_fill(~waiting, num_clusters)
+        choice = place_of_largest(open_only, -1).masked_fill(~waiting, num_clusters)
         wish = open_only.amax(-1) - ground
         taken, counts = _first_in(choice, wish, room)
         assignment = torch.where(taken, choice, assignment)
@@ -165,7 +140,7 @@ def _first_in(choice: Tensor, wish: Tensor, room: Tensor) -> tuple[Tensor, Tenso
     Returns that, and how many points (B, C) each cluster took.
     """
     by_wish = wish.argsort(dim=-1, descending=True, stable=True)
-    grouped = kernels.sort(choice.gather(1, by_wish), room.shape[1] + 1)
+    grouped = sort(choice.gather(1, by_wish), room.shape[1] + 1)
     start = grouped.counts.cumsum(1) - grouped.counts
     rank = torch.empty_like(choice).scatter_(1, by_wish, grouped.inverse)
     rank = rank - start.gather(1, choice)

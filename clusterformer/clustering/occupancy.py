@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clusterformer.kernels.reference import Blocks, window_mask, windows
+from clusterformer.kernels.blocks import Blocks, window_mask, windows
 
 
 class Statistics(NamedTuple):

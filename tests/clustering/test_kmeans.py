@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from clusterformer.clustering.kmeans import capped_blocks, kmeans, most_points
+from clusterformer.clustering.kmeans import kmeans, most_points
 from clusterformer.clustering.seeding import seeds
-from clusterformer.kernels import reference as kernels
+from clusterformer.kernels import reference
+from clusterformer.kernels.blocks import capped_blocks
+from clusterformer.kernels.rows import gather_own, resort
 
 OFFSET = torch.tensor([0.3])
 
@@ -84,8 +86,8 @@ def test_every_real_point_has_a_place() -> None:
     points = torch.randn(3, 29, 4)
     mask = torch.rand(3, 29) < 0.7
     assignment = kmeans(points, 6, OFFSET, mask, cap=1.5)
-    blocks = capped_blocks(assignment, 6, most_points(29, 6, 1.5), mask)
-    back = kernels.resort(kernels.gather_own(points, blocks), blocks)
+    blocks = capped_blocks(reference.sort(assignment, 6, mask), most_points(29, 6, 1.5), mask)
+    back = resort(gather_own(points, blocks), blocks)
     torch.testing.assert_close(back, points.masked_fill(~mask[..., None], 0.0))
     owner = torch.arange(6)[:, None].expand(blocks.members.shape)
     held = assignment.gather(1, blocks.members.flatten(1)).view(owner.shape)

@@ -5,19 +5,20 @@ import torch
 
 from clusterformer.clustering.occupancy import occupancy, statistics
 from clusterformer.kernels import reference
+from clusterformer.kernels.blocks import equal_blocks
 
 
 def test_equal_clusters_are_fully_entropic_and_pure() -> None:
     assignment = torch.arange(12).remainder(3)[None]
     mask = torch.ones(1, 12, dtype=torch.bool)
     grouped = reference.sort(assignment, 3, mask)
-    blocks = reference.equal_blocks(grouped, 3, mask, look_back=0)
+    blocks = equal_blocks(grouped, 3, mask, look_back=0)
     found = statistics(assignment, 3, mask, blocks)
     assert found.entropy.item() == pytest.approx(1)
     assert found.largest.item() == pytest.approx(1 / 3)
     assert found.dead.item() == 0
     assert found.purity.item() == 1
-    both = reference.equal_blocks(grouped, 3, mask, look_back=1)
+    both = equal_blocks(grouped, 3, mask, look_back=1)
     assert statistics(assignment, 3, mask, both).purity.item() == pytest.approx(1 / 2)
 
 
@@ -28,7 +29,7 @@ def test_purity_is_the_mean_of_the_sequences() -> None:
 
     def purity(rows: slice) -> float:
         grouped = reference.sort(assignment[rows], 2, mask[rows])
-        blocks = reference.equal_blocks(grouped, 3, mask[rows], look_back=1)
+        blocks = equal_blocks(grouped, 3, mask[rows], look_back=1)
         return statistics(assignment[rows], 2, mask[rows], blocks).purity.item()
 
     apart = [purity(slice(0, 1)), purity(slice(1, 2))]

@@ -4,16 +4,23 @@ import pytest
 import torch
 
 from clusterformer.kernels import _chunk_attention_cpu, reference
+from clusterformer.kernels.blocks import (
+    Blocks,
+    cluster_chunks,
+    equal_blocks,
+    window_blocks,
+    window_mask,
+)
 from clusterformer.kernels.chunk_attention import chunk_attention
 
 
-def some_blocks(kind: str, batch: int, length: int, mask: torch.Tensor | None) -> reference.Blocks:
+def some_blocks(kind: str, batch: int, length: int, mask: torch.Tensor | None) -> Blocks:
     grouped = reference.sort(torch.randint(0, 4, (batch, length)), 4, mask)
     if kind == "chunks":
-        return reference.cluster_chunks(grouped, 3, mask, look_back=2)
+        return cluster_chunks(grouped, 3, mask, look_back=2)
     if kind == "window":
-        return reference.window_blocks(length, batch, 4, mask, device=torch.device("cpu"))
-    return reference.equal_blocks(grouped, 5, mask, look_back=1, look_ahead=1)
+        return window_blocks(length, batch, 4, mask, device=torch.device("cpu"))
+    return equal_blocks(grouped, 5, mask, look_back=1, look_ahead=1)
 
 
 def inputs(batch: int, length: int, width: int, extra: int = 4) -> list[torch.Tensor]:
@@ -44,7 +51,7 @@ def test_pieces_are_the_reference(
     blocks = some_blocks(kind, ROWS[rows] * batch, length, each)
     tensors = inputs(batch, length, width, extra)
     q, k, v, *columns = tensors
-    seen = reference.window_mask(blocks, causal, 3 if kind == "window" else None)
+    seen = window_mask(blocks, causal, 3 if kind == "window" else None)
     options = {"scale": 0.3, "mask": seen, "itself": itself, "extra": tuple(columns)}
     ours = _chunk_attention_cpu.chunk_attention(q, k, v, blocks, **options)
     theirs = reference.chunk_attention(q, k, v, blocks, **options)
@@ -67,13 +74,13 @@ def test_what_sees_all_is_the_reference(heads, causal, itself, clusters, ahead, 
     mask = torch.arange(length) < torch.tensor([length, 5, 0])[:, None] if padded else None
     rows = None if mask is None else mask.repeat_interleave(heads, 0)
     grouped = reference.sort(torch.randint(0, clusters, (batch * heads, length)), clusters, rows)
-    blocks = reference.equal_blocks(grouped, clusters, rows, look_ahead=ahead)
+    blocks = equal_blocks(grouped, clusters, rows, look_ahead=ahead)
     assert blocks.whole
     tensors = inputs(batch, length, 12)
     q, k, v, *columns = tensors
     options = {"scale": 0.3, "itself": itself, "extra": tuple(columns)}
     ours = chunk_attention(q, k, v, blocks, causal=causal, **options)
-    options["mask"] = reference.window_mask(blocks, causal)
+    options["mask"] = window_mask(blocks, causal)
     theirs = reference.chunk_attention(q, k, v, blocks, **options)
     torch.testing.assert_close(ours, theirs)
     weight = torch.randn_like(ours)
@@ -89,7 +96,7 @@ def test_the_operator_is_sound_for_compilers() -> None:
     rows = (x.detach().transpose(1, 2).flatten(0, 1).requires_grad_() for x in (q, k, v))
     columns = (x.detach().flatten(0, 1).requires_grad_() for x in columns)
     places = (blocks.members + torch.tensor([0, 17])[:, None, None])[None]
-    index = places, blocks.own_filled[None], reference.window_mask(blocks)[None]
+    index = places, blocks.own_filled[None], window_mask(blocks)[None]
     arguments = (*rows, *columns, *index, blocks.back, 0.3, 0.0)
     torch.library.opcheck(torch.ops.clusterformer.chunk_attention, arguments)
 
@@ -97,7 +104,7 @@ def test_the_operator_is_sound_for_compilers() -> None:
 def test_bfloat16_is_at_least_as_good_as_plain_torch() -> None:
     q, k, v, *columns = inputs(2, 63, 12)
     blocks = some_blocks("blocks", 2, 63, None)
-    options = {"scale": 0.3, "mask": reference.window_mask(blocks), "itself": 0.0}
+    options = {"scale": 0.3, "mask": window_mask(blocks), "itself": 0.0}
     exact = reference.chunk_attention(q, k, v, blocks, extra=tuple(columns), **options)
     low = [x.bfloat16() for x in (q, k, v, *columns)]
     kernels = (_chunk_attention_cpu.chunk_attention, reference.chunk_attention)

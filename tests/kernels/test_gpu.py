@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels import grouping, reference
+from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.dispatch import VARIABLE
-from clusterformer.kernels.reference import Blocks
 
 pytestmark = pytest.mark.gpu
 HEADS, WIDTH, WIDE = 8, 64, 16
@@ -21,12 +21,12 @@ FORMS = ("circle", "strict", "window")
 def blocks_of(form: str, batch: int, length: int) -> tuple[Blocks, dict]:
     if form == "window":
         device = torch.device("cuda")
-        return reference.window_blocks(length, batch, 256, device=device), {"causal": True}
+        return window_blocks(length, batch, 256, device=device), {"causal": True}
     assignment = torch.randint(64, (batch, length), device="cuda")
     grouped = grouping.sort(assignment, 64)
     if form == "strict":
-        return reference.cluster_chunks(grouped, 64), {"causal": True}
-    return reference.equal_blocks(grouped, 64, look_ahead=1), {}
+        return cluster_chunks(grouped, 64), {"causal": True}
+    return equal_blocks(grouped, 64, look_ahead=1), {}
 
 
 def inputs(batch: int, length: int, dtype: torch.dtype) -> list[Tensor]:

@@ -12,6 +12,7 @@ from clusterformer.kernels import (
     merged_attention,
     reference,
 )
+from clusterformer.kernels.blocks import Blocks, equal_blocks, window_mask
 from clusterformer.kernels.dispatch import VARIABLE
 
 UNDIFFERENTIATED = ("test_schema", "test_faketensor")
@@ -30,8 +31,8 @@ def check(module: object, inputs: tuple, saved: tuple[Tensor, ...], options: tup
 
 
 @pytest.fixture
-def blocks() -> reference.Blocks:
-    return reference.equal_blocks(reference.sort(torch.tensor([[1, 0, 0, 1, 0]]), 2), 2)
+def blocks() -> Blocks:
+    return equal_blocks(reference.sort(torch.tensor([[1, 0, 0, 1, 0]]), 2), 2)
 
 
 def test_chunk_attention_in_triton(blocks) -> None:
@@ -47,7 +48,7 @@ def test_chunk_attention_in_triton(blocks) -> None:
 
 def test_chunk_attention_on_cpu(blocks) -> None:
     rows = leaves(*3 * ((N, 1, 4),), (N, 3), (N, 3))
-    mask = reference.window_mask(blocks)[None]
+    mask = window_mask(blocks)[None]
     inputs = *rows, blocks.members[None], blocks.own_filled[None], mask
     options = (blocks.back, 0.3, 0.0)
     outputs = _chunk_attention_cpu._forward(*inputs, *options)

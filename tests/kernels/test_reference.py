@@ -4,16 +4,25 @@ import pytest
 import torch
 
 from clusterformer.kernels import reference
+from clusterformer.kernels.blocks import (
+    Blocks,
+    cluster_chunks,
+    equal_blocks,
+    window_blocks,
+    window_mask,
+    windows,
+)
+from clusterformer.kernels.rows import gather_own, gather_rows, resort
 
 
-def some_blocks(kind: str, mask: torch.Tensor | None) -> reference.Blocks:
+def some_blocks(kind: str, mask: torch.Tensor | None) -> Blocks:
     assignment = torch.randint(0, 4, (3, 17))
     grouped = reference.sort(assignment, 4, mask)
     if kind == "chunks":
-        return reference.cluster_chunks(grouped, 3, mask, look_back=2)
+        return cluster_chunks(grouped, 3, mask, look_back=2)
     if kind == "window":
-        return reference.window_blocks(17, 3, 4, mask, device=torch.device("cpu"))
-    return reference.equal_blocks(grouped, 5, mask, look_back=1, look_ahead=1)
+        return window_blocks(17, 3, 4, mask, device=torch.device("cpu"))
+    return equal_blocks(grouped, 5, mask, look_back=1, look_ahead=1)
 
 
 kinds = pytest.mark.parametrize("kind", ["blocks", "chunks", "window"])
@@ -59,7 +68,7 @@ def test_copies_are_all_slots_that_hold_a_token(kind: str, masked: bool) -> None
 def test_moving_rows_is_indexing_with_its_gradient(kind: str, masked: bool) -> None:
     blocks = some_blocks(kind, some_mask(masked))
     rows = torch.randn(3, 17, 5, dtype=torch.double, requires_grad=True)
-    gathered = reference.gather_rows(rows, blocks)
+    gathered = gather_rows(rows, blocks)
     expected = torch.stack([rows[b][blocks.members[b]] for b in range(3)])
     torch.testing.assert_close(gathered, expected)
     weight = torch.randn_like(gathered) * blocks.filled[..., None]  # attention gives the rest none
@@ -74,7 +83,7 @@ def test_resort_undoes_the_gathering(kind: str, masked: bool) -> None:
     mask = some_mask(masked)
     blocks = some_blocks(kind, mask)
     rows = torch.randn(3, 17, 5, dtype=torch.double, requires_grad=True)
-    back = reference.resort(reference.gather_own(rows, blocks), blocks)
+    back = resort(gather_own(rows, blocks), blocks)
     expected = rows if mask is None else rows.masked_fill(~mask[..., None], 0.0)
     torch.testing.assert_close(back, expected)
     weight = torch.randn_like(back)
@@ -95,7 +104,7 @@ def test_sort_is_stable_with_padding_last() -> None:
 def test_widths_count_real_tokens_of_each_sequence() -> None:
     mask = torch.arange(12) < torch.tensor([12, 7, 3])[:, None]
     grouped = reference.sort(torch.zeros(3, 12, dtype=torch.long), 1, mask)
-    blocks = reference.equal_blocks(grouped, 4, mask)
+    blocks = equal_blocks(grouped, 4, mask)
     assert blocks.own_filled.sum(-1).tolist() == [
         [3, 3, 3, 3],
         [2, 2, 2, 1],
@@ -106,16 +115,16 @@ def test_widths_count_real_tokens_of_each_sequence() -> None:
 def test_blocks_of_short_sequences_keep_a_least_width() -> None:
     mask = torch.arange(12) < torch.tensor([12, 7, 3])[:, None]
     grouped = reference.sort(torch.zeros(3, 12, dtype=torch.long), 1, mask)
-    blocks = reference.equal_blocks(grouped, 6, mask, min_width=3)
+    blocks = equal_blocks(grouped, 6, mask, min_width=3)
     assert blocks.own_filled.sum(-1).tolist() == [[3, 3, 3, 3], [3, 3, 1, 0], [3, 0, 0, 0]]
-    wide = reference.equal_blocks(grouped, 2, mask, min_width=3)
+    wide = equal_blocks(grouped, 2, mask, min_width=3)
     assert wide.own_filled.sum(-1).tolist() == [[6, 6], [4, 3], [3, 0]]
 
 
 def test_the_circle_runs_over_blocks_that_hold_tokens() -> None:
     mask = torch.arange(12) < torch.tensor([12, 3])[:, None]
     grouped = reference.sort(torch.zeros(2, 12, dtype=torch.long), 1, mask)
-    blocks = reference.equal_blocks(grouped, 4, mask, look_back=1, look_ahead=1)
+    blocks = equal_blocks(grouped, 4, mask, look_back=1, look_ahead=1)
     assert blocks.members[0, :, 0].tolist() == [9, 0, 3, 6, 9, 0]
     assert blocks.members[1, :5, 0].tolist() == [2, 0, 1, 2, 0]
     assert blocks.filled[1].any(-1).tolist() == [True] * 5 + [False]
@@ -125,11 +134,11 @@ def test_the_circle_runs_over_blocks_that_hold_tokens() -> None:
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 9])
 def test_a_block_sees_its_neighbours_once(look_back: int, look_ahead: int, length: int) -> None:
     grouped = reference.sort(torch.zeros(1, length, dtype=torch.long), 1)
-    blocks = reference.equal_blocks(grouped, 5, None, look_back, look_ahead)
+    blocks = equal_blocks(grouped, 5, None, look_back, look_ahead)
     width = blocks.members.shape[-1]
     used = -(-length // width)
-    seen = reference.windows(blocks.members, look_back + look_ahead + 1)
-    mask = reference.window_mask(blocks)[0, :, 0]
+    seen = windows(blocks.members, look_back + look_ahead + 1)
+    mask = window_mask(blocks)[0, :, 0]
     for block in range(used):
         around = {(block + o) % used for o in range(-look_back, look_ahead + 1)}
         tokens = [t for b in around for t in range(b * width, min((b + 1) * width, length))]

@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels import reference
+from clusterformer.kernels.blocks import (
+    Blocks,
+    cluster_chunks,
+    equal_blocks,
+    window_blocks,
+    window_mask,
+)
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.dispatch import VARIABLE
-from clusterformer.kernels.reference import Blocks
 
 pytest.importorskip("triton")
 
@@ -26,10 +32,10 @@ def blocks_of(form: str, length: int, mask: Tensor | None, clusters: int = 5) ->
     assignment[assignment == 1] = 0  # one cluster stays empty
     grouped = reference.sort(assignment, clusters, mask)
     if form == "window":
-        return reference.window_blocks(length, BATCH, 6, mask, device=assignment.device)
+        return window_blocks(length, BATCH, 6, mask, device=assignment.device)
     if form == "strict":
-        return reference.cluster_chunks(grouped, 4, mask)
-    return reference.equal_blocks(grouped, clusters, mask, 1, 1 if form == "both ways" else 0)
+        return cluster_chunks(grouped, 4, mask)
+    return equal_blocks(grouped, clusters, mask, 1, 1 if form == "both ways" else 0)
 
 
 def inputs(length: int, width: int, wide: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -83,8 +89,8 @@ def test_heads_with_blocks_of_their_own_in_several_rounds(monkeypatch) -> None:
     """Reformer's: one softmax over what a token sees in any round, itself as a last resort."""
     length, rounds = 21, 2
     assignment = torch.randint(3, (rounds * BATCH * HEADS, length))
-    blocks = reference.equal_blocks(reference.sort(assignment, 3), 3, None, 1, 0)
-    mask = reference.window_mask(blocks).expand(-1, -1, blocks.members.shape[2], -1).clone()
+    blocks = equal_blocks(reference.sort(assignment, 3), 3, None, 1, 0)
+    mask = window_mask(blocks).expand(-1, -1, blocks.members.shape[2], -1).clone()
     mask[BATCH * HEADS :, :, :, ::3] = False
     agree(inputs(length, 8, 0), blocks, monkeypatch, mask=mask, itself=-5e4)
 

@@ -1,0 +1,295 @@
+"""Index structures: tokens in the order of their clusters, and which blocks they stand in.
+
+B batch   N tokens   C clusters   G blocks   S slots a block (block width)
+R blocks that a block sees   L = G + R - 1 places
+
+The road is assign -> sort -> chunk -> attend -> resort. Sorting and chunking give only indices;
+rows move once, into the blocks, and once back.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Sorted(NamedTuple):
+    """Tokens in the order of their clusters.
+
+    Attributes:
+        order: (B, N) token at each place; padding last.
+        inverse: (B, N) place of each token.
+        counts: (B, C) real tokens of each cluster.
+    """
+
+    order: Tensor
+    inverse: Tensor
+    counts: Tensor
+
+
+class Blocks(NamedTuple):
+    """Which token stands in which slot, and which blocks a block sees.
+
+    G blocks lie on L = G + R - 1 places in a row, so that what block g sees lies on the places
+    g .. g + R - 1, its own being place g + back. Where the row is a circle, its first and last
+    places repeat blocks of the other end.
+
+    Attributes:
+        members: (B, L, S) token in each slot; 0 where the slot is empty.
+        filled: (B, L, S) bool, True where a slot holds a token.
+        slot: (B, N) flat slot (place * S + rank) of each token; -1 at padding.
+        copies: (B, N, K) all flat slots that hold a token; -1 for none.
+        visible: (B, G, R) bool, False where a block does not see what lies there; all False
+            for a block without a token.
+        back: Blocks seen before the own one.
+        padded: True if some token may be padding.
+        whole: True if every token sees all of its sequence: the circle is no longer than a window.
+    """
+
+    members: Tensor
+    filled: Tensor
+    slot: Tensor
+    copies: Tensor
+    visible: Tensor
+    back: int
+    padded: bool
+    whole: bool = False
+
+    @property
+    def own(self) -> slice:
+        """Places of the G blocks themselves."""
+        return slice(self.back, self.back + self.visible.shape[1])
+
+    @property
+    def own_filled(self) -> Tensor:
+        """`filled` of the blocks themselves, without repetitions, (B, G, S)."""
+        return self.filled[:, self.own] & self.visible.any(-1, keepdim=True)
+
+
+def equal_blocks(
+    grouped: Sorted,
+    num_blocks: int,
+    key_mask: Tensor | None = None,
+    look_back: int = 1,
+    look_ahead: int = 0,
+    min_width: int = 1,
+) -> Blocks:
+    """Chunk sorted tokens into blocks of equal width, seen around a circle (eq. 8).
+
+    The width is ceil(n / num_blocks) of the n real tokens of each sequence on its own, but at
+    least `min_width`. The circle runs over blocks that hold tokens, and a block that it reaches
+    twice counts once.
+
+    Args:
+        grouped: Tokens in sorted order.
+        num_blocks: G, the paper's k. One block is full attention.
+        key_mask: (B, N), True at real tokens; None means all real.
+        look_back: Blocks seen before the own one (1 in the paper).
+        look_ahead: Blocks seen after it (0 in the paper).
+        min_width: Fewest tokens a block, the last one apart (1 in the paper).
+    """
+    order, inverse, _ = grouped
+    batch, length = order.shape
+    width = max(-(-length // num_blocks), min_width)
+    most_blocks, num_blocks = num_blocks, min(num_blocks, -(-length // min_width))
+    device = order.device
+    if key_mask is None:
+        lengths = torch.full((batch, 1), length, device=device)
+    else:
+        lengths = key_mask.sum(-1, keepdim=True)
+    widths = _ceil_div(lengths, most_blocks).clamp(min=min_width)
+    used = _ceil_div(lengths, widths).clamp(min=1)  # (B, 1) blocks that hold tokens
+
+    place = torch.arange(num_blocks + look_back + look_ahead, device=device)
+    block = place - look_back
+    held = (block < used + look_ahead) & (block >= -used)  # once around the circle
+    rank = torch.arange(width, device=device)
+    position = (block % used * widths)[..., None] + rank  # (B, L, S)
+    filled = held[..., None] & (rank < widths[..., None]) & (position < lengths[..., None])
+    members = order.gather(1, position.clamp(max=length - 1).flatten(1)).view(position.shape)
+    members = members.masked_fill(~filled, 0)
+
+    home, rank = inverse.div(widths, rounding_mode="floor"), inverse % widths
+    turns = torch.tensor([0, -1, 1], device=device) * used  # (B, 3)
+    places = (home + look_back)[..., None] + turns[:, None]  # (B, N, 3)
+    there = (places >= 0) & (places < used[..., None] + look_back + look_ahead)
+    copies = (places * width + rank[..., None]).masked_fill(~there, -1)
+    if key_mask is not None:
+        copies = copies.masked_fill(~key_mask[..., None], -1)
+
+    # A circle of fewer blocks than a window: each once, the own one among them.
+    before = (used - 1).clamp(max=look_back)
+    after = (used - 1 - before).clamp(max=look_ahead)
+    offset = torch.arange(-look_back, look_ahead + 1, device=device)
+    inside = torch.arange(num_blocks, device=device) < used  # (B, G)
+    visible = inside[..., None] & ((offset >= -before) & (offset <= after))[:, None]
+    slot, padded = copies[..., 0], key_mask is not None
+    whole = num_blocks <= look_back + 1 + look_ahead
+    return Blocks(members, filled, slot, copies, visible, look_back, padded, whole)
+
+
+def cluster_chunks(
+    grouped: Sorted, chunk_size: int, key_mask: Tensor | None = None, look_back: int = 1
+) -> Blocks:
+    """Chunk each cluster on its own, so that a chunk is known as soon as its tokens are.
+
+    A token of rank r within its cluster stands in that cluster's chunk r // chunk_size and sees
+    its own and the `look_back` chunks before it OF ITS CLUSTER. No later token moves it.
+
+    Args:
+        grouped: Tokens in sorted order.
+        chunk_size: S, tokens a chunk.
+        key_mask: (B, N), True at real tokens; None means all real.
+        look_back: Chunks seen before the own one.
+    """
+    order, inverse, counts = grouped
+    batch, length = order.shape
+    clusters = counts.shape[1]
+    device = order.device
+    # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall.
+    blocks = (length + clusters * (chunk_size - 1)) // chunk_size
+    chunks = _ceil_div(counts, chunk_size)  # (B, C)
+    chunk_end, token_end = chunks.cumsum(1), counts.cumsum(1)
+    chunk_start, token_start = chunk_end - chunks, token_end - counts
+
+    block = torch.arange(-look_back, blocks, device=device).expand(batch, -1).contiguous()
+    owner = torch.searchsorted(chunk_end, block, right=True).clamp(max=clusters - 1)  # (B, L)
+    within = block - chunk_start.gather(1, owner)  # chunk of its cluster; negative before all
+    rank = within[..., None] * chunk_size + torch.arange(chunk_size, device=device)
+    filled = (rank >= 0) & (rank < counts.gather(1, owner)[..., None])
+    position = (token_start.gather(1, owner)[..., None] + rank).clamp(0, length - 1)
+    members = order.gather(1, position.flatten(1)).view(rank.shape).masked_fill(~filled, 0)
+
+    cluster = _cluster_of_each(grouped)
+    rank = inverse - token_start.gather(1, cluster)
+    slot = (chunk_start.gather(1, cluster) + look_back) * chunk_size + rank
+    if key_mask is not None:
+        slot = slot.masked_fill(~key_mask, -1)
+
+    offset = torch.arange(-look_back, 1, device=device)
+    live = filled[:, look_back:].any(-1, keepdim=True)  # (B, G, 1)
+    visible = live & (within[:, look_back:, None] + offset >= 0)
+    return Blocks(members, filled, slot, slot[..., None], visible, look_back, key_mask is not None)
+
+
+def window_blocks(
+    length: int,
+    batch: int,
+    width: int,
+    key_mask: Tensor | None = None,
+    *,
+    device: torch.device,
+    look_back: int = 1,
+    look_ahead: int = 0,
+) -> Blocks:
+    """Chunks of `width` neighbouring tokens in a row that is no circle: a local window.
+
+    Looking back once and causal, a token sees between `width` and 2 * `width` - 1 tokens up to
+    itself, less near the start; `window_mask` can draw the border at an exact distance.
+    """
+    order = torch.arange(length, device=device).expand(batch, length)
+    inverse, lengths = order, torch.full((batch, 1), length, device=device)
+    if key_mask is not None:
+        order = (~key_mask).int().argsort(dim=-1, stable=True)  # padding last
+        inverse, lengths = order.argsort(dim=-1), key_mask.sum(-1, keepdim=True)
+    groups = -(-length // width)
+    block = torch.arange(-look_back, groups + look_ahead, device=device)
+    position = block[:, None] * width + torch.arange(width, device=device)  # (L, S)
+    filled = (position >= 0) & (position < lengths[..., None])
+    members = order[:, position.clamp(0, length - 1).flatten()].view(batch, *position.shape)
+    slot = inverse + look_back * width
+    if key_mask is not None:
+        slot = slot.masked_fill(~key_mask, -1)
+    used = filled.any(-1)
+    visible = used.unfold(1, look_back + look_ahead + 1, 1)  # (B, G, R)
+    visible = visible & visible[..., look_back, None]
+    members = members.masked_fill(~filled, 0)
+    return Blocks(members, filled, slot, slot[..., None], visible, look_back, key_mask is not None)
+
+
+def capped_blocks(grouped: Sorted, capacity: int, key_mask: Tensor | None = None) -> Blocks:
+    """One block a cluster, of `capacity` slots each; no cluster may have more tokens.
+
+    Args:
+        grouped: Tokens in sorted order.
+        capacity: S.
+        key_mask: (B, N), True at real tokens; None means all real.
+    """
+    order, inverse, counts = grouped
+    start = counts.cumsum(1) - counts
+    rank = torch.arange(capacity, device=order.device)
+    filled = rank < counts[..., None]  # (B, C, S)
+    position = (start[..., None] + rank).clamp(max=order.shape[1] - 1)
+    members = order.gather(1, position.flatten(1)).view(position.shape).masked_fill(~filled, 0)
+    cluster = _cluster_of_each(grouped)
+    slot = cluster * capacity + inverse - start.gather(1, cluster)
+    if key_mask is not None:
+        slot = slot.masked_fill(~key_mask, -1)
+    visible = filled.any(-1, keepdim=True)
+    return Blocks(members, filled, slot, slot[..., None], visible, 0, key_mask is not None)
+
+
+def single_block(
+    length: int, batch: int, key_mask: Tensor | None = None, *, device: torch.device
+) -> Blocks:
+    """One block a sequence, in which every token sees every other.
+
+    Args:
+        length: N.
+        batch: B.
+        key_mask: (B, N), True at real tokens; None means all real.
+        device: Device of the indices.
+    """
+    slot = torch.arange(length, device=device).expand(batch, length)
+    filled = torch.ones_like(slot, dtype=torch.bool) if key_mask is None else key_mask
+    own = slot.masked_fill(~filled, -1)
+    live = filled.any(-1)[:, None, None]
+    return Blocks(
+        slot[:, None], filled[:, None], own, own[..., None], live,
+        back=0, padded=key_mask is not None, whole=True,
+    )  # fmt: skip
+
+
+def windows(x: Tensor, reach: int) -> Tensor:
+    """What lies before each block: (B, L, S, ...) -> (B, G, R * S, ...), G = L - R + 1."""
+    seen = x.unfold(1, reach, 1)  # (B, G, S, ..., R)
+    return seen.movedim(-1, 2).flatten(2, 3)
+
+
+def window_mask(blocks: Blocks, causal: bool = False, within: int | None = None) -> Tensor:
+    """Which slots of its window a slot may attend to, (B, G, S, R * S).
+
+    The same for all slots of a block, (B, G, 1, R * S), if neither causal nor `within` a distance.
+    A slot without a token sees everything, so that no row is empty; nothing reads it.
+
+    Args:
+        blocks: Which token stands where and sees what.
+        causal: A token attends to itself and tokens before it only.
+        within: A token attends only to slots fewer than this away from its own.
+    """
+    reach = blocks.visible.shape[-1]
+    width = blocks.members.shape[-1]
+    seen = windows(blocks.filled, reach) & blocks.visible.repeat_interleave(width, -1)
+    own = blocks.own_filled
+    if not causal and within is None:
+        return (seen | ~own.any(-1, keepdim=True))[:, :, None]
+    seen = seen[:, :, None]
+    if causal:
+        keys, queries = windows(blocks.members, reach), blocks.members[:, blocks.own]
+        seen = seen & (keys[:, :, None] <= queries[..., None])
+    if within is not None:
+        slots = torch.arange(reach * width, device=seen.device)
+        distance = slots - slots[blocks.back * width :][:width, None]
+        seen = seen & (distance.abs() < within)
+    return seen | ~own[..., None]
+
+
+def _cluster_of_each(grouped: Sorted) -> Tensor:
+    """Cluster of each token, (B, N); any at padding."""
+    ends = grouped.counts.cumsum(1)
+    cluster = torch.searchsorted(ends, grouped.inverse.contiguous(), right=True)
+    return cluster.clamp(max=ends.shape[1] - 1)
+
+
+def _ceil_div(dividend: Tensor, divisor: Tensor | int) -> Tensor:
+    return (dividend + divisor - 1).div(divisor, rounding_mode="floor")
