@@ -1,6 +1,8 @@
 """Attention mechanisms under one contract.
 
-A new file in this folder with a subclass of `AttentionCore` is a new mechanism.
+A new file in this folder with a subclass of `AttentionCore` is a new mechanism: in Python, in
+configurations and on the command line. Type checkers and editors read the list below; a test
+compares it with the folder.
 
 Example:
     >>> from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttention
@@ -9,6 +11,7 @@ Example:
 from importlib import import_module
 from inspect import isabstract
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
 from clusterformer.attention.base import (
     Attended,
@@ -18,12 +21,43 @@ from clusterformer.attention.base import (
     Memory,
     MultiHeadAttention,
 )
-from clusterformer.attention.neural import PAPER_FORM
+from clusterformer.attention.neural_clustering import PAPER_FORM
 from clusterformer.attention.pretrained import approximate
+
+if TYPE_CHECKING:
+    from clusterformer.attention.clustered import ClusteredAttention, ImprovedClusteredAttention
+    from clusterformer.attention.full import FullAttention
+    from clusterformer.attention.key_clustering import KeyClusteringAttention
+    from clusterformer.attention.local import LocalAttention
+    from clusterformer.attention.multipole import MultipoleAttention
+    from clusterformer.attention.neural_clustering import NeuralClusteringAttention
+    from clusterformer.attention.reformer import ReformerAttention
+    from clusterformer.attention.routing import RoutingAttention
+
+__all__ = [
+    "PAPER_FORM",
+    "Attended",
+    "AttentionCore",
+    "Cache",
+    "ClusteredAttention",
+    "FullAttention",
+    "Grouping",
+    "ImprovedClusteredAttention",
+    "KeyClusteringAttention",
+    "LocalAttention",
+    "Memory",
+    "MultiHeadAttention",
+    "MultipoleAttention",
+    "NeuralClusteringAttention",
+    "ReformerAttention",
+    "RoutingAttention",
+    "approximate",
+    "mechanisms",
+]
 
 
 def mechanisms() -> list[type[AttentionCore]]:
-    """Every mechanism that has a file in this folder."""
+    """List every mechanism that has a file in this folder."""
     modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
     return [
         value
@@ -36,23 +70,11 @@ def mechanisms() -> list[type[AttentionCore]]:
     ]
 
 
-_names = {kind.__name__: kind for kind in mechanisms()}
+_names = {cls.__name__: cls for cls in mechanisms()}
 globals().update(_names)
 
-__all__ = [
-    "PAPER_FORM",
-    "Attended",
-    "AttentionCore",
-    "Cache",
-    "Grouping",
-    "Memory",
-    "MultiHeadAttention",
-    "approximate",
-    "mechanisms",
-    *_names,
-]
+if not TYPE_CHECKING:  # type checkers report a misspelt name by themselves
 
-
-def __getattr__(name: str) -> type[AttentionCore]:
-    """Only for names that are not here: say which mechanisms are."""
-    raise AttributeError(f"no attention mechanism {name!r}; there are {', '.join(_names)}")
+    def __getattr__(name: str) -> type[AttentionCore]:
+        """Say which mechanisms there are; called only for a name that is not here."""
+        raise AttributeError(f"no attention mechanism {name!r}; there are {', '.join(_names)}")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clusterformer.attention.neural import PAPER_FORM, NeuralClusteringAttention
+from clusterformer.attention.neural_clustering import PAPER_FORM, NeuralClusteringAttention
 from clusterformer.attention.reformer import ReformerAttention
 from clusterformer.attention.routing import RoutingAttention
 from clusterformer.bench import roofline
