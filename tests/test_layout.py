@@ -46,7 +46,11 @@ TRAINER = 5  # data, module, task, training
 ONLY_AT_THE_EDGE = {"transformers", "datasets", "sacrebleu", "sacremoses", "tokenizers", "gensim"}
 # its classes derive from scikit-learn's, so `clusterformer.clustering` imports it late
 ESTIMATOR = "clusterformer.clustering.estimator"
-ON_ARRAYS = {ESTIMATOR, "clusterformer.clustering.measures"}
+ON_ARRAYS = {
+    ESTIMATOR,
+    "clusterformer.clustering.evaluation",
+    "clusterformer.clustering.measures",
+}
 # they change or record a model of transformers, and import it in a function
 PRETRAINED = {
     "clusterformer.attention.pretrained",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,13 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from clusterformer.clustering.evaluation import (
+    ENTRIES,
+    Augment,
+    Evaluator,
+    compute_features,
+    row_chunks,
+)
 from clusterformer.clustering.fitting import View, train
 from clusterformer.clustering.network import NeuralClusters, partner_loss
 from clusterformer.clustering.partners import Features, partners
@@ -33,15 +40,16 @@ from clusterformer.clustering.progress_bar import Progress
 SAMPLE = 2**18
 """Points that `fit` trains on, at most, drawn at random; it assigns all."""
 
-_ENTRIES = 2**24  # of the points worked on at a time
 _ROWS = 2**15  # points that memberships are computed of at a time
 _SHOWN = 10_000  # points that show the principal components
 _KEPT = 0.5  # weight of the centers so far, when partial_fit brings new points
 _MERGE = 0.4  # of the training, after which surplus clusters are merged
 _EACH = 8  # points a cluster, the least in a batch
 
+_COUNTS = "n_clusters", "n_neighbors", "n_components", "max_iter", "batch_size", "n_init"
+_MINIMA = dict.fromkeys(_COUNTS, 1) | {"balance": 0, "tol": 0}
+
 Random = np.random.RandomState
-Augment = Callable[[Tensor], Tensor]
 
 
 class NeuralClustering(
@@ -208,16 +216,7 @@ class NeuralClustering(
     # Training
 
     def _check(self, X: Any, *, reset: bool) -> Any:
-        for name, least in (
-            ("n_clusters", 1),
-            ("n_neighbors", 1),
-            ("n_components", 1),
-            ("max_iter", 1),
-            ("batch_size", 1),
-            ("n_init", 1),
-            ("balance", 0),
-            ("tol", 0),
-        ):
+        for name, least in _MINIMA.items():
             if getattr(self, name) < least:
                 raise ValueError(
                     f"The {name!r} parameter of NeuralClustering must be at least {least}. "
@@ -232,10 +231,10 @@ class NeuralClustering(
         return max(self.batch_size, _EACH * self.n_clusters)
 
     def _learn_features(self, X: Any, rows: NDArray, random: Random) -> Features:
-        most = min(_SHOWN, max(1, 8 * _ENTRIES // X.shape[1]))
+        most = min(_SHOWN, max(1, 8 * ENTRIES // X.shape[1]))
         if len(rows) > most:
             rows = rows[np.sort(random.permutation(len(rows))[:most])]
-        sample = torch.cat(list(self._chunks(X, rows)))
+        sample = torch.cat(list(row_chunks(X, self.n_clusters, self.device, rows)))
         return Features(X.shape[1], self.n_components).learn(sample)
 
     def _shuffled(self, X: Any, rows: NDArray, random: Random) -> tuple[Tensor, View | None]:
@@ -303,52 +302,16 @@ class NeuralClustering(
         self._mass, self._sums = mass, sums
         self.cluster_centers_ = (sums / mass[:, None]).astype(dtype)
 
-    # Points, a chunk at a time
-
-    def _chunks(self, X: Any, rows: NDArray | None = None) -> Iterator[Tensor]:
-        """Rows of X as tensors on the device, as many at a time as memory is sure to hold."""
-        count = X.shape[0] if rows is None else len(rows)
-        size = max(1, _ENTRIES // max(X.shape[1], self.n_clusters))
-        for start in range(0, count, size):
-            part = slice(start, start + size)
-            chunk = X[part] if rows is None else X[rows[part]]
-            chunk = chunk if isinstance(chunk, np.ndarray) else chunk.toarray()
-            yield torch.tensor(chunk, device=self.device)
-
     def _compute(self, X: Any, rows: NDArray, augment: Augment | None = None) -> Tensor:
-        """Features of some rows, in single precision, as training has them."""
-        learnt = self._features.to(self.device)
-        chunks = self._chunks(X, rows)
-        return torch.cat([learnt(augment(x) if augment else x).float() for x in chunks])
+        return compute_features(self._features, X, self.n_clusters, self.device, rows, augment)
 
     def _assign(self, X: Any) -> tuple[NDArray, NDArray, NDArray]:
-        """Labels (N,), and mass (C,) and sum (C, D) of the points that each cluster has."""
-        network, learnt = self._evaluated(X.dtype)
-        labels: list[Tensor] = []
-        mass: Any = 0.0
-        sums: Any = 0.0
-        with torch.no_grad():
-            for chunk in self._chunks(X):
-                logits = network(learnt(chunk))
-                p = logits.softmax(1)
-                labels.append(logits.argmax(1).cpu())
-                mass = mass + p.sum(0).double()
-                sums = sums + (p.T @ chunk).double()
-        return torch.cat(labels).numpy(), mass.cpu().numpy(), sums.cpu().numpy()
+        return Evaluator(self._network, self._features, X, self.device).assign()
 
     def _per_point(self, X: Any, function: Any) -> NDArray:
         check_is_fitted(self, "_network")
         X = self._check(X, reset=False)
-        network, learnt = self._evaluated(X.dtype)
-        with torch.no_grad():
-            found = [function(network, learnt(chunk)).cpu() for chunk in self._chunks(X)]
-        return torch.cat(found).numpy()
-
-    def _evaluated(self, dtype: Any) -> tuple[NeuralClusters, Features]:
-        """Copies that compute in the precision of the data, on the device."""
-        kind = torch.float32 if dtype == np.float32 else torch.float64
-        network, learnt = copy.deepcopy((self._network, self._features))
-        return network.to(self.device, kind), learnt.to(self.device, kind)
+        return Evaluator(self._network, self._features, X, self.device).per_point(function)
 
     # What scikit-learn asks
 

@@ -1,0 +1,94 @@
+"""Trained clusters on arrays of any size, a chunk of rows at a time.
+
+N points   D columns of the data   F features   C clusters
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clusterformer.clustering.network import NeuralClusters
+from clusterformer.clustering.partners import Features
+
+ENTRIES = 2**24
+"""Numbers that a chunk holds."""
+
+Augment = Callable[[Tensor], Tensor]
+"""Points (n, D) that are equivalent to points (n, D), drawn anew at each call."""
+
+
+def row_chunks(
+    X: Any, num_clusters: int, device: str, rows: NDArray | None = None
+) -> Iterator[Tensor]:
+    """Yield rows of X (N, D), or some of them, as tensors on the device.
+
+    A chunk has as many rows as memory is sure to hold, of the data and of memberships.
+    """
+    count = X.shape[0] if rows is None else len(rows)
+    size = max(1, ENTRIES // max(X.shape[1], num_clusters))
+    for start in range(0, count, size):
+        part = slice(start, start + size)
+        chunk = X[part] if rows is None else X[rows[part]]
+        chunk = chunk if isinstance(chunk, np.ndarray) else chunk.toarray()
+        yield torch.tensor(chunk, device=device)
+
+
+def compute_features(
+    features: Features,
+    X: Any,
+    num_clusters: int,
+    device: str,
+    rows: NDArray,
+    augment: Augment | None = None,
+) -> Tensor:
+    """Compute features (n, F) of n rows of X, in single precision, as training has them."""
+    features = features.to(device)
+    chunks = row_chunks(X, num_clusters, device, rows)
+    return torch.cat([features(augment(x) if augment else x).float() for x in chunks])
+
+
+class Evaluator:
+    """Copies of trained parts that compute in the precision of the data, on the device.
+
+    Args:
+        network: Trained clusters.
+        features: The map from data to features.
+        X: Points (N, D).
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(self, network: NeuralClusters, features: Features, X: Any, device: str) -> None:
+        dtype = torch.float32 if X.dtype == np.float32 else torch.float64
+        network, features = copy.deepcopy((network, features))
+        self._network, self._features = network.to(device, dtype), features.to(device, dtype)
+        self._X, self._device = X, device
+
+    def per_point(self, function: Callable[[NeuralClusters, Tensor], Tensor]) -> NDArray:
+        """Apply a function of the network and features (n, F) to all points."""
+        with torch.no_grad():
+            found = [function(self._network, self._features(x)).cpu() for x in self._chunks()]
+        return torch.cat(found).numpy()
+
+    def assign(self) -> tuple[NDArray, NDArray, NDArray]:
+        """Label each point, (N,), and sum memberships (C,) and weighted points (C, D)."""
+        labels: list[Tensor] = []
+        mass: Any = 0.0
+        sums: Any = 0.0
+        with torch.no_grad():
+            for chunk in self._chunks():
+                logits = self._network(self._features(chunk))
+                p = logits.softmax(1)
+                labels.append(logits.argmax(1).cpu())
+                mass = mass + p.sum(0).double()
+                sums = sums + (p.T @ chunk).double()
+        return torch.cat(labels).numpy(), mass.cpu().numpy(), sums.cpu().numpy()
+
+    def _chunks(self) -> Iterator[Tensor]:
+        return row_chunks(self._X, self._network.num_clusters, self._device)
