@@ -221,6 +221,8 @@ class MultiHeadAttention(nn.Module):
         k = q if self.core.shared_qk else self._split(self.k_proj(source))
         if self.rotary_base is not None and memory is None:
             places = torch.arange(x.shape[1], device=x.device)
+            if key_mask is not None:  # of each real token among the real ones
+                places = (key_mask.cumsum(1) - 1)[:, None]
             q, k = (rotate(heads, places, self.rotary_base) for heads in (q, k))
         mixed, grouping = self.core(
             q,
