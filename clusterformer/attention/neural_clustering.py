@@ -185,7 +185,7 @@ class NeuralClusteringAttention(AttentionCore):
         points, anchors = self._similarity(hidden, centroids)
         assignment, updated = assign(points, anchors, key_mask, alone=strict)
         if self.similarity == "dot":
-            updated = self.space(updated)  # (U X) W of eq. 3, never X W
+            updated = F.linear(updated, self.space.weight.float())  # (U X) W of eq. 3, never X W
         grouped = sort(assignment, self.num_clusters, key_mask)
         if strict:
             blocks = cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)

@@ -179,8 +179,8 @@ class RoutingAttention(AttentionCore):
             each = lengths if self.window else (lengths + clusters - 1) // clusters
             filled = torch.arange(most, device=q.device) < each.clamp(max=most)
             queries, keys = (x.masked_fill(~mask[:, None, None], -2.0) for x in (queries, keys))
-        members = queries.topk(most).indices  # (B, H', C, W)
-        seen = members if self.causal else keys.topk(most).indices
+        members = _nearest(queries, most)  # (B, H', C, W)
+        seen = members if self.causal else _nearest(keys, most)
         start = torch.arange(batch, device=q.device)[:, None, None, None] * length
         head = torch.arange(self.num_heads, device=q.device)[self.local_heads :, None, None]
 
@@ -271,6 +271,17 @@ class RoutingAttention(AttentionCore):
         else:
             kept += cache[4:]
         return torch.cat(parts, 1), kept
+
+
+def _nearest(scores: Tensor, count: int) -> Tensor:
+    """Positions (..., count) of the largest cosines (..., N), the first of equals.
+
+    Cosine and position form one integer, so that equal tokens, which repeat in any text, are
+    chosen by their position and never by what else is in the batch.
+    """
+    length = scores.shape[-1]
+    backwards = torch.arange(length - 1, -1, -1, device=scores.device)
+    return ((scores * 2**30).long() * length + backwards).topk(count).indices
 
 
 def _take(table: Tensor, index: Tensor) -> Tensor:

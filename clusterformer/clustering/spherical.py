@@ -51,7 +51,7 @@ class SphericalMeans(nn.Module):
 
     def forward(self, points: Tensor) -> Tensor:
         """Cosine of each centroid with each token, (B, H, C, N), from unit points (B, H, N, D)."""
-        return self.centroids @ points.transpose(-1, -2)
+        return self.centroids.float() @ points.transpose(-1, -2)
 
     @_disable_dynamo
     @torch.no_grad()
