@@ -1,59 +1,72 @@
-"""Made-up parallel text of any length, as hard on memory as real text: seeded, by Zipf's law."""
+"""Time and memory of preparing parallel text and of loading its batches."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import os
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-_CHUNK = 10_000  # pairs made at once
-_RANKS = 2_000_000  # words of a language; a text has as many of them as it is long enough for
-_LETTERS = {"en": ("bdfgklmnprst", "ei"), "de": ("bdfgklmnrstz", "uä")}
-_MARKED = ("{},", "{},", "{},", "({})", '"{}"', "{}'s", "{}-{}", "3.{}", "{}:")  # as in real text
+from clusterformer.bench.fresh_process import iterate_in_fresh_process
+from clusterformer.bench.report import Row
+from clusterformer.bench.synthetic_text import write_parallel_text
+from clusterformer.training.memory import reset_peak, resident
 
 
-def write_pairs(folder: Path, pairs: int, seed: int) -> tuple[Path, Path]:
-    """Write English and German, a sentence a line, 25 words long on the average.
+def measure(
+    pairs: int = 200_000, *, vocab_size: int = 32_000, tokens_per_batch: int = 32_768, seed: int = 0
+) -> Iterator[Row]:
+    """Prepare synthetic parallel text as `fit` does, and load every batch once.
 
-    Returns:
-        The files.
+    Args:
+        pairs: Number of sentence pairs.
+        vocab_size: Number of tokens in the joint vocabulary.
+        tokens_per_batch: Maximum number of tokens in a batch.
+        seed: Seed of the text.
+
+    Yields:
+        One row for each stage, with its wall-clock seconds, CPU seconds and peak memory.
     """
-    paths = folder / "train.en", folder / "train.de"
-    with (
-        paths[0].open("w", encoding="utf-8") as english,
-        paths[1].open("w", encoding="utf-8") as german,
-    ):
-        for begun in range(0, pairs, _CHUNK):
-            rng = np.random.default_rng([seed, begun])
-            words = rng.lognormal(3.08, 0.55, min(_CHUNK, pairs - begun)).clip(2, 150)
-            english.writelines(_sentences("en", words, rng))
-            german.writelines(_sentences("de", words * rng.normal(0.95, 0.1, len(words)), rng))
-    return paths
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_parallel_text(Path(folder), pairs, seed)
+        # in a fresh process: the memory that writing the text took must not count
+        yield from iterate_in_fresh_process(_measure_stages, files, vocab_size, tokens_per_batch)
 
 
-def _sentences(language: str, words: NDArray[np.float64], rng: np.random.Generator) -> list[str]:
-    """Lines of so many words each; the word of rank r is 1 / r as frequent as the first."""
-    lengths = words.clip(1).astype(np.int64)
-    ranks = np.exp(rng.random(lengths.sum()) * np.log(_RANKS)).astype(np.int64)
-    text = [_word(language, rank) for rank in ranks.tolist()]
-    for place, kind in enumerate(rng.integers(12 * len(_MARKED), size=len(text)).tolist()):
-        if kind < len(_MARKED):
-            text[place] = _MARKED[kind].format(text[place], text[place - 1])
-    ends = lengths.cumsum()
-    return [
-        " ".join(text[first:end]).capitalize() + ".\n"
-        for first, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)
-    ]
+def _measure_stages(
+    files: tuple[Path, Path], vocab_size: int, tokens_per_batch: int
+) -> Iterator[Row]:
+    os.environ["XDG_CACHE_HOME"] = str(files[0].parent)
+    reset_peak()
+    begun = time.monotonic(), time.process_time()
+    for stage, pairs in _stages(files, vocab_size, tokens_per_batch):
+        yield {
+            "stage": stage,
+            "pairs": pairs,
+            "seconds": time.monotonic() - begun[0],
+            "cpu_seconds": time.process_time() - begun[1],
+            "peak_mib": resident("VmHWM"),
+        }
+        reset_peak()
+        begun = time.monotonic(), time.process_time()
 
 
-@lru_cache(100_000)
-def _word(language: str, rank: int) -> str:
-    """The rank in syllables, so that frequent words are short."""
-    consonants, vowels = _LETTERS[language]
-    spelt = ""
-    while rank:
-        rank, place = divmod(rank, len(consonants) * len(vowels))
-        spelt += consonants[place // len(vowels)] + vowels[place % len(vowels)]
-    return spelt
+def _stages(
+    files: tuple[Path, Path], vocab_size: int, tokens_per_batch: int
+) -> Iterator[tuple[str, int]]:
+    """Run each stage, and yield its name and its number of pairs when it is done."""
+    from clusterformer.data.batches import BucketPlan, Shares
+    from clusterformer.data.bitext import Bitext
+    from clusterformer.data.moses import TextForm
+    from clusterformer.data.parallel import Limits, ParallelText
+    from clusterformer.data.sentence_pairs import PairSet
+
+    english, german = TextForm("en", moses=True), TextForm("de", moses=True)
+    text = ParallelText(Bitext(*files), english, german, Limits(175, 1.5))
+    tokenizer = text.learn(vocab_size)
+    yield "byte pairs", sum(1 for _ in text.bitext)
+    pairs = PairSet(*text.encode(tokenizer))
+    yield "tokens", len(pairs.lengths)
+    plan = BucketPlan(pairs.lengths, tokens_per_batch=tokens_per_batch)
+    yield "batches", sum(len(pairs[indices].tokens) for indices in Shares(plan))

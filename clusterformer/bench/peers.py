@@ -1,4 +1,4 @@
-"""Public packages to compare with, where they are installed; imported late, never required."""
+"""Layers of public packages to compare with; imported when used, never required."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _package(module: str, name: str) -> Any:
 
 
 def reformer_pytorch(d_model: int, num_heads: int, length: int) -> nn.Module:
-    """LSH self-attention of reformer-pytorch: one round, buckets of 64."""
+    """Make the LSH self-attention of reformer-pytorch: one round, buckets of 64."""
     package = _package("reformer_pytorch", "reformer-pytorch")
     return package.LSHSelfAttention(
         d_model, heads=num_heads, bucket_size=64, n_hashes=1, causal=False
@@ -28,9 +28,9 @@ def reformer_pytorch(d_model: int, num_heads: int, length: int) -> nn.Module:
 
 
 def routing_transformer(d_model: int, num_heads: int, length: int) -> nn.Module:
-    """Self-attention of routing-transformer: half the heads local, windows of 64."""
+    """Make the self-attention of routing-transformer: half the heads local, windows of 64."""
     package = _package("routing_transformer.routing_transformer", "routing-transformer")
-    return _First(
+    return _ValuesOnly(
         package.SelfAttention(
             d_model, 1, length, num_heads, local_attn_heads=num_heads // 2, window_size=64,
             local_attn_window_size=64,
@@ -44,21 +44,21 @@ def _fast_transformers(d_model: int, num_heads: int, attention: Any) -> nn.Modul
 
 
 def fast_clustered(d_model: int, num_heads: int, length: int) -> nn.Module:
-    """Clustered attention of pytorch-fast-transformers: 100 clusters, 63 bits, 10 iterations."""
+    """Make clustered attention of pytorch-fast-transformers: 100 clusters, 63 bits, 10 steps."""
     package = _package("fast_transformers.attention", "pytorch-fast-transformers")
     return _fast_transformers(d_model, num_heads, package.ClusteredAttention(100, 10, 63))
 
 
 def fast_improved(d_model: int, num_heads: int, length: int) -> nn.Module:
-    """Improved clustered attention of the same, with the 32 best keys."""
+    """Make improved clustered attention of pytorch-fast-transformers, with the 32 best keys."""
     package = _package("fast_transformers.attention", "pytorch-fast-transformers")
     return _fast_transformers(
         d_model, num_heads, package.ImprovedClusteredAttention(100, 10, 63, topk=32)
     )
 
 
-class _First(nn.Module):
-    """The values of a layer that also returns an auxiliary loss."""
+class _ValuesOnly(nn.Module):
+    """A layer that also returns an auxiliary loss, reduced to its values."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _First(nn.Module):
 
 
 class _Masked(nn.Module):
-    """A layer of fast-transformers with the masks it wants: everything visible."""
+    """A layer of fast-transformers with the masks it needs: everything visible."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -89,4 +89,4 @@ PEERS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "fast-transformers-clustered": fast_clustered,
     "fast-transformers-improved": fast_improved,
 }
-"""Makers of layers from (d_model, num_heads, length)."""
+"""Name of a package's layer to its maker from (d_model, num_heads, length)."""

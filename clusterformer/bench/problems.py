@@ -224,7 +224,7 @@ class Problem:
         chosen = self._assign()[:1]
         found = scores.gather(1, chosen[:, None])[:, 0]
         ours = self._means(1)
-        with forced("reference"):
+        with force_kernels("reference"):
             pairs = zip(ours, self._means(1), strict=True)
         distances = [relative_error(x, y) ** 0.5 for x, y in pairs]
         return max(float((scores.amax(1) - found).max()), *distances), 1e-3
@@ -261,10 +261,10 @@ class Problem:
 
 
 @contextmanager
-def forced(kernels: str) -> Iterator[None]:
-    """Have operations served by these kernels."""
+def force_kernels(name: str) -> Iterator[None]:
+    """Have operations served by the kernels of this name."""
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = kernels
+    os.environ[VARIABLE] = name
     try:
         yield
     finally:
@@ -277,7 +277,7 @@ def _check_mechanism(mix: Callable[[], Tensor]) -> tuple[float, float]:
     """How far a mechanism's values are from those of plain PyTorch."""
     with torch.no_grad():
         found = mix()
-        with forced("reference"):
+        with force_kernels("reference"):
             return relative_error(found, mix()), FLIPS
 
 

@@ -1,4 +1,7 @@
-"""Queries, keys and values as a trained model makes them of a text."""
+"""Queries, keys and values that a trained model computes for a text.
+
+B batch   H heads   N tokens   D head width
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from clusterformer.models.language_model import LanguageModel
 
 
 class Inputs(NamedTuple):
-    """What a mechanism mixed: q, k, v, (B, H, N, D) each."""
+    """Inputs of a mechanism: q, k, v, (B, H, N, D) each."""
 
     q: Tensor
     k: Tensor
@@ -29,7 +32,7 @@ class _Tokens(NamedTuple):
 
 @torch.no_grad()
 def record(model: nn.Module, run: Callable[[], object]) -> list[Inputs]:
-    """What each mechanism inside `model` gets while `run` runs the model, layer by layer."""
+    """Record the inputs of each mechanism inside `model` while `run` runs it, layer by layer."""
     found: list[Inputs] = []
 
     def keep(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -45,13 +48,23 @@ def record(model: nn.Module, run: Callable[[], object]) -> list[Inputs]:
     return found
 
 
-def of_encoder(folder: Path, text: str, length: int, texts: int) -> list[Inputs]:
-    """Of a pretrained Hugging Face encoder, on `texts` stretches of `length` tokens."""
+def record_encoder(folder: Path, text: str, length: int, texts: int) -> list[Inputs]:
+    """Record a pretrained Hugging Face encoder on parts of a text.
+
+    Args:
+        folder: Directory of the model.
+        text: The text.
+        length: N, tokens of each part.
+        texts: B, number of parts.
+
+    Raises:
+        InputError: if the model has fewer positions than `length`, or the text is too short.
+    """
     from transformers import AutoModel, AutoTokenizer
 
     model = approximate(AutoModel.from_pretrained(folder).eval(), FullAttention)
-    if length > (most := getattr(model.config, "max_position_embeddings", length)):
-        raise InputError(f"--length {length}: {folder.name} has positions for {most} tokens")
+    if length > (positions := getattr(model.config, "max_position_embeddings", length)):
+        raise InputError(f"--length {length}: {folder.name} has positions for {positions} tokens")
     encoded = AutoTokenizer.from_pretrained(folder)(
         text, truncation=True, max_length=length, return_overflowing_tokens=True
     )
@@ -60,17 +73,21 @@ def of_encoder(folder: Path, text: str, length: int, texts: int) -> list[Inputs]
     return record(model, lambda: model(input_ids=tokens))
 
 
-def of_language_model(
+def record_language_model(
     model: LanguageModel, tokens: Tensor, length: int, texts: int
 ) -> list[Inputs]:
-    """Of a language model trained here, on `texts` stretches of `length` of the tokens."""
+    """Record a language model of ours on `texts` parts of `length` tokens each.
+
+    Raises:
+        InputError: if there are too few tokens.
+    """
     rows = _rows(tokens, length, texts)
     batch = _Tokens(rows, torch.ones_like(rows, dtype=torch.bool))
     return record(model, lambda: model(batch))
 
 
 def relative_error(values: Tensor, exact: Tensor) -> float:
-    """|values - exact|^2 / |exact|^2."""
+    """Compute |values - exact|^2 / |exact|^2."""
     difference = (values.float() - exact.float()).square().sum()
     return float(difference / exact.float().square().sum())
 

@@ -1,4 +1,7 @@
-"""Similarity of sentences by a pretrained encoder (STS-B), with any attention in it."""
+"""Similarity of sentences by a pretrained encoder (STS-B), with any attention in it.
+
+E model width
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,25 @@ from clusterformer.errors import InputError
 from clusterformer.models.pooling import pool
 
 
-class Pairs(NamedTuple):
-    """Two texts and how alike people find them, line by line."""
+class ScoredPairs(NamedTuple):
+    """Pairs of texts, and the scores that people gave to their similarity."""
 
     first: list[str]
     second: list[str]
     scores: list[float]
 
 
-def read_pairs(path: Path, join: int = 1, seed: int = 0) -> Pairs:
+def read_scored_pairs(path: Path, join: int = 1, seed: int = 0) -> ScoredPairs:
     """Read TSV lines `text, text, score`.
 
     Args:
         path: The file.
-        join: Pairs that make one of longer texts, whose score is their mean: those that follow
-            each other by score, so that the long pairs differ as much as the short ones do.
-        seed: Of the order of pairs with the same score, which another seed joins with others.
+        join: Number of pairs to join into one of longer texts, whose score is their mean. Pairs of
+            similar scores are joined, so that long pairs differ as much as short ones do.
+        seed: Seed of the order of pairs with the same score; another seed joins other pairs.
+
+    Raises:
+        InputError: if a line has another form, or there are fewer lines than `join`.
     """
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -49,15 +55,23 @@ def read_pairs(path: Path, join: int = 1, seed: int = 0) -> Pairs:
     groups = [rows[at : at + join] for at in range(0, len(rows) - join + 1, join)]
     if not groups:
         raise InputError(f"{path}: {len(rows)} lines, but --join {join}")
-    return Pairs(
+    return ScoredPairs(
         [" ".join(row[0] for row in group) for group in groups],
         [" ".join(row[1] for row in group) for group in groups],
         [sum(row[2] for row in group) / join for group in groups],
     )
 
 
-class Encoder:
-    """A pretrained model in a folder, and its tokenizer: texts to unit vectors by masked means."""
+class SentenceEncoder:
+    """A pretrained encoder and its tokenizer: texts to unit vectors by masked means.
+
+    Args:
+        folder: Directory of the pretrained model.
+        length: Largest number of tokens of a text; longer ones are cut.
+
+    Raises:
+        InputError: if the directory holds no pretrained model.
+    """
 
     def __init__(self, folder: Path, length: int) -> None:
         from transformers import AutoModel, AutoTokenizer
@@ -70,7 +84,7 @@ class Encoder:
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str], batch_size: int = 32) -> Tensor:
-        """Unit vectors (texts, E)."""
+        """Encode texts to unit vectors, (texts, E)."""
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         vectors = torch.empty(len(texts), self.model.config.hidden_size)
         for at in range(0, len(order), batch_size):
@@ -87,11 +101,11 @@ class Encoder:
         return F.normalize(vectors, dim=-1)
 
 
-def similarities(encoder: Encoder, pairs: Pairs) -> Tensor:
-    """Cosine of each pair."""
+def similarities(encoder: SentenceEncoder, pairs: ScoredPairs) -> Tensor:
+    """Compute the cosine similarity of each pair, (pairs,)."""
     return (encoder(pairs.first) * encoder(pairs.second)).sum(-1)
 
 
 def rank_correlation(found: Tensor, expected: Tensor) -> float:
-    """Spearman's rho."""
+    """Compute Spearman's rank correlation."""
     return float(spearman_corrcoef(found.double(), expected.double()))

@@ -1,8 +1,11 @@
-"""What is measured, by name: our mechanisms, forms of neural clustering, and public packages."""
+"""Layers to measure, by name: our mechanisms, forms of neural clustering, and public packages.
+
+B batch   H heads   N tokens   E model width
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -17,32 +20,33 @@ from clusterformer.errors import InputError
 from clusterformer.models.transformer import Encoder
 
 FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}
-"""Forms of NeuralClusteringAttention: the paper's own, and the default."""
+"""Forms of NeuralClusteringAttention and their options: the paper's own, and the default."""
 
-CLUSTERS: dict[str, Callable[[int], int]] = {
+NUM_CLUSTERS: dict[str, Callable[[int], int]] = {
     "NeuralClusteringAttention": lambda length: max(1, int(length**0.5)),
-    "RoutingAttention": lambda length: max(1, length // 64),  # windows of 64, as its package's here
+    "RoutingAttention": lambda length: max(1, length // 64),  # windows of 64, as in its package
 }
-"""Clusters at a length, unless the setting says how many; the others have a number of their own."""
+"""Number of clusters at a length, unless the setting gives one; others have their own default."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes shared by all that one run compares.
+    """Sizes shared by all layers of one comparison.
 
     Attributes:
-        length: N, tokens a sequence.
-        tokens: Tokens a batch.
+        length: N, tokens of a sequence.
+        tokens: Tokens of a batch.
         d_model: E.
         num_heads: H.
-        num_clusters: Of those who have them; None: as `CLUSTERS` says, else their default.
+        num_clusters: Clusters of every mechanism that has them; None: as in `NUM_CLUSTERS`, else
+            the mechanism's default.
         causal: Whether mechanisms take their strictly causal form.
         output: Whether the layer has its output projection.
         layers: Encoder layers instead of one attention layer; 0 for the latter.
-        d_ff: Inner width of those layers.
-        dtype: "fp32", "bf16" or "fp16": autocast to it.
+        d_ff: Inner width of those layers; None: 4 E.
+        dtype: "fp32", "bf16" or "fp16", for autocast.
         device: "cpu" or "cuda".
     """
 
@@ -50,43 +54,50 @@ class Setting:
     tokens: int
     d_model: int
     num_heads: int
-    num_clusters: int | None
-    causal: bool
-    output: bool
-    layers: int
-    d_ff: int
-    dtype: str
-    device: str
+    num_clusters: int | None = None
+    causal: bool = False
+    output: bool = True
+    layers: int = 0
+    d_ff: int | None = None
+    dtype: str = "fp32"
+    device: str = "cpu"
+
+    @property
+    def batch(self) -> int:
+        """B, sequences of a batch."""
+        return max(1, self.tokens // self.length)
 
 
 class Subject:
-    """One mechanism at one setting, with its input; two of one setting have equal projections.
+    """One layer at one setting, with its input; two of one setting have equal projections.
 
     Args:
         name: Class of a mechanism, form of neural clustering, or public package.
         setting: Sizes.
+
+    Raises:
+        InputError: if there is no such layer, or it has no form for the setting.
     """
 
     def __init__(self, name: str, setting: Setting) -> None:
-        batch = max(1, setting.tokens // setting.length)
-        draw = torch.Generator().manual_seed(0)
-        shape = batch, setting.length, setting.d_model
-        x, gradient = (torch.randn(shape, generator=draw) for _ in range(2))
+        generator = torch.Generator().manual_seed(0)
+        shape = setting.batch, setting.length, setting.d_model
+        x, gradient = (torch.randn(shape, generator=generator) for _ in range(2))
         self._x = x.to(setting.device).requires_grad_()
         self._gradient = gradient.to(setting.device)
         self._autocast = torch.autocast(
             setting.device, DTYPES[setting.dtype], enabled=setting.dtype != "fp32"
         )
         torch.manual_seed(0)
-        self._layer = _layer(name, setting).to(setting.device)
+        self._layer = _make_layer(name, setting).to(setting.device)
 
     def forward(self) -> Tensor:
-        """Values (B, N, E), without gradients."""
+        """Compute values (B, N, E) without gradients."""
         with torch.no_grad():
             return self._values()
 
     def step(self) -> None:
-        """Forward and backward."""
+        """Run forward and backward."""
         self._layer.zero_grad()
         self._x.grad = None
         values = self._values()
@@ -100,30 +111,52 @@ class Subject:
         return out.hidden if hasattr(out, "hidden") else out.values
 
 
-def make_step(name: str, setting: Setting) -> Callable[[], object]:
-    """Forward and backward of a subject."""
+def default_names(causal: bool) -> list[str]:
+    """List all mechanisms, with neural clustering in its forms, that fit a setting."""
+    kinds = [kind for kind in attention.mechanisms() if not causal or True in kind.causal_forms]
+    names = [*(kind.__name__ for kind in kinds), *FORMS]
+    names.remove("NeuralClusteringAttention")  # the form "neural"
+    if causal:
+        names.remove("paper")  # it reads the future
+    return names
+
+
+def choose_mechanisms(names: Sequence[str] | None) -> dict[str, type[AttentionCore]]:
+    """Look up classes of mechanisms by name, in the order given; None for all.
+
+    Raises:
+        InputError: if there is no mechanism of a name.
+    """
+    kinds = {kind.__name__: kind for kind in attention.mechanisms()}
+    if unknown := set(names or ()) - set(kinds):
+        raise InputError(f"no mechanism {min(unknown)!r}; there are {', '.join(kinds)}")
+    return {name: kinds[name] for name in names or kinds}
+
+
+def make_layer_step(name: str, setting: Setting) -> Callable[[], None]:
+    """Make the function that runs a subject forward and backward; for a fresh process."""
     return Subject(name, setting).step
 
 
-def _layer(name: str, setting: Setting) -> nn.Module:
+def _make_layer(name: str, setting: Setting) -> nn.Module:
     if name in PEERS:
         if setting.layers or not setting.output or setting.causal:
             raise InputError(f"{name} is measured as a bidirectional layer with its output")
         return PEERS[name](setting.d_model, setting.num_heads, setting.length)
     if setting.layers:
-        cores = [_core(name, setting) for _ in range(setting.layers)]
-        return Encoder(cores, d_ff=setting.d_ff, dropout=0.0)
-    layer = MultiHeadAttention(_core(name, setting))
-    draw = torch.Generator().manual_seed(1)
+        cores = [_make_core(name, setting) for _ in range(setting.layers)]
+        return Encoder(cores, d_ff=setting.d_ff or 4 * setting.d_model, dropout=0.0)
+    layer = MultiHeadAttention(_make_core(name, setting))
+    generator = torch.Generator().manual_seed(1)
     for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
         if isinstance(projection := getattr(layer, part, None), nn.Linear):
-            nn.init.xavier_uniform_(projection.weight, generator=draw)
+            nn.init.xavier_uniform_(projection.weight, generator=generator)
     if not setting.output:
         layer.out_proj = nn.Identity()  # type: ignore[assignment]
     return layer
 
 
-def _core(name: str, setting: Setting) -> AttentionCore:
+def _make_core(name: str, setting: Setting) -> AttentionCore:
     options = dict(FORMS.get(name, {}))
     name = "NeuralClusteringAttention" if name in FORMS else name
     kinds = {kind.__name__: kind for kind in attention.mechanisms()}
@@ -134,8 +167,8 @@ def _core(name: str, setting: Setting) -> AttentionCore:
     if "num_clusters" in signature(kinds[name]).parameters:
         if setting.num_clusters:
             options["num_clusters"] = setting.num_clusters
-        elif name in CLUSTERS:
-            options["num_clusters"] = CLUSTERS[name](setting.length)
+        elif name in NUM_CLUSTERS:
+            options["num_clusters"] = NUM_CLUSTERS[name](setting.length)
     try:
         return kinds[name](setting.d_model, setting.num_heads, **options)
     except ValueError as error:

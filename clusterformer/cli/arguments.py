@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from clusterformer.errors import InputError
 
@@ -13,6 +13,27 @@ class Arguments(argparse.ArgumentParser):
 
     def __init__(self, command: str) -> None:
         super().__init__(prog=f"clusterformer {command}", add_help=False, allow_abbrev=False)
+        self._minimums: dict[str, float] = {}
+
+    def add_number(
+        self, flag: str, *, minimum: float = 1, type: type[float] = int, **options: Any
+    ) -> None:
+        """Add an option that is a number, or several, none below a minimum."""
+        self._minimums[self.add_argument(flag, type=type, **options).dest] = minimum
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
+
+    def parse_args(self, *given: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
+        """Parse, and refuse numbers below their minimum.
+
+        Raises:
+            InputError: if an option is unknown, misses a value, or has one that is not allowed.
+        """
+        options = super().parse_args(*given, **kwargs)
+        for name, minimum in self._minimums.items():
+            value = getattr(options, name)
+            lowest = min(value) if isinstance(value, list) else value
+            if lowest is not None and lowest < minimum:
+                raise InputError(f"--{name} must be at least {minimum}, got {lowest}")
+        return options

@@ -1,23 +1,27 @@
-"""`clusterformer bench compile`: what the Triton kernels need on devices that are not here."""
+"""`clusterformer bench compile`: what the Triton kernels need on GPUs that are not here."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from clusterformer.cli.arguments import Arguments
 
 HELP = """
-usage: clusterformer bench compile [--targets sm_80 sm_90 gfx942] [--out FILE]
+usage: clusterformer bench compile [options]
 
-Compiles the Triton kernels for GPUs that need not be here, and says what each takes of registers
-and shared memory, and what it spills.
+Compile the Triton kernels for GPUs that need not be here. Show the registers and shared memory that
+each kernel takes, and the bytes that it spills.
+
+  --targets sm_80 sm_90 gfx942
+                    GPUs (default: all three)
+  --out FILE.json   write the table
 """
 
 
 def run(arguments: list[str]) -> None:
     """Compile, print the table, write the JSON."""
     from clusterformer.bench.compilation import TARGETS, compile_all
+    from clusterformer.bench.report import write_report
 
     parser = Arguments("bench compile")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
@@ -31,19 +35,13 @@ def run(arguments: list[str]) -> None:
     for row in compile_all(options.targets):
         rows.append(row)
         width = f"{row['width']}+{row['wide']}"
-        told = "x".join(map(str, row["tile"].values()))
+        tile = "x".join(map(str, row["tile"].values()))
         print(
             f"{row['target']:<8}{row['kernel']:<20}{row['form']:<8}{width:>7}{row['slots']:>5}"
-            f"{row['reach']:>3}{row['dtype']:>6}{told:>17}{row['warps']:>6}"
+            f"{row['reach']:>3}{row['dtype']:>6}{tile:>17}{row['warps']:>6}"
             f"{row['registers']:>11}{row['spilled_bytes']:>9}{row['shared_bytes']:>9}",
             flush=True,
         )
     if options.out:
-        from clusterformer.training.environment import describe_environment
-
-        environment = describe_environment()
-        del environment["folder"]
-        report = {"environment": environment, "rows": rows}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_report(options.out, rows)
         print(f"written: {options.out}")

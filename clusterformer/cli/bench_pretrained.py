@@ -3,100 +3,70 @@
 from __future__ import annotations
 
 import statistics
-import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import Parser, chosen_mechanisms, require_positive, write
+from clusterformer.cli.bench import BenchArguments, save
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from clusterformer.attention import AttentionCore
+    from clusterformer.bench.report import Row
 
 HELP = """
-usage: clusterformer bench pretrained --model FOLDER --pairs FILE.tsv [options]
+usage: clusterformer bench pretrained --model DIR --pairs FILE.tsv [options]
 
-Puts each attention into a pretrained Hugging Face encoder, without training it again, and
-correlates its similarities of sentence pairs (lines of text, text, score) with people's scores:
---mechanisms of those without weights; --num_clusters 25; --length 128 tokens at most; --join 1,
-pairs of like score that make one pair of longer texts; --seeds 1, times that they are joined anew,
-with deviations over them; --threads, --out. Needs transformers.
+Replace the attention of a pretrained Hugging Face encoder by each mechanism, without training it
+again. Correlate its similarities of sentence pairs with people's scores. Needs transformers.
+
+  --model DIR           directory of the pretrained model
+  --pairs FILE.tsv      lines of text, text, score, such as the test part of STS-B
+  --mechanisms NAME ... classes of mechanisms without weights (default: ClusteredAttention
+                        ImprovedClusteredAttention MultipoleAttention)
+  --num_clusters 25     clusters of each mechanism
+  --length 128          maximum number of tokens in a text
+  --join 1              pairs of similar score to join into one pair of longer texts
+  --seeds 1             repetitions, each joining other pairs; the table shows deviations over them
+  --threads N           CPU threads (default: all cores)
+  --out FILE.json       write all correlations
 """
-
-HEADS = f"{'Spearman':>9}{'less full':>18}{'with full':>11}{'seconds':>9}"
-DEFAULT = ["ClusteredAttention", "ImprovedClusteredAttention", "MultipoleAttention"]
-BEYOND = {
-    "ImprovedClusteredAttention": [{"top_k": 64}, {"top_k": 96}],
-    "MultipoleAttention": [{"damped": True, "exact_clusters": 2}],
-}
-"""Options beyond the papers', in rows of their own."""
 
 
 def run(arguments: list[str]) -> None:
     """Embed the pairs with each attention, print the correlations, write the JSON."""
-    from clusterformer import attention
-    from clusterformer.bench.similarity import Encoder, rank_correlation, read_pairs, similarities
-
-    parser = Parser()
+    parser = BenchArguments()
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--pairs", type=Path, required=True)
-    parser.add_argument("--num_clusters", type=int, default=25)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--join", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_number("--num_clusters", default=25)
+    parser.add_number("--length", default=128)
+    parser.add_number("--join", default=1)
+    parser.add_number("--seeds", default=1)
     options = parser.parse(arguments)
-    require_positive(options, "num_clusters", "length", "join", "seeds")
-    kinds = chosen_mechanisms(options.mechanisms or DEFAULT)
+    from clusterformer.bench import pretrained
+    from clusterformer.bench.similarity import SentenceEncoder, read_scored_pairs
 
-    import torch
-
-    draws = [read_pairs(options.pairs, options.join, seed) for seed in range(options.seeds)]
-    gold = [torch.tensor(pairs.scores) for pairs in draws]
-    encoder = Encoder(options.model, options.length)
-    own = encoder.model.config._attn_implementation
-    full: list[Tensor] = []
-    print(f"{len(draws[0].scores)} pairs\n{'attention':<28}{HEADS}")
-    rows: list[dict[str, Any]] = []
-    forms: list[tuple[str, dict[str, Any]]] = [("FullAttention", {})]
-    for name in kinds:
-        forms += [(name, settings) for settings in ({}, *BEYOND.get(name, ()))]
-    for name, settings in forms:
-        encoder.model.set_attn_implementation(own)
-        if full:
-            kind: Callable[..., AttentionCore] = kinds[name]
-            core = partial(kind, num_clusters=options.num_clusters, **settings)
-            attention.approximate(encoder.model, core)
-        begun = time.process_time()
-        found = [similarities(encoder, pairs) for pairs in draws]
-        seconds = time.process_time() - begun
-        full = full or found
-        row = {
-            "mechanism": name,
-            "options": settings,
-            "spearman": list(map(rank_correlation, found, gold)),
-            "spearman_with_full": list(map(rank_correlation, found, full)),
-            "cpu_seconds": seconds,
-        }
+    seeds = range(options.seeds)
+    draws = [read_scored_pairs(options.pairs, options.join, seed) for seed in seeds]
+    encoder = SentenceEncoder(options.model, options.length)
+    print(f"{len(draws[0].scores)} pairs")
+    heads = f"{'Spearman':>9}{'less full':>18}{'with full':>11}{'seconds':>9}"
+    print(f"{'attention':<28}{heads}")
+    rows: list[Row] = []
+    for row in pretrained.measure(
+        encoder, draws, options.mechanisms, num_clusters=options.num_clusters
+    ):
         rows.append(row)
-        _show(row, rows[0])
+        print(_line(row, rows[0]), flush=True)
     if options.out:
-        options.model = options.model.name
-        options.pairs = options.pairs.name
-        write(options, rows)
+        options.model, options.pairs = options.model.name, options.pairs.name
+        save(options, rows)
 
 
-def _show(row: dict[str, Any], full: dict[str, Any]) -> None:
-    """A line of means over the seeds."""
-    away = [own - its for own, its in zip(row["spearman"], full["spearman"], strict=True)]
-    spread = f" ±{statistics.stdev(away):.4f}" if len(away) > 1 else ""
-    told = ", ".join(f"{key}={value}" for key, value in row["options"].items())
-    print(
+def _line(row: Row, full: Row) -> str:
+    """Format means over the seeds."""
+    differences = [a - b for a, b in zip(row["spearman"], full["spearman"], strict=True)]
+    spread = f" ±{statistics.stdev(differences):.4f}" if len(differences) > 1 else ""
+    options = ", ".join(f"{key}={value}" for key, value in row["options"].items())
+    return (
         f"{row['mechanism']:<28}{statistics.fmean(row['spearman']):>9.4f}"
-        f"{f'{statistics.fmean(away):+.4f}{spread}':>18}"
-        f"{statistics.fmean(row['spearman_with_full']):>11.4f}{row['cpu_seconds']:>9.1f}  {told}",
-        flush=True,
+        f"{f'{statistics.fmean(differences):+.4f}{spread}':>18}"
+        f"{statistics.fmean(row['spearman_with_full']):>11.4f}{row['cpu_seconds']:>9.1f}  {options}"
     )

@@ -15,10 +15,10 @@ from clusterformer.attention import (
     NeuralClusteringAttention,
     mechanisms,
 )
-from clusterformer.bench.operations import count
-from clusterformer.bench.parallel_text import write_pairs
+from clusterformer.bench.flops import count_flops
 from clusterformer.bench.recording import record
 from clusterformer.bench.subjects import Setting, Subject
+from clusterformer.bench.synthetic_text import write_parallel_text
 from clusterformer.cli.main import main
 
 SMALL = ["--tokens", "64", "--d_model", "16", "--num_heads", "2", "--repeats", "1"]
@@ -59,13 +59,13 @@ def test_operations_of_full_attention_are_those_of_the_formula() -> None:
     q = torch.randn(batch, heads, length, width, requires_grad=True)
     forward = 4 * batch * heads * length**2 * width
     attend = torch.nn.functional.scaled_dot_product_attention
-    assert count(lambda: attend(q, q, q)) == forward
-    assert count(lambda: attend(q, q, q).sum().backward()) == forward * 7 // 2
+    assert count_flops(lambda: attend(q, q, q)) == forward
+    assert count_flops(lambda: attend(q, q, q).sum().backward()) == forward * 7 // 2
 
 
 def test_operations_of_blocks_are_those_of_full_attention_within_them() -> None:
     setting = Setting(64, 64, 16, 2, 4, False, True, 0, 16, "fp32", "cpu")
-    full, paper = (count(Subject(name, setting).step) for name in ("FullAttention", "paper"))
+    full, paper = (count_flops(Subject(name, setting).step) for name in ("FullAttention", "paper"))
     projections = 3 * 4 * 2 * 64 * 16 * 16
     assert full == projections + 14 * 64 * 64 * 16
     assert projections + 14 * 64 * 32 * 16 < paper < projections + 14 * 64 * 32 * 16 * 2
@@ -216,7 +216,7 @@ def test_pairs_are_made_up_from_their_seed(tmp_path: Path) -> None:
     for number, seed in enumerate((0, 0, 1)):
         folder = tmp_path / f"{number}"
         folder.mkdir()
-        made.append([path.read_text() for path in write_pairs(folder, 100, seed)])
+        made.append([path.read_text() for path in write_parallel_text(folder, 100, seed)])
     assert made[0] == made[1] != made[2]
     english, german = made[0]
     assert len(english.splitlines()) == len(german.splitlines()) == 100

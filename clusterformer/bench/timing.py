@@ -1,4 +1,4 @@
-"""Time of several functions that take turns, of a plain matrix product and of a copy."""
+"""Times of several functions that take turns, of a matrix product and of a copy."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-WARM_UP = 2  # turns
+WARM_UP = 2
+"""Rounds that are not counted."""
 
 
-def take_turns(
+def time_in_turns(
     steps: Mapping[str, Callable[[], object]], repeats: int, device: str
 ) -> dict[str, list[float]]:
-    """Milliseconds of each function, `repeats` times; all share what else the machine does.
+    """Time each function `repeats` times, in turns, so that all share what else the machine does.
 
-    On a CPU those of the clock, or with one thread those that the process got: on an idle machine
-    they are the same, and on another they tell more.
+    On a CPU with several threads it is wall-clock time. With one thread it is the CPU time of this
+    process, which other work on the machine lengthens less.
+
+    Returns:
+        Name to its times in milliseconds.
     """
     samples: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-WARM_UP, repeats):
@@ -28,17 +32,17 @@ def take_turns(
 
 
 def matmul_rate(device: str, dtype: torch.dtype) -> float:
-    """Operations a second of a product of large square matrices: the best of several."""
+    """Measure operations per second of a product of large square matrices: the best of several."""
     size = 2048 if device == "cpu" else 8192
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    samples = take_turns({"product": lambda: a @ b}, 7, device)["product"]
+    samples = time_in_turns({"product": lambda: a @ b}, 7, device)["product"]
     return 2 * size**3 / (min(samples) * 1e-3)
 
 
 def copy_rate(device: str) -> float:
-    """Bytes a second, read and written, of copying a large tensor: the best of several."""
+    """Measure bytes per second, read and written, of a large copy: the best of several."""
     source = torch.zeros(2**24 if device == "cpu" else 2**30, dtype=torch.uint8, device=device)
-    samples = take_turns({"copy": source.clone}, 7, device)["copy"]
+    samples = time_in_turns({"copy": source.clone}, 7, device)["copy"]
     return 2 * len(source) / (min(samples) * 1e-3)
 
 

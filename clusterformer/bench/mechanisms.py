@@ -1,0 +1,85 @@
+"""Time, memory and operations of attention layers, side by side at several lengths."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from clusterformer.bench.flops import count_flops
+from clusterformer.bench.report import Row
+from clusterformer.bench.step_memory import step_memory
+from clusterformer.bench.subjects import Setting, Subject, default_names, make_layer_step
+from clusterformer.bench.timing import time_in_turns
+
+WARM_UP_TOKENS = 128
+"""Length of what a fresh process runs first; the packages want more tokens than 100 clusters."""
+
+
+def measure(
+    settings: Iterable[Setting],
+    names: Sequence[str] | None = None,
+    *,
+    matmul_rate: float,
+    repeats: int = 7,
+    memory: bool = True,
+    limit: float | None = None,
+) -> Iterator[Row]:
+    """Measure forward, and forward and backward, of each layer at each setting.
+
+    Args:
+        settings: Sizes, from the shortest sequence to the longest.
+        names: Names of subjects; None: `default_names`.
+        matmul_rate: Operations per second of a matrix product, for the lower bound of the time.
+        repeats: Measurements of each.
+        memory: Whether to measure peak memory in fresh processes.
+        limit: Seconds; a layer whose step takes longer is left out from the next setting on.
+
+    Yields:
+        One row for each layer at each setting; `times_floor` is the time divided by that of the
+        same operations as one matrix product.
+    """
+    slow: set[str] = set()
+    for setting in settings:
+        chosen = [name for name in names or default_names(setting.causal) if name not in slow]
+        for row in _measure_setting(setting, chosen, matmul_rate, repeats, memory):
+            yield row
+            if limit and row["median_ms"] > 1e3 * limit:
+                slow.add(row["mechanism"])
+
+
+def _measure_setting(
+    setting: Setting, names: Sequence[str], matmul_rate: float, repeats: int, memory: bool
+) -> Iterator[Row]:
+    subjects = {name: Subject(name, setting) for name in names}
+    device = setting.device
+    forward = time_in_turns({n: s.forward for n, s in subjects.items()}, repeats, device)
+    both = time_in_turns({n: s.step for n, s in subjects.items()}, repeats, device)
+    for name, subject in subjects.items():
+        milliseconds = statistics.median(both[name])
+        operations = count_flops(subject.step)
+        yield {
+            "mechanism": name,
+            "length": setting.length,
+            "batch": setting.batch,
+            "forward_ms": statistics.median(forward[name]),
+            "median_ms": milliseconds,
+            "forward_samples_ms": forward[name],
+            "samples_ms": both[name],
+            "peak_mib": _peak_mib(name, setting) if memory else None,
+            "gflop": operations / 1e9,
+            "times_floor": milliseconds * 1e-3 * matmul_rate / operations,
+        }
+
+
+def _peak_mib(name: str, setting: Setting) -> float:
+    small = replace(setting, length=WARM_UP_TOKENS, tokens=WARM_UP_TOKENS)
+    warm_up = partial(run_layers, [name, "FullAttention", "neural"], small)
+    return step_memory(warm_up, partial(make_layer_step, name, setting), setting.device)
+
+
+def run_layers(names: Sequence[str], setting: Setting) -> None:
+    """Run each layer forward and backward once; warms a fresh process up."""
+    for name in names:
+        make_layer_step(name, setting)()
