@@ -1,4 +1,7 @@
-"""The methods that `clusterformer cluster` compares, all with fit, predict and centers."""
+"""Clustering methods to compare, all with fit, predict and centers.
+
+C clusters   N points   F features
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from clusterformer.errors import InputError
 
 METHODS = {
     "neural": "NeuralClustering, W linear as in eq. 2",
-    "neural-hidden": "the same with a hidden layer",
-    "neural-augmented": "that one, of pictures turned and shifted at each step",
+    "neural-hidden": "NeuralClustering, with a hidden layer",
+    "neural-augmented": "neural-hidden, with rotated and shifted copies of images",
     "kmeans": "scikit-learn's KMeans, n_init=1",
     "minibatch-kmeans": "scikit-learn's MiniBatchKMeans, n_init=1",
     "som": "a self-organising map of MiniSom, trained in two phases",
 }
 
 
-def make(
+def make_clustering(
     method: str,
     num_clusters: int,
     seed: int,
@@ -28,18 +31,18 @@ def make(
     image: tuple[int, int] | None = None,
     **neural: Any,
 ) -> Any:
-    """An untrained clustering.
+    """Make a clustering that is not fitted yet.
 
     Args:
         method: One of METHODS.
         num_clusters: C; at least 1.
-        seed: Of its random numbers.
+        seed: Seed of its random numbers.
         hidden: Units of the hidden layer of neural-hidden and neural-augmented.
-        image: Height and width of the points, if they are pictures.
+        image: Height and width of the points if they are pictures, else None.
         neural: Further options of NeuralClustering, for the neural methods.
 
     Raises:
-        InputError: if scikit-learn is missing, or pictures that the method needs.
+        InputError: if scikit-learn is missing, or the method needs pictures and there are none.
     """
     try:
         from sklearn.cluster import KMeans, MiniBatchKMeans
@@ -68,10 +71,11 @@ class SelfOrganisingMap:
 
     Args:
         num_clusters: C.
-        seed: Of the first weights and of the order of the points.
+        seed: Seed of the initial weights and of the order of the points.
 
     Attributes:
-        cluster_centers_: (C, D), weights of the nodes.
+        cluster_centers_: Weights of the nodes, (C, F).
+        labels_: Cluster of each training point, (N,).
     """
 
     def __init__(self, num_clusters: int, seed: int) -> None:
@@ -81,11 +85,11 @@ class SelfOrganisingMap:
         self._seed = seed
 
     def fit(self, points: NDArray) -> SelfOrganisingMap:
-        """Train on points (N, D) in random order, in Kohonen's two phases.
+        """Train on points (N, F) in random order, in Kohonen's two phases.
 
-        First half of them, with a radius that falls from half the map to one node; then all, each
-        moving little but its own node. With the first phase alone nodes stay bound to one another:
-        55 instead of 81 % on MNIST with 50.
+        The first phase takes half of the points, with a radius that falls from half the map to one
+        node. The second takes all; each point moves little but its own node. With the first phase
+        only, nodes stay bound to each other: 55 instead of 81 % accuracy on MNIST with 50 nodes.
         """
         from minisom import MiniSom
 
@@ -114,7 +118,7 @@ class SelfOrganisingMap:
         return self
 
     def predict(self, points: NDArray) -> NDArray[np.int64]:
-        """The nearest node of each point (N, D), (N,)."""
+        """Find the nearest node of each point (N, F), (N,)."""
         from sklearn.metrics import pairwise_distances_argmin
 
         return pairwise_distances_argmin(points, self.cluster_centers_.astype(points.dtype))

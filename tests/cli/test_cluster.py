@@ -54,6 +54,17 @@ def test_pictures_are_augmented(tmp_path: Path) -> None:
     assert report["rows"][0]["accuracy"] > 0.8
 
 
+def test_wandb_obeys_its_own_mode(
+    points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    arguments = ["cluster", "--data", str(points), "--n_clusters", "3", "--methods", "kmeans"]
+    assert main([*arguments, "--no-pictures", "--wandb", "--runs", str(tmp_path)]) == 0
+    left = {path.name for path in (tmp_path / "cluster-points/1").iterdir()}
+    assert left == {"results.csv", "results.json"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,0 +1,172 @@
+"""Quality, time and memory of clustering methods on the same points."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clusterformer.bench.cluster_methods import make_clustering
+from clusterformer.bench.report import Row, write_report
+from clusterformer.clustering.measures import measures
+from clusterformer.data.points import Points
+from clusterformer.errors import InputError
+from clusterformer.training.memory import reset_peak, resident
+
+SHOWN = 1500
+"""Maximum number of points on a map."""
+
+TSNE_MINIMUM = 30
+"""Points that t-SNE needs for its perplexity; fewer are drawn by principal components."""
+
+
+class Measured(NamedTuple):
+    """One method over all seeds.
+
+    Attributes:
+        method: Its name.
+        rows: One row for each seed.
+        clustering: The fitted estimator of the first seed.
+    """
+
+    method: str
+    rows: list[Row]
+    clustering: Any
+
+
+def measure(
+    points: Points,
+    methods: Sequence[str],
+    num_clusters: int,
+    *,
+    name: str = "points",
+    seeds: Sequence[int] = (0,),
+    hidden: int = 256,
+    threads: int | None = None,
+    neural: Mapping[str, Any] | None = None,
+) -> Iterator[Measured]:
+    """Fit each method with each seed, and measure it.
+
+    Args:
+        points: Training and test points, with labels where there are any.
+        methods: Names among `cluster_methods.METHODS`.
+        num_clusters: C.
+        name: Name of the points, for messages.
+        seeds: Seeds of the random numbers.
+        hidden: Units of the hidden layer of neural-hidden and neural-augmented.
+        threads: CPU threads of scikit-learn; None: all cores.
+        neural: Further options of NeuralClustering.
+
+    Yields:
+        The rows of each method: measures on the test points, time of the fit, and growth of the
+        resident memory within it.
+
+    Raises:
+        InputError: if a method refuses the points.
+    """
+    options = {"hidden": hidden, "image": points.image, **(neural or {})}
+    for method in methods:
+        rows, clusterings = [], []
+        for seed in seeds:
+            clustering = make_clustering(method, num_clusters, seed, **options)
+            cost = _fit(clustering, points, name, threads)
+            quality = measures(
+                clustering.labels_,
+                points.train_labels,
+                clustering.predict(points.test),
+                points.test_labels,
+                points.test,
+            )
+            labels = {"method": method, "n_clusters": num_clusters, "seed": seed}
+            rows.append({**labels, **quality, **cost})
+            clusterings.append(clustering)
+        yield Measured(method, rows, clusterings[0])
+
+
+def _fit(clustering: Any, points: Points, name: str, threads: int | None) -> Row:
+    from threadpoolctl import threadpool_limits
+
+    before = resident("VmRSS") if reset_peak() else None
+    limits = threadpool_limits(threads) if threads else nullcontext()
+    begun, worked = time.perf_counter(), time.process_time()
+    try:
+        with limits:
+            clustering.fit(points.train)
+    except ValueError as error:
+        reason = str(error).splitlines()[0]  # scikit-learn's advice follows below it
+        raise InputError(f"{name}: {reason}") from error
+    return {
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - worked,
+        "peak_mib": None if before is None else (resident("VmHWM") or before) - before,
+    }
+
+
+def write_results(folder: Path, rows: Sequence[Row], **sections: Any) -> None:
+    """Write results.csv and results.json.
+
+    Args:
+        folder: Run directory.
+        rows: All rows so far.
+        sections: Further entries of results.json.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with (folder / "results.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    write_report(folder / "results.json", rows, **sections)
+
+
+def draw(
+    folder: Path, points: Points, num_clusters: int, found: Sequence[Measured], *, tsne: bool
+) -> None:
+    """Draw a map of the points, the sizes of clusters and, of pictures, the centroids.
+
+    Args:
+        folder: Directory of the pictures.
+        points: The points that were clustered.
+        num_clusters: C.
+        found: Methods to compare, all with C clusters.
+        tsne: Whether t-SNE places the points on the map, and not principal components.
+
+    Raises:
+        ImportError: if matplotlib is missing.
+    """
+    import numpy as np
+
+    from clusterformer.plots import centroid_images, cluster_sizes, point_maps
+
+    labels = {measured.method: measured.clustering.labels_ for measured in found}
+    sizes = {name: np.bincount(some, minlength=num_clusters) for name, some in labels.items()}
+    path = folder / f"sizes-{num_clusters}.png"
+    folder.mkdir(exist_ok=True)
+    cluster_sizes(sizes, path, title=f"Sizes of {num_clusters} clusters")
+    shown = np.sort(np.random.default_rng(0).permutation(len(points.train))[:SHOWN])
+    sample = np.asarray(points.train[shown])
+    if min(sample.shape) > 1:
+        tsne = tsne and len(sample) > TSNE_MINIMUM
+        title = f"{num_clusters} clusters, {'t-SNE' if tsne else 'principal components'}"
+        path = folder / f"map-{num_clusters}.png"
+        point_maps(
+            _plane(sample, tsne), {name: some[shown] for name, some in labels.items()}, path,
+            title=title,
+        )  # fmt: skip
+    if points.image is None:
+        return
+    for method, _, clustering in found:
+        path = folder / f"centroids-{method}-{num_clusters}.png"
+        title = f"{method}, {num_clusters} clusters"
+        centroid_images(clustering.cluster_centers_, points.image, path, title=title)
+
+
+def _plane(points: Any, tsne: bool) -> Any:
+    """Place points (N, D) on a plane, (N, 2)."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    reduce = TSNE(random_state=0) if tsne else PCA(2, random_state=0)
+    return reduce.fit_transform(points)
