@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from clusterformer.data.batches import BucketPlan, loader, run_seed
-from clusterformer.data.corpora import Split
+from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
+from clusterformer.data.named_sets import Split
 from clusterformer.data.tables import Column, Example
 from clusterformer.data.tokenizers import (
     BytePairTokenizer,
@@ -175,11 +174,11 @@ class Labelling(Task):
             shuffle=split == "train",
             seed=run_seed(),
         )
-        return loader(encoded, plan, self, training=split == "train")
+        return make_loader(encoded, plan, self, training=split == "train")
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
         """Batches of user text in its order, one row a line; an empty text is one unknown word."""
-        return DataLoader(_Lines(lines, self), batch_size=None)
+        return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
 
     def own_files(
         self,
@@ -302,15 +301,3 @@ class Labelling(Task):
         width = state["vector_width"]
         if width is not None:  # the checkpoint's weights take their place
             self._pretrained = torch.zeros(self._tokenizer.vocab_size, width)
-
-
-class _Lines(IterableDataset[Any]):
-    """User text as it comes, in batches of consecutive lines."""
-
-    def __init__(self, lines: Iterable[str], task: Labelling) -> None:
-        self._lines, self._task = lines, task
-
-    def __iter__(self) -> Iterator[Any]:
-        lines = iter(self._lines)
-        while chunk := list(islice(lines, 64)):
-            yield self._task.text_batch(chunk)

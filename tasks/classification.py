@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 
 from clusterformer.data.batches import pad
-from clusterformer.data.corpora import NUM_FOLDS, Corpus, Split, hold_out, read_corpus
+from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, hold_out, read_corpus
+from clusterformer.data.named_sets import Split
 from clusterformer.data.tables import Column, Example, Row, read_rows
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
@@ -36,7 +37,7 @@ class Classification(Labelling):
 
     def __init__(
         self,
-        name: Corpus | Literal["listops"] | None = None,
+        name: ClassificationCorpus | Literal["listops"] | None = None,
         *,
         fold: int = 0,
         strip: bool = False,

@@ -20,7 +20,7 @@ from torchmetrics import Metric, MetricCollection
 
 from clusterformer.clustering.network import NeuralClusters, first_clusters, partner_loss
 from clusterformer.clustering.partners import Features, partners
-from clusterformer.data.batches import BucketPlan, loader, run_seed
+from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.points import read_points
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
@@ -154,7 +154,7 @@ class Clustering(Task):
         plan = BucketPlan(
             [1] * len(points), batch_size=self._batch_size, shuffle=training, seed=run_seed()
         )
-        return loader(points, plan, self, training=training)
+        return make_loader(points, plan, self, training=training)
 
     def text_dataloader(self, lines: Iterable[str]) -> Iterator[PointBatch]:
         """Batches of the user's points: a line holds its numbers, with commas, tabs or spaces."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
-from clusterformer.data.batches import BucketPlan, loader, pad, run_seed
-from clusterformer.data.documents import SPLITS, Document, NamedText, Split, named, own, read_all
+from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
+from clusterformer.data.documents import (
+    Document,
+    LanguageModelingCorpus,
+    named_documents,
+    own_documents,
+    read_documents,
+)
+from clusterformer.data.named_sets import SPLITS, Split
 from clusterformer.data.stream_tokenizers import (
     ByteTokenizer,
     StreamBytePairTokenizer,
@@ -25,7 +31,7 @@ from clusterformer.data.stream_tokenizers import (
     StreamWordTokenizer,
     stream_tokenizer_from_state,
 )
-from clusterformer.data.streams import ShiftedPlan, Strides, Windows, token_stream
+from clusterformer.data.streams import ShiftedWindowPlan, StridedWindows, Windows, token_stream
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
@@ -69,7 +75,7 @@ class LanguageModeling(Task):
 
     def __init__(
         self,
-        name: NamedText | None = None,
+        name: LanguageModelingCorpus | None = None,
         *,
         root: str | None = None,
         train: str | None = None,
@@ -125,8 +131,10 @@ class LanguageModeling(Task):
 
     def train_dataloader(self) -> DataLoader:
         stream = self._streams["train"]
-        plan = ShiftedPlan(len(stream), self._context, batch_size=self._batch_size, seed=run_seed())
-        return loader(Windows(stream, self._context), plan, self, training=True)
+        plan = ShiftedWindowPlan(
+            len(stream), self._context, batch_size=self._batch_size, seed=run_seed()
+        )
+        return make_loader(Windows(stream, self._context), plan, self, training=True)
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation("valid")
@@ -135,29 +143,36 @@ class LanguageModeling(Task):
         return self._evaluation("test")
 
     def _evaluation(self, split: Split) -> DataLoader:
-        windows = Strides(self._streams[split], self._context, self._stride)
+        windows = StridedWindows(self._streams[split], self._context, self._stride)
         plan = BucketPlan([1] * len(windows), batch_size=self._batch_size, shuffle=False)
-        return loader(windows, plan, self)
+        return make_loader(windows, plan, self)
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
         """Batches of user text in its order, one row a line, each a text of its own."""
-        return DataLoader(_Lines(lines, self.tokenizer), batch_size=None)
+        return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
+
+    def text_batch(self, lines: list[str]) -> Batch:
+        """Make a batch of user text, one row a line."""
+        texts = [[BOS, *self.tokenizer.encode(line)] for line in lines]
+        tokens, mask = pad([text[:-1] for text in texts])
+        target, _ = pad([text[1:] for text in texts])
+        return Batch(tokens, mask, target.masked_fill(~mask, IGNORE))
 
     def _documents(self, split: Split) -> list[Document]:
         if self._name is not None:
-            return named(self._name, split, self._root)
+            return named_documents(self._name, split, self._root)
         file = self._files[split]
         if file is not None and split != "train":
-            return own(file)
+            return own_documents(file)
         held = [part for part in SPLITS[1:] if self._files[part] is None]
         first = 0.0 if split == "train" else 1 - (len(held) - held.index(split)) / 10
         last = 1 - len(held) / 10 if split == "train" else first + 0.1
-        return own(str(self._files["train"]), first, min(1.0, last))
+        return own_documents(str(self._files["train"]), first, min(1.0, last))
 
     def _learn(self) -> StreamTokenizer:
         if self._kind == "bytes":
             return ByteTokenizer()
-        texts = read_all(self._documents("train"), self._encoding)
+        texts = read_documents(self._documents("train"), self._encoding)
         if self._kind == "word":
             return StreamWordTokenizer.train(texts, max_words=self._vocab_size)
         return StreamBytePairTokenizer.train(texts, vocab_size=self._vocab_size or 8000)
@@ -231,18 +246,3 @@ class LanguageModeling(Task):
     def load_state(self, state: dict[str, Any]) -> None:
         self._tokenizer = stream_tokenizer_from_state(state["speller"])
         self._line_ends = state["line_ends"]
-
-
-class _Lines(IterableDataset[Batch]):
-    """User text as it comes, in batches of consecutive lines."""
-
-    def __init__(self, lines: Iterable[str], tokenizer: StreamTokenizer) -> None:
-        self._lines, self._tokenizer = lines, tokenizer
-
-    def __iter__(self) -> Iterator[Batch]:
-        lines = iter(self._lines)
-        while chunk := list(islice(lines, 64)):
-            texts = [[BOS, *self._tokenizer.encode(line)] for line in chunk]
-            tokens, mask = pad([text[:-1] for text in texts])
-            target, _ = pad([text[1:] for text in texts])
-            yield Batch(tokens, mask, target.masked_fill(~mask, IGNORE))

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from clusterformer.data.batches import BucketPlan, EndlessPlan, loader, run_seed
-from clusterformer.data.streams import batch_of, nothing
+from clusterformer.data.batches import BucketPlan, EndlessPlan, make_loader, run_seed
+from clusterformer.data.streams import dummy_batch, unpadded_batch
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.embeddings import TokenEmbedding
@@ -78,7 +78,7 @@ class MaskedCopy(Task):
 
     def train_dataloader(self) -> DataLoader:
         plan = EndlessPlan(self._epoch_steps, self._batch_size)
-        return loader(self._copies(_TRAIN, run_seed()), plan, self, training=True)
+        return make_loader(self._copies(_TRAIN, run_seed()), plan, self, training=True)
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation(_VALID, self._valid_texts)
@@ -88,7 +88,7 @@ class MaskedCopy(Task):
 
     def _evaluation(self, stream: int, size: int) -> DataLoader:
         plan = BucketPlan([1] * size, batch_size=self._batch_size, shuffle=False)
-        return loader(self._copies(stream), plan, self)
+        return make_loader(self._copies(stream), plan, self)
 
     def _copies(self, *stream: int) -> Copies:
         return Copies(self._length, self._symbols, self._masked, stream)
@@ -184,7 +184,7 @@ class Copies(Dataset[Batch]):
 
     def __getitem__(self, indices: list[int]) -> Batch:
         if not indices:
-            return nothing()
+            return dummy_batch()
         texts = np.full((len(indices), 2, self._length + 1), _SEPARATOR, dtype=np.int64)
         hidden = np.zeros_like(texts, dtype=bool)
         for text, hide, index in zip(texts, hidden, indices, strict=True):
@@ -194,4 +194,4 @@ class Copies(Dataset[Batch]):
             hide[rng.integers(2, size=len(places)), places] = True
         tokens = torch.from_numpy(np.where(hidden, _FIRST + self._symbols, texts)).flatten(1)
         target = torch.from_numpy(np.where(hidden, texts, IGNORE)).flatten(1)
-        return batch_of(tokens, target)
+        return unpadded_batch(tokens, target)

@@ -8,7 +8,7 @@ from typing import Any
 from torchmetrics import MetricCollection
 from torchmetrics.retrieval import RetrievalMAP, RetrievalMRR
 
-from clusterformer.data.pair_corpora import MatchingCorpus
+from clusterformer.data.corpora import MatchingCorpus
 from clusterformer.data.tables import Column, Example
 from clusterformer.errors import InputError
 from clusterformer.models.pair_classifier import PairBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterformer.data.pair_corpora import InferenceCorpus
+from clusterformer.data.corpora import InferenceCorpus
 from clusterformer.tasks.pairs import PairLabelling
 
 

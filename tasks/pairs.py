@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from clusterformer.data.batches import pad
-from clusterformer.data.corpora import Split
-from clusterformer.data.pair_corpora import PairCorpus, hold_out_pairs, read_pair_corpus
-from clusterformer.data.tables import Column, Pair, read_pairs
+from clusterformer.data.corpora import PairCorpus, hold_out_pairs, read_pair_corpus
+from clusterformer.data.named_sets import Split
+from clusterformer.data.tables import Column, TextPair, read_pairs
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.pair_classifier import PairBatch, PairClassifier
@@ -52,13 +52,13 @@ class PairLabelling(Labelling):
         self._name, self._joint = name, joint
         self._columns |= {"first_column": first_column, "second_column": second_column}
 
-    def read(self, split: Split) -> list[Pair]:
+    def read(self, split: Split) -> list[TextPair]:
         if self._name is None:
             return self.own_files(split, read_pairs, hold_out_pairs)
         return read_pair_corpus(self._name, split, root=self._root)
 
     def encoded(
-        self, examples: Sequence[Pair], tokens: list[list[list[int]]], targets: list[int]
+        self, examples: Sequence[TextPair], tokens: list[list[list[int]]], targets: list[int]
     ) -> Pairs:
         names = dict.fromkeys(pair.group for pair in examples if pair.group)
         questions = {name: number for number, name in enumerate(names, 1)}

@@ -21,7 +21,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.attention import Grouping
-from clusterformer.data.batches import BucketPlan, EndlessPlan, loader, run_seed
+from clusterformer.data.batches import BucketPlan, EndlessPlan, make_loader, run_seed
 from clusterformer.errors import InputError
 from clusterformer.kernels.blocks import Blocks
 from clusterformer.models.architecture import Architecture
@@ -83,7 +83,7 @@ class Partner(Task):
 
     def train_dataloader(self) -> DataLoader:
         plan = EndlessPlan(self._epoch_steps, self._batch_size)
-        return loader(self._pairs(_TRAIN, run_seed()), plan, self, training=True)
+        return make_loader(self._pairs(_TRAIN, run_seed()), plan, self, training=True)
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation(_VALID, self._valid_texts)
@@ -94,7 +94,7 @@ class Partner(Task):
     def _evaluation(self, stream: int, size: int) -> DataLoader:
         lengths = [self._num_tokens] * size
         plan = BucketPlan(lengths, batch_size=self._batch_size, shuffle=False)
-        return loader(self._pairs(stream), plan, self)
+        return make_loader(self._pairs(stream), plan, self)
 
     def _pairs(self, *stream: int) -> Pairs:
         return Pairs(self._num_tokens, self._num_values, stream)

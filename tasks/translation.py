@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from clusterformer.data.batches import BucketPlan, loader, run_seed
-from clusterformer.data.bitext import Bitext
-from clusterformer.data.moses import TextForm
-from clusterformer.data.named_bitext import NamedBitext, Split, find, protocol
-from clusterformer.data.parallel import Limits
-from clusterformer.data.sentence_pairs import PairSet, SentencePairs
+from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
+from clusterformer.data.bitext import Bitext, TranslationCorpus, find_bitext, translation_protocol
+from clusterformer.data.named_sets import Split
+from clusterformer.data.parallel import FairseqSource, Limits, ParallelTextSource, TranslationSource
+from clusterformer.data.text_form import TextForm
 from clusterformer.data.tokenizers import (
     BOS_EOS,
     BytePairTokenizer,
     Tokenizer,
     tokenizer_from_state,
 )
-from clusterformer.data.translation_data import FairseqSource, PairSource, TextSource
+from clusterformer.data.translation_batches import TranslationBatch, TranslationDataset
 from clusterformer.decoding import Hypothesis, beam_search, greedy
 from clusterformer.errors import InputError
 from clusterformer.models.alignment import alignment
@@ -75,7 +73,7 @@ class Translation(Task):
 
     def __init__(
         self,
-        name: NamedBitext | None = None,
+        name: TranslationCorpus | None = None,
         *,
         data_bin: str | None = None,
         root: str | None = None,
@@ -123,19 +121,20 @@ class Translation(Task):
         if nbest > beam:
             raise InputError(f"data.nbest must be at most data.beam {beam}, got {nbest}")
         self._check_source(name, data_bin)
-        direction = protocol(name).direction if name else (None, None)
+        direction = translation_protocol(name).direction if name else (None, None)
         languages = (source_lang or direction[0], target_lang or direction[1])
-        self.source: PairSource
+        self.source: TranslationSource
         if data_bin is not None:
             self.source = FairseqSource(data_bin, languages)
         else:
-            written = protocol(name, raw=raw).tokenised if name else tokenised
-            folded = bool(name and written) if lowercase is None else lowercase
-            tokens = (bool(name) if moses is None else moses) or written
-            self.source = TextSource(
-                partial(find, name, languages, root, raw) if name else self._own,
+            if name:
+                tokenised = translation_protocol(name, raw=raw).tokenised
+            folded = bool(name and tokenised) if lowercase is None else lowercase
+            tokens = (bool(name) if moses is None else moses) or tokenised
+            self.source = ParallelTextSource(
+                partial(find_bitext, name, languages, root, raw) if name else self._own,
                 *(TextForm(language, tokens, folded) for language in languages),
-                written=written,
+                tokenised=tokenised,
                 limits=Limits(max_length, max_ratio, unfit),
                 vocab_size=vocab_size,
             )
@@ -148,7 +147,7 @@ class Translation(Task):
         )
         self._tokenizer: Tokenizer | None = None
         self._network: Seq2Seq | None = None
-        self._pairs: dict[Split, PairSet] = {}
+        self._pairs: dict[Split, TranslationDataset] = {}
 
     def _check_source(self, name: str | None, data_bin: str | None) -> None:
         own = any(any(files) for files in self._files.values())
@@ -166,30 +165,30 @@ class Translation(Task):
     def prepare_data(self) -> None:
         """Fill the cache, in one process of a machine; the others find it there in `setup`."""
         if self.trainer and self.trainer.state.fn == "fit":
-            self._tokenizer = self._tokenizer or self.source.tokenizer()
-            self._pairs["train"] = self.source.training(self._tokenizer)
+            self._tokenizer = self._tokenizer or self.source.learn_tokenizer()
+            self._pairs["train"] = self.source.training_pairs(self._tokenizer)
 
     def setup(self, stage: str) -> None:
         """Read what the stage needs; learn the pieces if no checkpoint brought them."""
         if stage == "predict":
             return
         if self._tokenizer is None:
-            self._tokenizer = self.source.tokenizer()
+            self._tokenizer = self.source.learn_tokenizer()
         if stage == "fit" and "train" not in self._pairs:
-            self._pairs["train"] = self.source.training(self.tokenizer)
+            self._pairs["train"] = self.source.training_pairs(self.tokenizer)
         split: Split = "test" if stage == "test" else "valid"
         if split not in self._pairs:
-            most = self._valid_sentences if split == "valid" else None
-            self._pairs[split] = self.source.scored(split, self.tokenizer, most)
+            scored = self._valid_sentences if split == "valid" else None
+            self._pairs[split] = self.source.evaluation_pairs(split, self.tokenizer, scored)
 
     def train_dataloader(self) -> DataLoader:
-        return loader(self._pairs["train"], self._plan("train"), self, training=True)
+        return make_loader(self._pairs["train"], self._plan("train"), self, training=True)
 
     def val_dataloader(self) -> DataLoader:
-        return loader(self._pairs["valid"], self._plan("valid"), self)
+        return make_loader(self._pairs["valid"], self._plan("valid"), self)
 
     def test_dataloader(self) -> DataLoader:
-        return loader(self._pairs["test"], self._plan("test"), self)
+        return make_loader(self._pairs["test"], self._plan("test"), self)
 
     def _plan(self, split: Split) -> BucketPlan:
         return BucketPlan(
@@ -208,7 +207,12 @@ class Translation(Task):
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
         """Batches of user text in its order, one row a line."""
-        return DataLoader(_Lines(lines, self), batch_size=None)
+        return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
+
+    def text_batch(self, lines: list[str]) -> TranslationBatch:
+        """Make a batch of user text, one row a line."""
+        texts = [self.source.source_form.preprocess(line) for line in lines]
+        return TranslationBatch.make(self.source.encode(texts, self.tokenizer), [[]] * len(texts))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -226,7 +230,7 @@ class Translation(Task):
         return self._network
 
     def loss(
-        self, output: Output, batch: SentencePairs, label_smoothing: float
+        self, output: Output, batch: TranslationBatch, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
         total = F.cross_entropy(
             output.logits.flatten(0, 1).float(),
@@ -242,7 +246,7 @@ class Translation(Task):
             self.tokenizer.vocab_size, average="micro", ignore_index=IGNORE
         )
         scores: dict[str, CorpusScore] = {
-            name: CorpusScore(name, self.source.target.lowercase) for name in self._scores
+            name: CorpusScore(name, self.source.target_form.lowercase) for name in self._scores
         }
         return MetricCollection(
             {"accuracy": accuracy, "perplexity": Perplexity(), **scores}, compute_groups=False
@@ -254,10 +258,12 @@ class Translation(Task):
         return ["tokenised_bleu", *compounds, "sacrebleu", "chrf"]
 
     def signatures(self) -> dict[str, str]:
-        scores = {name: CorpusScore(name, self.source.target.lowercase) for name in self._scores}
+        scores = {
+            name: CorpusScore(name, self.source.target_form.lowercase) for name in self._scores
+        }
         return {name: score.signature for name, score in scores.items()}
 
-    def update(self, metrics: MetricCollection, output: Output, batch: SentencePairs) -> None:
+    def update(self, metrics: MetricCollection, output: Output, batch: TranslationBatch) -> None:
         """Count tokens; translate the rows that have a reference, and count these."""
         total, count = self.loss(output, batch, 0.0)
         metrics["perplexity"].update(total / count.clamp(min=1), count)
@@ -271,13 +277,13 @@ class Translation(Task):
         references = [reference for reference in batch.references if reference]
         for name in self._scores:
             if name in ("sacrebleu", "chrf"):
-                plain = [self.source.target.read(text) for text in written]
+                plain = [self.source.target_form.detokenise(text) for text in written]
                 metrics[name].update(plain, [reference.plain for reference in references])
             else:
-                metrics[name].update(written, [reference.written for reference in references])
+                metrics[name].update(written, [reference.tokenised for reference in references])
 
     def _translate(
-        self, output: Output, batch: SentencePairs, rows: list[int], beam: int, nbest: int = 1
+        self, output: Output, batch: TranslationBatch, rows: list[int], beam: int, nbest: int = 1
     ) -> list[list[Hypothesis]]:
         """The best hypotheses for some rows of the batch, from what the encoder made of them."""
         network = self._network
@@ -301,24 +307,26 @@ class Translation(Task):
             nbest=nbest,
         )
 
-    def predictions(self, output: Output, batch: SentencePairs) -> list[dict[str, Any]]:
+    def predictions(self, output: Output, batch: TranslationBatch) -> list[dict[str, Any]]:
         """`nbest` records for each row, best first."""
         rows = list(range(len(batch.tokens)))
         return [
             {
-                "translation": self.source.target.read(self.tokenizer.decode(hypothesis.tokens)),
+                "translation": self.source.target_form.detokenise(
+                    self.tokenizer.decode(hypothesis.tokens)
+                ),
                 "score": hypothesis.score,
             }
             for hypotheses in self._translate(output, batch, rows, self._beam, self._nbest)
             for hypothesis in hypotheses
         ]
 
-    def describe(self, batch: SentencePairs, index: int) -> list[str]:
+    def describe(self, batch: TranslationBatch, index: int) -> list[str]:
         return self.tokenizer.ids_to_tokens(batch.tokens[index][batch.mask[index]].tolist())
 
-    def alignment(self, batch: SentencePairs, index: int) -> tuple[list[str], Tensor]:
+    def alignment(self, batch: TranslationBatch, index: int) -> tuple[list[str], Tensor]:
         assert self._network is not None
-        one = SentencePairs._make(part[index : index + 1] for part in batch)
+        one = TranslationBatch._make(part[index : index + 1] for part in batch)
         read, written = one.mask[0], one.decoder_mask[0]
         weights = alignment(self._network, one)[0][written][:, read]
         return self.tokenizer.ids_to_tokens(one.target[0][written].tolist()), weights
@@ -330,18 +338,3 @@ class Translation(Task):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._tokenizer = tokenizer_from_state(state["tokenizer"])
-
-
-class _Lines(IterableDataset[SentencePairs]):
-    """User text as it comes, in batches of consecutive lines."""
-
-    def __init__(self, lines: Iterable[str], task: Translation) -> None:
-        self._lines, self._task = lines, task
-
-    def __iter__(self) -> Iterator[SentencePairs]:
-        lines = iter(self._lines)
-        source = self._task.source
-        while chunk := list(islice(lines, 64)):
-            texts = [source.source.write(line) for line in chunk]
-            encoded = source.encode(texts, self._task.tokenizer)
-            yield SentencePairs.make(encoded, [[]] * len(encoded))

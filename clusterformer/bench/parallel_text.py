@@ -56,17 +56,18 @@ def _stages(
     files: tuple[Path, Path], vocab_size: int, tokens_per_batch: int
 ) -> Iterator[tuple[str, int]]:
     """Run each stage, and yield its name and its number of pairs when it is done."""
-    from clusterformer.data.batches import BucketPlan, Shares
+    from clusterformer.data.batches import BucketPlan, DistributedBatchSampler
     from clusterformer.data.bitext import Bitext
-    from clusterformer.data.moses import TextForm
     from clusterformer.data.parallel import Limits, ParallelText
-    from clusterformer.data.sentence_pairs import PairSet
+    from clusterformer.data.text_form import TextForm
+    from clusterformer.data.translation_batches import TranslationDataset
 
     english, german = TextForm("en", moses=True), TextForm("de", moses=True)
     text = ParallelText(Bitext(*files), english, german, Limits(175, 1.5))
-    tokenizer = text.learn(vocab_size)
+    tokenizer = text.learn_tokenizer(vocab_size)
     yield "byte pairs", sum(1 for _ in text.bitext)
-    pairs = PairSet(*text.encode(tokenizer))
+    pairs = TranslationDataset(*text.encode(tokenizer))
     yield "tokens", len(pairs.lengths)
     plan = BucketPlan(pairs.lengths, tokens_per_batch=tokens_per_batch)
-    yield "batches", sum(len(pairs[indices].tokens) for indices in Shares(plan))
+    sampler = DistributedBatchSampler(plan)
+    yield "batches", sum(len(pairs[indices].tokens) for indices in sampler)

@@ -84,7 +84,7 @@ def parse(arguments: list[str]) -> Namespace:
 
 
 def _list(root: str | None) -> None:
-    from clusterformer.data.cache import data_folder
+    from clusterformer.data.named_sets import data_folder
     from clusterformer.data.prepare.preparation import presence
     from clusterformer.data.prepare.publishers import sets
 

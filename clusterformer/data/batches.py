@@ -1,8 +1,8 @@
-"""Which examples train together: global batches that no number of processes changes.
+"""Global batches of examples, the same for any number of processes; padding; data loaders.
 
 An epoch is a list of global batches, each a list of example indices: a pure function of the data,
 the seed and the epoch. A process takes every `world_size`-th index of each, so a run may stop after
-any batch and go on with another number of processes, nothing skipped and nothing seen twice.
+any batch and continue with another number of processes; no example is skipped or seen twice.
 
 Letters: B batch, N tokens.
 """
@@ -10,28 +10,28 @@ Letters: B batch, N tokens.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Protocol, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, pairwise
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from clusterformer.task import Task
 
 PAD = 0
-"""Token that fills a row; the mask, not this value, says what is padding."""
+"""Id of the token that fills a row; the mask, not this value, marks padding."""
 
-Numbers = Sequence[int] | NDArray[np.integer]
-"""Token numbers of a text, or lengths of many, in memory or from disk."""
+Integers = Sequence[int] | NDArray[np.integer]
+"""Token ids of a text, or lengths of many texts, in memory or from disk."""
 
 _SLACK = 1.1  # lengths within this factor share a bucket: at most a tenth of its batches is padding
 
 
-class Plan(Protocol):
+class BatchPlan(Protocol):
     """The global batches of each epoch; every epoch has the same number of them."""
 
     def __len__(self) -> int: ...
@@ -40,23 +40,23 @@ class Plan(Protocol):
 
 
 class BucketPlan:
-    """Every example once an epoch, in batches of like length.
+    """Every example once an epoch, in batches of similar length.
 
     Examples are shuffled within buckets of nearly equal length, cut into batches, and the batches
-    shuffled. Where to cut follows from the lengths alone, so each epoch has as many batches.
+    shuffled. The cuts depend on the lengths only, so every epoch has the same number of batches.
 
     Args:
-        lengths: Tokens of each example.
-        batch_size: Most examples a batch; None for no such limit.
-        tokens_per_batch: Most tokens a batch, padding counted: longest times examples. An example
-            longer than that is a batch of its own. None for no such limit.
-        shuffle: False keeps one fixed order, for evaluation.
-        seed: Of the shuffling.
+        lengths: Number of tokens of each example.
+        batch_size: Maximum number of examples a batch; None for no limit.
+        tokens_per_batch: Maximum number of tokens a batch, padding included (longest example times
+            number of examples); a longer example is a batch of its own. None for no limit.
+        shuffle: Whether to shuffle; without it the order is fixed, for evaluation.
+        seed: Seed of the shuffling.
     """
 
     def __init__(
         self,
-        lengths: Numbers,
+        lengths: Integers,
         *,
         batch_size: int | None = None,
         tokens_per_batch: int | None = None,
@@ -74,17 +74,17 @@ class BucketPlan:
         sizes = np.bincount(self._bucket)
         longest = np.zeros(len(sizes), dtype=np.int64)
         np.maximum.at(longest, self._bucket, tokens)
-        most = np.full(len(sizes), batch_size or len(tokens))
+        max_sizes = np.full(len(sizes), batch_size or len(tokens))
         if tokens_per_batch is not None:
             bound = np.maximum.accumulate(np.maximum(longest, 1))
-            most = np.minimum(most, np.maximum(tokens_per_batch // bound, 1))
-        self._cuts = _cuts(sizes.cumsum().tolist(), most.tolist())
+            max_sizes = np.minimum(max_sizes, np.maximum(tokens_per_batch // bound, 1))
+        self._cuts = _cuts(sizes.cumsum().tolist(), max_sizes.tolist())
 
     def __len__(self) -> int:
         return len(self._cuts) - 1
 
     def batches(self, epoch: int) -> Sequence[list[int]]:
-        """Global batches of `epoch`, lists of example indices."""
+        """Return the global batches of `epoch`, lists of example indices."""
         rng = np.random.default_rng([self._seed, epoch])
         size = len(self._bucket)
         order = rng.permutation(size) if self._shuffle else np.arange(size)
@@ -96,7 +96,7 @@ class BucketPlan:
 
 
 class _Slices(Sequence[list[int]]):
-    """Parts of an array, as lists made when asked for: as Python's numbers all take much memory."""
+    """Slices of an array as lists, made on access: all at once would need much memory."""
 
     def __init__(self, array: NDArray[np.int64], cuts: list[tuple[int, int]]) -> None:
         self._array, self._cuts = array, cuts
@@ -115,12 +115,12 @@ class _Slices(Sequence[list[int]]):
         return self._array[start:stop].tolist()
 
 
-def _cuts(ends: list[int], most: list[int]) -> list[int]:
+def _cuts(ends: list[int], max_sizes: list[int]) -> list[int]:
     """Cut examples, sorted into buckets, into the largest batches within the limits.
 
     Args:
-        ends: How many examples lie in each bucket and those before it.
-        most: Examples a batch may have that reaches into the bucket, ever fewer.
+        ends: Number of examples in each bucket and those before it.
+        max_sizes: Maximum size of a batch that reaches into the bucket; never increases.
     """
     cuts, bucket = [0], 0
     while ends and cuts[-1] < ends[-1]:
@@ -128,19 +128,19 @@ def _cuts(ends: list[int], most: list[int]) -> list[int]:
         while ends[bucket] <= start:
             bucket += 1
         reached = bucket
-        while reached < len(ends) and stop - start < most[reached]:
-            stop = max(stop, min(ends[reached], start + most[reached]))
+        while reached < len(ends) and stop - start < max_sizes[reached]:
+            stop = max(stop, min(ends[reached], start + max_sizes[reached]))
             reached += 1
         cuts.append(stop)
     return cuts
 
 
 class EndlessPlan:
-    """Examples made from their index, never the same twice: epoch e goes on where e - 1 ended.
+    """Examples generated from their index, each new: epoch e continues where epoch e - 1 ended.
 
     Args:
-        num_batches: Batches an epoch.
-        batch_size: Examples a batch.
+        num_batches: Number of batches an epoch.
+        batch_size: Number of examples a batch.
     """
 
     def __init__(self, num_batches: int, batch_size: int) -> None:
@@ -150,26 +150,26 @@ class EndlessPlan:
         return self._num_batches
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """Global batches of `epoch`: consecutive indices, counted on from epoch to epoch."""
+        """Return the global batches of `epoch`: consecutive indices, continued over epochs."""
         first = epoch * self._num_batches * self._batch_size
         starts = range(first, first + self._num_batches * self._batch_size, self._batch_size)
         return [list(range(start, start + self._batch_size)) for start in starts]
 
 
-class Shares(Sampler[list[int]]):
+class DistributedBatchSampler(Sampler[list[int]]):
     """One process's share of every global batch: an empty list where it has none.
 
     Args:
         plan: The global batches.
-        rank: Number of this process, 0..world_size - 1.
+        rank: Rank of this process, 0..world_size - 1.
         world_size: Number of processes.
-        epoch: Epoch to begin with.
-        start: Global batches of it already consumed.
+        epoch: First epoch.
+        start: Number of its global batches that are already consumed.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BatchPlan,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -180,12 +180,12 @@ class Shares(Sampler[list[int]]):
         self._epoch, self._start = epoch, start
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch`; the one under way goes on from where it stands. Lightning calls this."""
+        """Begin `epoch`; the current epoch continues at `start`. Lightning calls this."""
         if epoch != self._epoch:
             self._epoch, self._start = epoch, 0
 
     def __len__(self) -> int:
-        """Global batches of a whole epoch, those already consumed included."""
+        """Number of global batches of a whole epoch, the consumed ones included."""
         return len(self._plan)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -193,27 +193,49 @@ class Shares(Sampler[list[int]]):
             yield batch[self._rank :: self._world_size]
 
 
-def loader(dataset: Dataset, plan: Plan, task: Task, *, training: bool = False) -> DataLoader:
-    """Load this process's shares of the batches that `plan` makes of `dataset`.
+def make_loader(
+    dataset: Dataset, plan: BatchPlan, task: Task, *, training: bool = False
+) -> DataLoader:
+    """Load this process's share of every global batch.
 
     Args:
-        dataset: Answers `dataset[indices]` with a batch, for an empty list with a dummy row.
+        dataset: Dataset whose `dataset[indices]` is a batch; a dummy row for an empty list.
         plan: The global batches.
-        task: Knows rank, number of processes and, in training, the position to start at.
+        task: Task that knows rank, number of processes and, in training, the first position.
+        training: Whether to begin at the task's position.
     """
     epoch, start = task.position if training else (0, 0)
-    shares = Shares(plan, rank=task.rank, world_size=task.world_size, epoch=epoch, start=start)
-    # One sampled item is a whole batch; as the `sampler`, Lightning tells it of each new epoch.
-    return DataLoader(dataset, sampler=shares, batch_size=None)
+    sampler = DistributedBatchSampler(
+        plan, rank=task.rank, world_size=task.world_size, epoch=epoch, start=start
+    )
+    # One sampled item is a whole batch; Lightning tells a `sampler` of each new epoch.
+    return DataLoader(dataset, sampler=sampler, batch_size=None)
+
+
+class TextLines(IterableDataset[Any]):
+    """Lines of a user's text in order, in batches of up to 64 consecutive lines.
+
+    Args:
+        lines: The lines.
+        make_batch: Function that makes a batch of a list of lines.
+    """
+
+    def __init__(self, lines: Iterable[str], make_batch: Callable[[list[str]], Any]) -> None:
+        self._lines, self._make_batch = lines, make_batch
+
+    def __iter__(self) -> Iterator[Any]:
+        lines = iter(self._lines)
+        while chunk := list(islice(lines, 64)):
+            yield self._make_batch(chunk)
 
 
 def run_seed() -> int:
-    """Seed of the run, as Lightning's seed_everything() left it; 0 if nobody called that."""
+    """Seed of the run, as set by Lightning's seed_everything(); 0 if that was never called."""
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
 
-def pad(sequences: Sequence[Numbers]) -> tuple[Tensor, Tensor]:
-    """Put sequences of different length in one rectangle.
+def pad(sequences: Sequence[Integers]) -> tuple[Tensor, Tensor]:
+    """Pad sequences to one length.
 
     Returns:
         Tokens (B, N) int64, N the longest length, and the mask (B, N), True at real tokens.

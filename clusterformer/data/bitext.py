@@ -1,6 +1,7 @@
-"""Parallel text: two files, or two columns of one, in which line n translates line n.
+"""Parallel text on disk: line n of one file, or column of a table, translates line n of another.
 
-Read as a stream, so that the length of a file costs no memory.
+Files are read as a stream, so that their length costs no memory. The named translation sets are
+listed here: the files of each split, with their published counts.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
+from clusterformer.data.named_sets import Split, check_count, data_folder, missing_file
 from clusterformer.errors import InputError
 
+TranslationCorpus = Literal["multi30k", "iwslt14", "iwslt14-part", "wmt14", "tatoeba"]
 
-class Pair(NamedTuple):
-    """A sentence, its translation, and where they stand (line from 1)."""
+
+class SentencePair(NamedTuple):
+    """A sentence, its translation, and the number of their line, from 1."""
 
     source: str
     target: str
@@ -25,13 +29,13 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Bitext:
-    """Where the pairs of one part of a data set lie; iterate over it to read them.
+    """Files of the pairs of one split; iterate over it to read them.
 
     Attributes:
         source: File of the sentences, UTF-8, one a line; compressed if its name ends in `.gz`.
         target: File of their translations; the same file where it is a TSV.
         columns: TSV: columns of source and target, from 0.
-        counts: Numbers of pairs it may have; empty for any.
+        counts: Numbers of pairs allowed; empty for any.
     """
 
     source: Path
@@ -44,11 +48,11 @@ class Bitext:
         """The files it is read from."""
         return list(dict.fromkeys([self.source, self.target]))
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[SentencePair]:
         """Read every pair.
 
         Raises:
-            InputError: if a file is missing, not UTF-8, mixes line ends, or has another number
+            InputError: if a file is missing, is not UTF-8, mixes line ends, or has another number
                 of lines than it should have.
         """
         number = 0
@@ -57,24 +61,21 @@ class Bitext:
             yield pair
         if not number:
             raise InputError(f"{self.source}: no pairs in it")
-        if self.counts and number not in self.counts:
-            expected = " or ".join(f"{count:,}" for count in self.counts)
-            raise InputError(
-                f"{self.source}: {number:,} pairs, expected {expected}; the data set is changed"
-            )
+        if self.counts:
+            check_count(self.source, "pairs", number, *self.counts)
 
-    def _from_files(self) -> Iterator[Pair]:
+    def _from_files(self) -> Iterator[SentencePair]:
         sources, targets = read_lines(self.source), read_lines(self.target)
         for number, source in enumerate(sources, 1):
             target = next(targets, None)
             if target is None:
                 raise self._unequal(number + sum(1 for _ in sources), number - 1)
-            yield Pair(source, target, number)
+            yield SentencePair(source, target, number)
         rest = sum(1 for _ in targets)
         if rest:
             raise self._unequal(number, number + rest)
 
-    def _from_columns(self) -> Iterator[Pair]:
+    def _from_columns(self) -> Iterator[SentencePair]:
         assert self.columns is not None
         for number, line in enumerate(read_lines(self.source), 1):
             fields = line.split("\t")
@@ -83,19 +84,23 @@ class Bitext:
                     f"{self.source}:{number}: {len(fields)} columns, "
                     f"expected {max(self.columns) + 1} or more"
                 )
-            yield Pair(fields[self.columns[0]], fields[self.columns[1]], number)
+            yield SentencePair(fields[self.columns[0]], fields[self.columns[1]], number)
 
     def _unequal(self, sources: int, targets: int) -> InputError:
         return InputError(
             f"{self.source} has {sources:,} lines, {self.target} has {targets:,}; "
-            "parallel files need as many"
+            "parallel files need the same number"
         )
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    r"""Lines of a UTF-8 file, without their ends: all LF or all CR LF, never both, and no bare CR.
+    r"""Yield the lines of a UTF-8 file, without their ends.
 
-    A line ends nowhere else: what Unicode takes for a separator stays in the text.
+    The ends are all LF or all CR LF, never both, and there is no bare CR. Other separators of
+    Unicode stay in the text.
+
+    Raises:
+        InputError: if the file is missing, damaged, not UTF-8, or mixes line ends.
     """
     try:
         with _open(path) as file:
@@ -128,3 +133,142 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
         raise InputError(
             f"{path}:{number}: bytes {found} are not UTF-8; convert the file"
         ) from None
+
+
+class TranslationProtocol(NamedTuple):
+    """The published conventions of a named translation set.
+
+    Attributes:
+        folder: Subfolder of the folder of the data sets.
+        files: Pattern of the file names of each split, and the numbers of pairs allowed.
+        direction: Usual source and target language.
+        tokenised: Whether its publishers tokenised it (by Moses) and lower-cased it.
+    """
+
+    folder: str
+    files: dict[Split, tuple[str, tuple[int, ...]]]
+    direction: tuple[str, str]
+    tokenised: bool
+
+
+_PROTOCOLS: dict[str, TranslationProtocol] = {
+    "multi30k": TranslationProtocol(
+        "multi30k",
+        {
+            "train": ("tok/train.lc.norm.tok.{}", (29_000,)),
+            "valid": ("tok/val.lc.norm.tok.{}", (1_014,)),
+            "test": ("tok/test_2016_flickr.lc.norm.tok.{}", (1_000,)),
+        },
+        ("de", "en"),
+        True,
+    ),
+    "multi30k-raw": TranslationProtocol(
+        "multi30k",
+        {
+            "train": ("raw/train.{}", (29_000,)),
+            "valid": ("raw/val.{}", (1_014,)),
+            "test": ("raw/test_2016_flickr.{}", (1_000,)),
+        },
+        ("de", "en"),
+        False,
+    ),
+    "iwslt14": TranslationProtocol(
+        "iwslt14-de-en",
+        {
+            "train": ("train.{}", (160_239,)),
+            "valid": ("valid.{}", (7_283,)),
+            "test": ("test.{}", (6_750,)),
+        },
+        ("de", "en"),
+        True,
+    ),
+    # the files that may be passed on freely; validation and test as above
+    "iwslt14-part": TranslationProtocol(
+        "iwslt14-de-en",
+        {
+            "train": ("train-small.{}", (21_487,)),
+            "valid": ("valid.{}", (7_283,)),
+            "test": ("test.{}", (6_750,)),
+        },
+        ("de", "en"),
+        True,
+    ),
+    # europarl 7, common crawl and news commentary 9: as published, or without their empty lines
+    "wmt14": TranslationProtocol(
+        "wmt14-en-de",
+        {
+            "train": ("train.{}", (4_520_620, 4_508_785)),
+            "valid": ("newstest2013.{}", (3_000,)),
+            "test": ("newstest2014.{}", (3_003,)),
+        },
+        ("en", "de"),
+        False,
+    ),
+    "tatoeba": TranslationProtocol(
+        "tatoeba-de-en",
+        {
+            "train": ("train.tsv", (159_626,)),
+            "valid": ("valid.tsv", (5_129,)),
+            "test": ("test.tsv", (5_058,)),
+        },
+        ("de", "en"),
+        False,
+    ),
+}
+
+
+def translation_protocol(name: TranslationCorpus, *, raw: bool = False) -> TranslationProtocol:
+    """Look up the protocol of a named set.
+
+    Args:
+        name: Name of the set; one that ends in "-part" needs only some of its files.
+        raw: multi30k: the text as written instead of tokenised and lower-cased.
+
+    Raises:
+        InputError: for raw text of another set.
+    """
+    if raw and name != "multi30k":
+        raise InputError(f"data.raw is for multi30k, got {name}")
+    return _PROTOCOLS["multi30k-raw" if raw else name]
+
+
+def find_bitext(
+    name: TranslationCorpus,
+    direction: tuple[str | None, str | None],
+    root: str | Path | None,
+    raw: bool,
+    split: Split,
+) -> Bitext | None:
+    """Find one split of a named set; None if there is no test split.
+
+    Args:
+        name: Name of the set.
+        direction: Source and target language; None for the usual one.
+        root: Folder of the data sets; None for the default one.
+        raw: Raw text, as in `translation_protocol`.
+        split: "train", "valid" or "test".
+
+    Raises:
+        InputError: for a language that the set does not have, or a missing split.
+    """
+    _, files, languages, _ = protocol = translation_protocol(name, raw=raw)
+    source, target = direction[0] or languages[0], direction[1] or languages[1]
+    if sorted((source, target)) != sorted(languages):
+        raise InputError(
+            f"{name} is between {' and '.join(languages)}, got source_lang {source!r} and "
+            f"target_lang {target!r}"
+        )
+    folder = data_folder(root) / protocol.folder
+    pattern, counts = files[split]
+    found = [_existing(folder / pattern.format(language)) for language in (source, target)]
+    if found[0] and found[1]:
+        columns = (languages.index(source), languages.index(target))
+        return Bitext(found[0], found[1], columns if pattern.endswith(".tsv") else None, counts)
+    if split == "test":
+        return None
+    raise missing_file(name, f"{folder / pattern.format(source)}, also with .gz", _PROTOCOLS)
+
+
+def _existing(path: Path) -> Path | None:
+    packed = path.with_name(f"{path.name}.gz")
+    return next((found for found in (path, packed) if found.exists()), None)

@@ -1,4 +1,4 @@
-"""Where data sets lie, and where what was computed once is kept for the next run."""
+"""The user's cache: folders that are computed once and found by later runs, and their locks."""
 
 from __future__ import annotations
 
@@ -13,49 +13,47 @@ from filelock import FileLock, Timeout
 
 _log = logging.getLogger(__name__)
 
+_DRAFT = ".draft"
+
 
 def cache_folder() -> Path:
     """This project's folder in the user's cache; it may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "clusterformer"
 
 
-def data_folder(root: str | Path | None = None) -> Path:
-    """Folder of the named data sets: `root`, else $CLUSTERFORMER_DATA, else the user's cache."""
-    chosen = root or os.environ.get("CLUSTERFORMER_DATA")
-    return Path(chosen).expanduser() if chosen else cache_folder()
-
-
 @contextmanager
-def alone(path: Path, waiting: Callable[[str], None] = _log.info) -> Iterator[None]:
-    """Wait until no other process makes `path`; the lock of one that dies opens by itself.
+def lock(path: Path, report: Callable[[str], None] = _log.info) -> Iterator[None]:
+    """Keep other processes from making `path`, and wait while one does.
+
+    The lock of a process that dies opens by itself.
 
     Args:
-        path: Beside it, hidden, lies the lock.
-        waiting: Told once, if there is another.
+        path: File or folder to be made; the lock is a hidden file beside it.
+        report: Function that gets one message if there is another process to wait for.
     """
-    lock = _lock(path)
+    file_lock = _file_lock(path)
     try:
-        lock.acquire(timeout=0)
+        file_lock.acquire(timeout=0)
     except Timeout:
-        waiting(f"{path.name}: another process prepares it, waiting")
-        lock.acquire()
+        report(f"{path.name}: another process prepares it, waiting")
+        file_lock.acquire()
     try:
         yield
     finally:
-        lock.release()
+        file_lock.release()
 
 
-def kept(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """A folder of the cache; if it is not there yet, `fill` writes into an empty one first.
+def cached_folder(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache; if it does not exist, let `fill` write an empty one first.
 
-    It appears whole or not at all. Of several processes one works and the others wait. What a
-    killed one left is taken away by the next that makes a folder beside it.
+    It appears whole or not at all. Of several processes one fills it and the others wait. Remains
+    of a killed process are removed by the next one that makes a folder beside them.
     """
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(folder.parent)
-        with alone(folder):
-            draft = _draft(folder)
+        _remove_drafts(folder.parent)
+        with lock(folder):
+            draft = folder.with_name(f".{folder.name}{_DRAFT}")
             shutil.rmtree(draft, ignore_errors=True)
             if not folder.exists():
                 draft.mkdir()
@@ -67,23 +65,16 @@ def kept(folder: Path, fill: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _sweep(shelf: Path) -> None:
-    """Take away drafts that nobody writes any more."""
-    for draft in shelf.glob(f".*{_DRAFT}"):
-        lock = _lock(draft.with_name(draft.name.removesuffix(_DRAFT).removeprefix(".")))
+def _remove_drafts(parent: Path) -> None:
+    """Remove drafts that no process writes any more."""
+    for draft in parent.glob(f".*{_DRAFT}"):
+        file_lock = _file_lock(draft.with_name(draft.name.removesuffix(_DRAFT).removeprefix(".")))
         try:
-            with lock.acquire(timeout=0):
+            with file_lock.acquire(timeout=0):
                 shutil.rmtree(draft, ignore_errors=True)
         except Timeout:
             pass
 
 
-_DRAFT = ".draft"
-
-
-def _draft(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}{_DRAFT}")
-
-
-def _lock(path: Path) -> FileLock:
+def _file_lock(path: Path) -> FileLock:
     return FileLock(path.with_name(f".{path.name}.lock"))

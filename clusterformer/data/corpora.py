@@ -1,73 +1,130 @@
-"""The named classification sets: files, counts and splits, each as published.
+"""The named sets of labelled texts and pairs: files, counts and splits, each as published.
 
-A tenth of the training part validates, in every set: none of them comes with a validation part.
-All splits keep the share of each label and are the same for every seed of a run.
+Where a set comes without a validation part, a tenth of its training part validates. Splits are the
+same for every seed of a run. A name that ends in "-part" is for users who have only some of a set's
+files: it needs none of the others.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_only
 
-from clusterformer.data.cache import data_folder
-from clusterformer.data.tables import Row, read_rows
+from clusterformer.data.named_sets import Split, check_count, data_folder, missing_file
+from clusterformer.data.tables import Row, TextPair, read_pairs, read_rows
 from clusterformer.errors import InputError
 
-Corpus = Literal["mr", "subj", "cr", "mpqa", "20news"]
-Split = Literal["train", "valid", "test"]
+_log = logging.getLogger(__name__)
+
+ClassificationCorpus = Literal["mr", "subj", "cr", "mpqa", "20news"]
+InferenceCorpus = Literal[
+    "snli", "snli-part", "mnli", "mnli-part", "scitail", "scitail-part", "sick"
+]
+MatchingCorpus = Literal["quora", "quora-part", "wikiqa", "wikiqa-part"]
+PairCorpus = InferenceCorpus | MatchingCorpus
+
+ExampleT = TypeVar("ExampleT")
 
 NUM_FOLDS = 10
 
-_SENTENCES: dict[str, dict[str, int]] = {
+_NUM_SENTENCES: dict[str, dict[str, int]] = {
     "mr": {"0": 5331, "1": 5331},
     "subj": {"0": 5000, "1": 5000},
     "cr": {"0": 1366, "1": 2405},
     "mpqa": {"0": 7292, "1": 3311},
 }
-_NEWS: dict[str, int] = {"train": 11_314, "test": 7_532}
+_NUM_POSTS: dict[str, int] = {"train": 11_314, "test": 7_532}
+
+
+class _PairFiles(NamedTuple):
+    """Files that train, validate and test; None: a tenth of the training pairs does."""
+
+    folder: str
+    train: tuple[str, ...] = ("train",)
+    valid: str | None = "dev"
+    test: str | None = "test"
+
+
+_PAIR_FILES: dict[str, _PairFiles] = {
+    "snli": _PairFiles("snli"),
+    "snli-part": _PairFiles("snli", ("dev",), None, "test"),
+    "mnli": _PairFiles("mnli", valid="dev-matched", test="dev-mismatched"),
+    "mnli-part": _PairFiles("mnli-subset", ("train",), None, "eval"),
+    "scitail": _PairFiles("scitail"),
+    "scitail-part": _PairFiles("scitail", ("dev",), None, None),
+    "sick": _PairFiles("sick", valid="trial"),
+    "quora": _PairFiles("quora"),
+    "quora-part": _PairFiles("quora", ("dev", "qqp-subset-train"), None, "test"),
+    "wikiqa": _PairFiles("wikiqa"),
+    "wikiqa-part": _PairFiles("wikiqa", ("train",), None, "dev"),
+}
+_NUM_PAIRS: dict[str, dict[str, int]] = {
+    "snli": {"train": 549_367, "dev": 9_842, "test": 9_824},
+    "mnli": {"train": 392_702, "dev-matched": 9_815, "dev-mismatched": 9_832},
+    "mnli-subset": {"train": 3_000, "eval": 7_469},
+    "scitail": {"train": 23_596, "dev": 1_304, "test": 2_126},
+    "sick": {"train": 4_500, "trial": 500, "test": 4_927},
+    "quora": {"train": 384_348, "dev": 10_000, "test": 10_000, "qqp-subset-train": 1_897},
+    "wikiqa": {"train": 20_360, "dev": 2_733, "test": 6_165},
+}
+_NUM_QUESTIONS: dict[str, int] = {"train": 873, "dev": 126, "test": 243}
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "sick": {
+        "first_column": "sentence_A",
+        "second_column": "sentence_B",
+        "label_column": "entailment_judgment",
+    },
+    "wikiqa": {"group_column": 1, "first_column": 2, "second_column": 3, "label_column": 4},
+}
+_LABELS: dict[str, dict[str, str]] = {
+    "snli": {"0": "entailment", "1": "neutral", "2": "contradiction"},
+    "scitail": {"0": "entails", "1": "neutral"},
+}
 
 
 def read_corpus(
-    name: Corpus,
+    name: ClassificationCorpus,
     split: Split,
     *,
     root: str | Path | None = None,
     fold: int = 0,
     strip: bool = False,
 ) -> list[Row]:
-    """Read one part of a named set.
+    """Read one split of a named set of labelled texts.
 
     Sentence sets (mr, subj, cr, mpqa) have 10-fold cross-validation: fold `fold` tests, a tenth of
     the rest validates. 20news is split by date into train and test.
 
     Args:
-        name: Of the set.
+        name: Name of the set.
         split: "train", "valid" or "test".
-        root: Folder of the data sets; None for the usual one.
-        fold: 0..9, the part that tests; not for 20news.
-        strip: 20news: drop headers, signatures and quoted lines, as scikit-learn does.
+        root: Folder of the data sets; None for the default one.
+        fold: Fold that tests, 0..9; not for 20news.
+        strip: 20news: whether to drop headers, signatures and quoted lines, as scikit-learn does.
 
     Raises:
-        InputError: if the set is not there, or not complete.
+        InputError: if the set is missing or incomplete.
     """
     folder = data_folder(root) / name
     if name == "20news":
         part = "test" if split == "test" else "train"
-        rows = _read(folder / f"20news-bydate-{part}.jsonl.gz", "text", "label")
-        _check_count(folder, f"{part} posts", len(rows), _NEWS[part])
+        rows = _read_rows(name, folder / f"20news-bydate-{part}.jsonl.gz", "text", "label")
+        check_count(folder, f"{part} posts", len(rows), _NUM_POSTS[part])
         if strip:
             rows = [row._replace(text=strip_post(row.text)) for row in rows]
         return rows if split == "test" else hold_out(rows, split)
-    rows = _read(folder / f"{name}.tsv", 2, 1)
+    rows = _read_rows(name, folder / f"{name}.tsv", 2, 1)
     counts = Counter(row.label for row in rows)
-    for label, expected in _SENTENCES[name].items():
-        _check_count(folder, f"sentences with label {label}", counts[label], expected)
-    _check_count(folder, "sentences", len(rows), sum(_SENTENCES[name].values()))
+    for label, expected in _NUM_SENTENCES[name].items():
+        check_count(folder, f"sentences with label {label}", counts[label], expected)
+    check_count(folder, "sentences", len(rows), sum(_NUM_SENTENCES[name].values()))
     folds = deal([row.label for row in rows], NUM_FOLDS)
     part_rows = [
         row for row, part in zip(rows, folds, strict=True) if (part == fold) == (split == "test")
@@ -75,15 +132,71 @@ def read_corpus(
     return part_rows if split == "test" else hold_out(part_rows, split)
 
 
-def hold_out(rows: list[Row], split: Split, held: Sequence[Split] = ("valid",)) -> list[Row]:
-    """One part of `rows`: a tenth for each of `held`, the rest to train; shares of labels kept."""
-    parts = deal([row.label for row in rows], 10)
-    wanted = {held.index(split)} if split in held else set(range(len(held), 10))
-    return [row for row, part in zip(rows, parts, strict=True) if part in wanted]
+def read_pair_corpus(
+    name: PairCorpus, split: Split, *, root: str | Path | None = None
+) -> list[TextPair]:
+    """Read one split of a named set of labelled pairs.
+
+    Pairs without a gold label ("-") are dropped, as is usual; so are the answers to a question that
+    has no right answer.
+
+    Args:
+        name: Name of the set.
+        split: "train", "valid" or "test".
+        root: Folder of the data sets; None for the default one.
+
+    Raises:
+        InputError: if the set is missing or incomplete.
+    """
+    files = _PAIR_FILES[name]
+    folder = data_folder(root) / files.folder
+    for needed in filter(None, (*files.train, files.valid, files.test)):
+        path = folder / f"{needed}.tsv"
+        if not path.exists():
+            raise missing_file(name, path, _PAIR_FILES)
+    evaluation: dict[Split, str | None] = {"valid": files.valid, "test": files.test}
+    file = evaluation.get(split)
+    if file is not None:
+        return _read_pairs(folder / f"{file}.tsv")
+    pairs = [pair for file in files.train for pair in _read_pairs(folder / f"{file}.tsv")]
+    return hold_out_pairs(pairs, split, [part for part in evaluation if not evaluation[part]])
+
+
+def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid",)) -> list[Row]:
+    """Return one split of `rows`: a tenth for each of `held_out`, the rest for training.
+
+    Every split has the same share of each label.
+    """
+    return _select(rows, deal([row.label for row in rows], 10), split, held_out)
+
+
+def hold_out_pairs(
+    pairs: list[TextPair], split: Split, held_out: Sequence[Split]
+) -> list[TextPair]:
+    """Return one split of `pairs`: about a tenth for each of `held_out`, the rest for training.
+
+    Answers to one question stay together, and so do pairs with the same first text.
+    """
+    keys = [pair.group or pair.first for pair in pairs]
+    names = list(dict.fromkeys(keys))
+    if len(names) <= len(held_out):
+        raise InputError(
+            f"{pairs[0].where}: only {len(names)} different first texts, too few to hold some out "
+            f"to {' and '.join(held_out)}; give files for that"
+        )
+    parts = dict(zip(names, deal(["" for _ in names], 10), strict=True))
+    return _select(pairs, [parts[key] for key in keys], split, held_out)
+
+
+def _select(
+    examples: list[ExampleT], tenths: list[int], split: Split, held_out: Sequence[Split]
+) -> list[ExampleT]:
+    wanted = {held_out.index(split)} if split in held_out else set(range(len(held_out), 10))
+    return [example for example, tenth in zip(examples, tenths, strict=True) if tenth in wanted]
 
 
 def deal(labels: Sequence[str], num_parts: int) -> list[int]:
-    """Deal examples out at random, so that every part gets the same share of each label.
+    """Assign examples to parts at random, so that every part has the same share of each label.
 
     Returns:
         The part, 0..num_parts - 1, of each example: always the same for the same labels.
@@ -102,8 +215,8 @@ _QUOTE = re.compile(r"(writes in|writes:|wrote:|says:|said:|^In article|^Quoted 
 def strip_post(post: str) -> str:
     """Drop headers, signature and quoted lines of a news post, by scikit-learn's rules.
 
-    Headers end at the first empty line. The signature follows the last line that is empty or of
-    hyphens. Lines that quote, or introduce a quotation, go wherever they stand.
+    Headers end at the first empty line. The signature follows the last line that is empty or
+    consists of hyphens. Lines that quote or introduce a quotation are dropped anywhere.
     """
     _, _, body = post.partition("\n\n")
     lines = body.strip().split("\n")
@@ -113,15 +226,29 @@ def strip_post(post: str) -> str:
     return "\n".join(line for line in body.split("\n") if not _QUOTE.search(line))
 
 
-def _read(path: Path, text_column: int | str, label_column: int | str) -> list[Row]:
+def _read_rows(name: str, path: Path, text_column: int | str, label_column: int | str) -> list[Row]:
     if not path.exists():
-        raise InputError(
-            f"{path.parent.name}: no file {path}; set data.root, or $CLUSTERFORMER_DATA, to the "
-            f"folder that holds {path.parent.name}/{path.name}"
-        )
+        raise missing_file(name, path)
     return read_rows(path, text_column=text_column, label_column=label_column)
 
 
-def _check_count(folder: Path, what: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise InputError(f"{folder}: {found} {what}, expected {expected}; the data set is changed")
+def _read_pairs(path: Path) -> list[TextPair]:
+    folder = path.parent.name
+    columns = {"first_column": 1, "second_column": 2, "label_column": 3}
+    # some sets were published with texts that lack a word
+    found = read_pairs(path, **(columns | _COLUMNS.get(folder, {})), allow_empty=True)
+    names = _LABELS.get(folder, {})
+    pairs = [
+        pair._replace(label=names.get(pair.label, pair.label.lower()))
+        for pair in found
+        if pair.label != "-"
+    ]
+    if len(pairs) < len(found):
+        unlabelled = len(found) - len(pairs)
+        rank_zero_only(_log.info)(f"{path}: dropped {unlabelled} pairs without a gold label")
+    check_count(path, "pairs", len(pairs), _NUM_PAIRS[folder][path.stem])
+    if folder != "wikiqa":
+        return pairs
+    answered = {pair.group for pair in pairs if pair.label == "1"}
+    check_count(path, "questions with a right answer", len(answered), _NUM_QUESTIONS[path.stem])
+    return [pair for pair in pairs if pair.group in answered]

@@ -1,4 +1,4 @@
-"""Texts to model: the named sets, each with its published counts, or the user's own files."""
+"""Documents for language modelling: named sets with their published counts, or own files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from clusterformer.data.cache import data_folder
+from clusterformer.data.named_sets import Split, check_count, data_folder
 from clusterformer.data.tables import read_text
 from clusterformer.errors import InputError
 
-NamedText = Literal["wikitext2", "gutenberg", "pg19"]
-Split = Literal["train", "valid", "test"]
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+LanguageModelingCorpus = Literal["wikitext2", "gutenberg", "pg19"]
 
 _ENDINGS = (".txt", ".txt.gz")
 _WIKITEXT2 = {  # lines, words; line ends are further words, 2,088,628 / 217,646 / 245,569 in all
@@ -20,8 +18,8 @@ _WIKITEXT2 = {  # lines, words; line ends are further words, 2,088,628 / 217,646
     "valid": (3_760, 213_886),
     "test": (4_358, 241_211),
 }
-_GUTENBERG = 51
-# Whole books, by authors of whom no book trains.
+_NUM_GUTENBERG = 51
+# Whole books; no other book of their authors is in the training part.
 _HELD_OUT = {
     "valid": ("baum-wizard-of-oz", "dubois-souls", "shelley-frankenstein"),
     "test": (
@@ -35,15 +33,15 @@ _PG19 = {"train": ("train", 28_602), "valid": ("validation", 50), "test": ("test
 
 
 class Document(NamedTuple):
-    """A file, or the share of it from `first` to `last` (0..1), cut at line ends.
+    """A file, or its share from `first` to `last` (fractions, 0..1), cut at line ends.
 
     Attributes:
-        path: Of the file.
-        first: Where the share begins.
-        last: Where it ends.
-        lines: Lines that the whole file must have; None for any number.
-        words: Words, likewise.
-        size: Bytes of UTF-8, likewise.
+        path: Path of the file.
+        first: Start of the share.
+        last: End of the share.
+        lines: Published number of lines of the whole file; None for any.
+        words: Published number of words, likewise.
+        size: Published number of bytes of UTF-8, likewise.
     """
 
     path: Path
@@ -55,7 +53,7 @@ class Document(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The share in words, for messages."""
+        """Description of the share, for messages."""
         if (self.first, self.last) == (0.0, 1.0):
             return "it"
         return (
@@ -64,10 +62,10 @@ class Document(NamedTuple):
         )
 
     def read(self, encoding: str = "utf-8") -> str:
-        """The text.
+        """Read the text.
 
         Raises:
-            InputError: if the file cannot be read, or does not hold what a named set's must.
+            InputError: if the file cannot be read, or its counts are not the published ones.
         """
         text = read_text(self.path, encoding)
         for what, expected, count in (
@@ -75,21 +73,27 @@ class Document(NamedTuple):
             ("words", self.words, lambda: len(text.split())),
             ("bytes", self.size, lambda: len(text.encode())),
         ):
-            if expected is not None and (found := count()) != expected:
-                raise InputError(
-                    f"{self.path}: {found:,} {what}, expected {expected:,}; the data set is changed"
-                )
+            if expected is not None:
+                check_count(self.path, what, count(), expected)
         return text[_cut(text, self.first) : _cut(text, self.last)]
 
 
-def named(name: NamedText, split: Split, root: str | Path | None = None) -> list[Document]:
-    """The documents of one part of a named set.
+def named_documents(
+    name: LanguageModelingCorpus, split: Split, root: str | Path | None = None
+) -> list[Document]:
+    """List the documents of one split of a named set.
 
-    wikitext2 is one file a part. gutenberg, 51 books, has no published split; here three whole
-    books validate and four test, by authors of whom no book trains. pg19 is a folder a part.
+    wikitext2 is one file a split, pg19 a folder a split. gutenberg, 51 books, has no published
+    split: here three whole books validate and four test, and no other book of their authors is in
+    the training split.
+
+    Args:
+        name: Name of the set.
+        split: "train", "valid" or "test".
+        root: Folder of the data sets; None for the default one.
 
     Raises:
-        InputError: if the set is not there, or not complete.
+        InputError: if the set is missing or incomplete.
     """
     folder = data_folder(root) / name
     if not folder.is_dir():
@@ -103,7 +107,7 @@ def named(name: NamedText, split: Split, root: str | Path | None = None) -> list
     if name == "gutenberg":
         return _gutenberg(folder, split)
     part, count = _PG19[split]
-    documents = own(folder / part)
+    documents = own_documents(folder / part)
     if len(documents) != count:
         raise InputError(
             f"{folder / part}: {len(documents):,} books, expected {count:,}; the data set is "
@@ -112,13 +116,16 @@ def named(name: NamedText, split: Split, root: str | Path | None = None) -> list
     return documents
 
 
-def own(path: str | Path, first: float = 0.0, last: float = 1.0) -> list[Document]:
-    """A file, or all `.txt` and `.txt.gz` files of a folder in the order of their names.
+def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> list[Document]:
+    """List a file, or all `.txt` and `.txt.gz` files of a folder in the order of their names.
 
     Args:
-        path: Of the file or folder.
-        first: Where the share wanted begins, 0..1: of the lines of a file, of a folder's files.
-        last: Where it ends.
+        path: File or folder.
+        first: Start of the share wanted, 0..1: of a file's lines, or of a folder's files.
+        last: End of the share.
+
+    Raises:
+        InputError: if there is no such document.
     """
     path = Path(path).expanduser()
     if not path.is_dir():
@@ -137,8 +144,8 @@ def own(path: str | Path, first: float = 0.0, last: float = 1.0) -> list[Documen
 def _gutenberg(folder: Path, split: Split) -> list[Document]:
     index = folder / "index.tsv"
     header, *rows = (line.split("\t") for line in read_text(index).splitlines())
-    if len(rows) != _GUTENBERG:
-        raise InputError(f"{index}: {len(rows)} books, expected {_GUTENBERG}")
+    if len(rows) != _NUM_GUTENBERG:
+        raise InputError(f"{index}: {len(rows)} books, expected {_NUM_GUTENBERG}")
     books = {
         row[header.index("file")].partition(".")[0]: Document(
             folder / row[header.index("file")], size=int(row[header.index("bytes")])
@@ -150,12 +157,12 @@ def _gutenberg(folder: Path, split: Split) -> list[Document]:
 
 
 def _cut(text: str, share: float) -> int:
-    """The line end nearest before a share of the text."""
-    place = round(share * len(text))
-    return place if place == len(text) else text.rfind("\n", 0, place) + 1
+    """Offset of the last line start before a share of the text."""
+    offset = round(share * len(text))
+    return offset if offset == len(text) else text.rfind("\n", 0, offset) + 1
 
 
-def read_all(documents: list[Document], encoding: str = "utf-8") -> Iterator[str]:
-    """The texts, one in memory at a time."""
+def read_documents(documents: list[Document], encoding: str = "utf-8") -> Iterator[str]:
+    """Yield the texts, one in memory at a time."""
     for document in documents:
         yield document.read(encoding)

@@ -1,7 +1,7 @@
-"""Preparation of parallel text: cleaning, joint byte-pair encoding, and token numbers on disk.
+"""Training pairs for translation: parallel text, cleaned and encoded, or fairseq's binarised data.
 
-Everything is a stream, so that millions of pairs need little memory, and is done once: results lie
-in the cache under a hash of the files' contents and of all that was asked for.
+Parallel text is prepared as a stream, so that millions of pairs need little memory, and only once:
+byte pairs and token ids are in the cache, under a hash of the files' contents and all options.
 """
 
 from __future__ import annotations
@@ -9,125 +9,133 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from clusterformer.data.bitext import Bitext, Pair
-from clusterformer.data.cache import cache_folder, kept
-from clusterformer.data.moses import TextForm
+from lightning.pytorch.utilities import rank_zero_only
+
+from clusterformer.data.bitext import Bitext, SentencePair
+from clusterformer.data.cache import cache_folder, cached_folder
+from clusterformer.data.fairseq import FairseqFolder
+from clusterformer.data.named_sets import Split
+from clusterformer.data.text_form import TextForm
 from clusterformer.data.token_store import TokenStore, TokenWriter
 from clusterformer.data.tokenizers import (
     BOS_EOS,
     BytePairTokenizer,
+    SubwordTokenizer,
     Tokenizer,
     tokenizer_from_state,
 )
+from clusterformer.data.translation_batches import Reference, TranslationDataset
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)
 
 _CHUNK = 10_000  # pairs encoded at once
-_MANY = 250_000  # pairs after which to say how far it is
-_SAMPLE = 1_000_000  # most pairs from which byte pairs are learnt
+_REPORT_EVERY = 250_000  # pairs
+_MAX_SAMPLE = 1_000_000  # pairs from which byte pairs are learnt
+_SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Which pairs are fit for training.
+    """Conditions on a training pair.
 
     Attributes:
-        max_length: Most words a side; None for any number.
-        max_ratio: Most words of one side for each of the other; None for any number.
-        unfit: Whether other pairs, and those with an empty side, are dropped or an error.
+        max_length: Maximum number of words a side; None for no limit.
+        max_ratio: Maximum ratio of the sides' numbers of words; None for no limit.
+        unfit: Treatment of other pairs, and of those with an empty side.
     """
 
     max_length: int | None = None
     max_ratio: float | None = None
     unfit: Literal["drop", "error"] = "drop"
 
-    def fault(self, source: str, target: str) -> str | None:
-        """What is wrong with a pair, if anything is."""
-        lengths = sorted([len(source.split()), len(target.split())])
-        if not lengths[0]:
+    def violation(self, source: str, target: str) -> str | None:
+        """Name the condition that a pair violates; None if there is none."""
+        shorter, longer = sorted([len(source.split()), len(target.split())])
+        if not shorter:
             return "empty side"
-        if self.max_length is not None and lengths[1] > self.max_length:
+        if self.max_length is not None and longer > self.max_length:
             return f"more than max_length {self.max_length} words"
-        if self.max_ratio is not None and lengths[1] > self.max_ratio * lengths[0]:
+        if self.max_ratio is not None and longer > self.max_ratio * shorter:
             return f"length ratio above max_ratio {self.max_ratio}"
         return None
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Training pairs in the form in which the model reads them.
+    """Training pairs in the form of the model.
 
     Attributes:
-        bitext: The files.
-        source: Form of their sentences.
+        bitext: Files of the pairs.
+        source: Form of the sentences.
         target: Form of the translations.
-        limits: Of what is fit for training.
-        written: Whether the files hold Moses tokens already, where the form asks for them.
+        limits: Conditions on a training pair.
+        tokenised: Whether the files hold Moses tokens already, where the form asks for them.
     """
 
     bitext: Bitext
     source: TextForm
     target: TextForm
     limits: Limits = Limits()
-    written: bool = False
+    tokenised: bool = False
 
     def clean(self, dropped: Counter[str], every: int = 1) -> Iterator[tuple[str, str]]:
-        """Read the pairs fit for training.
+        """Yield the pairs that are fit for training.
 
         Args:
-            dropped: Counts the others by what is wrong with them.
-            every: Looks at every so many-th pair alone, as a sample.
+            dropped: Counter of the other pairs, by the condition that they violate.
+            every: Step of a sample: 10 looks at every tenth pair only.
 
         Raises:
-            InputError: as `Bitext` does, and for an unfit pair if such are an error.
+            InputError: as `Bitext` does, and for an unfit pair if these are an error.
         """
         for pair in islice(self.bitext, 0, None, every):
-            source, target = self.form(pair)
-            fault = self.limits.fault(source, target)
-            if fault is None:
+            source, target = self.preprocess(pair)
+            violation = self.limits.violation(source, target)
+            if violation is None:
                 yield source, target
             elif self.limits.unfit == "error":
                 raise InputError(
-                    f"{self.bitext.target}:{pair.line}: {fault}; data.unfit: drop leaves such "
+                    f"{self.bitext.target}:{pair.line}: {violation}; data.unfit: drop leaves such "
                     "pairs out"
                 )
             else:
-                dropped[fault] += 1
+                dropped[violation] += 1
 
-    def form(self, pair: Pair) -> tuple[str, str]:
-        """Both sides as the model reads them."""
-        if self.written:
-            return self.source.fold(pair.source), self.target.fold(pair.target)
-        return self.source.write(pair.source), self.target.write(pair.target)
+    def preprocess(self, pair: SentencePair) -> tuple[str, str]:
+        """Bring both sides to the form of the model."""
+        if self.tokenised:
+            return self.source.fold_case(pair.source), self.target.fold_case(pair.target)
+        return self.source.preprocess(pair.source), self.target.preprocess(pair.target)
 
-    def learn(self, vocab_size: int) -> Tokenizer:
-        """Byte pairs of both languages together, learnt from these texts or found in the cache."""
+    def learn_tokenizer(self, vocab_size: int) -> Tokenizer:
+        """Learn the byte pairs of both languages together, or find them in the cache."""
 
         def fill(folder: Path) -> None:
             count = sum(1 for _ in self.bitext)
-            if count >= _MANY:
+            if count >= _REPORT_EVERY:
                 _log.info(f"{self.bitext.source}: {count:,} pairs, learning their byte pairs")
-            every = -(-count // _SAMPLE)
+            every = -(-count // _MAX_SAMPLE)
             texts = (text for pair in self.clean(Counter(), every) for text in pair)
             learnt = BytePairTokenizer.train(
                 texts, vocab_size=vocab_size, lowercase=False, bos_eos=True
             )
-            _write(folder / "tokenizer.json", learnt.state())
+            _write_json(folder / "tokenizer.json", learnt.state())
 
-        folder = kept(self._shelf("byte-pairs", vocab_size), fill)
-        return tokenizer_from_state(_read(folder / "tokenizer.json"))
+        folder = cached_folder(self._cache_path("byte-pairs", vocab_size), fill)
+        return tokenizer_from_state(_read_json(folder / "tokenizer.json"))
 
     def encode(self, tokenizer: Tokenizer) -> tuple[TokenStore, TokenStore]:
-        """Token numbers of all sources and targets, each ended by BOS_EOS, made or found."""
+        """Encode all sources and targets, each ended by BOS_EOS, or find them in the cache."""
 
         def fill(folder: Path) -> None:
             dropped: Counter[str] = Counter()
@@ -137,39 +145,182 @@ class ParallelText:
             for number, chunk in enumerate(chunks, 1):
                 for writer, texts in zip(writers, zip(*chunk, strict=True), strict=True):
                     encoded = tokenizer.encode_all(texts)
-                    writer.extend([*tokens, BOS_EOS] for tokens in encoded)
-                if number * _CHUNK % _MANY == 0:
+                    writer.extend([*ids, BOS_EOS] for ids in encoded)
+                if number * _CHUNK % _REPORT_EVERY == 0:
                     _log.info(f"{self.bitext.source}: {number * _CHUNK:,} pairs encoded")
             for writer in writers:
                 writer.close()
-            _write(folder / "dropped.json", dropped)
+            _write_json(folder / "dropped.json", dropped)
 
-        folder = kept(self._shelf("tokens", tokenizer.state()), fill)
-        dropped = _read(folder / "dropped.json")
+        folder = cached_folder(self._cache_path("tokens", tokenizer.state()), fill)
+        dropped = _read_json(folder / "dropped.json")
         if dropped:
-            reasons = ", ".join(f"{count:,} with {fault}" for fault, count in dropped.items())
+            reasons = ", ".join(f"{count:,} with {reason}" for reason, count in dropped.items())
             _log.warning(f"{self.bitext.source}: pairs dropped: {reasons}")
         sources, targets = (TokenStore(folder / side) for side in _SIDES)
         if not len(sources):
             raise InputError(f"{self.bitext.source}: no pair is fit for training")
         return sources, targets
 
-    def _shelf(self, kind: str, asked: Any) -> Path:
-        """Place in the cache of something made from these texts."""
-        form = [self.bitext.columns, self.source, self.target, self.limits, self.written]
-        identity = json.dumps([kind, self._digest, repr(form), asked])
+    def _cache_path(self, kind: str, options: Any) -> Path:
+        form = [self.bitext.columns, self.source, self.target, self.limits, self.tokenised]
+        identity = json.dumps([kind, self._digest, repr(form), options])
         name = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return cache_folder() / "translation" / f"{kind}-{name}"
 
     @cached_property
     def _digest(self) -> list[str]:
-        return [_content(file) for file in self.bitext.files]
+        return [_hash_of(file) for file in self.bitext.files]
 
 
-_SIDES = ("source", "target")
+class TranslationSource(ABC):
+    """Source of a translation task's pairs, as token ids.
+
+    Attributes:
+        source_form: Form of the sentences.
+        target_form: Form of the translations.
+    """
+
+    source_form: TextForm
+    target_form: TextForm
+
+    @abstractmethod
+    def learn_tokenizer(self) -> Tokenizer:
+        """Make the tokenizer of both languages from the training pairs."""
+
+    @abstractmethod
+    def training_pairs(self, tokenizer: Tokenizer) -> TranslationDataset:
+        """Return the pairs to train on."""
+
+    @abstractmethod
+    def evaluation_pairs(
+        self, split: Split, tokenizer: Tokenizer, num_references: int | None
+    ) -> TranslationDataset:
+        """Return all pairs of "valid" or "test".
+
+        Args:
+            split: "valid" or "test"; without a test split, "test" gives the validation pairs.
+            tokenizer: Tokenizer of both languages.
+            num_references: Number of pairs, the first ones, with a reference; None for all.
+        """
+
+    def encode(self, texts: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
+        """Encode texts in the form of the model, each ended by BOS_EOS."""
+        return [[*ids, BOS_EOS] for ids in tokenizer.encode_all(list(texts))]
 
 
-def _content(path: Path) -> str:
+class ParallelTextSource(TranslationSource):
+    """Pairs of parallel text files, prepared here.
+
+    Args:
+        find: Function that finds the files of a split; None where there is no such split.
+        source: Form of the sentences.
+        target: Form of the translations.
+        tokenised: Whether the files hold Moses tokens already, where the form asks for them.
+        limits: Conditions on a training pair.
+        vocab_size: Number of tokens of the byte-pair encoding.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[Split], Bitext | None],
+        source: TextForm,
+        target: TextForm,
+        *,
+        tokenised: bool,
+        limits: Limits,
+        vocab_size: int,
+    ) -> None:
+        self._find = find
+        self.source_form, self.target_form = source, target
+        self._tokenised, self._limits, self._vocab_size = tokenised, limits, vocab_size
+
+    @cached_property
+    def _training(self) -> ParallelText:
+        return self._text("train")
+
+    def learn_tokenizer(self) -> Tokenizer:
+        return self._training.learn_tokenizer(self._vocab_size)
+
+    def training_pairs(self, tokenizer: Tokenizer) -> TranslationDataset:
+        return TranslationDataset(*self._training.encode(tokenizer))
+
+    def evaluation_pairs(
+        self, split: Split, tokenizer: Tokenizer, num_references: int | None
+    ) -> TranslationDataset:
+        text = self._text(split)
+        pairs = list(text.bitext)
+        for pair in pairs:
+            if not pair.source.strip() or not pair.target.strip():
+                raise InputError(f"{text.bitext.target}:{pair.line}: empty side, allowed is text")
+        sources, targets = zip(*map(text.preprocess, pairs), strict=True)
+        references = [
+            Reference(
+                target, self.target_form.detokenise(target) if self._tokenised else pair.target
+            )
+            for pair, target in zip(pairs[:num_references], targets, strict=False)
+        ]
+        return TranslationDataset(
+            self.encode(sources, tokenizer), self.encode(targets, tokenizer), references
+        )
+
+    def _text(self, split: Split) -> ParallelText:
+        bitext = self._find(split)
+        if bitext is None and split == "test":
+            _warn_no_test()
+            bitext = self._find("valid")
+        assert bitext is not None
+        return ParallelText(
+            bitext, self.source_form, self.target_form, self._limits, self._tokenised
+        )
+
+
+class FairseqSource(TranslationSource):
+    """Pairs that fairseq-preprocess binarised, in its subwords.
+
+    Args:
+        folder: The `data-bin` folder.
+        languages: Source and target language; None for the one that is found.
+    """
+
+    def __init__(self, folder: str, languages: tuple[str | None, str | None]) -> None:
+        self._path, self._languages = folder, languages
+        self.source_form = self.target_form = TextForm()
+
+    @cached_property
+    def _folder(self) -> FairseqFolder:
+        return FairseqFolder(self._path, self._languages)
+
+    def learn_tokenizer(self) -> Tokenizer:
+        return SubwordTokenizer(self._folder.words)
+
+    def training_pairs(self, tokenizer: Tokenizer) -> TranslationDataset:
+        return self.evaluation_pairs("train", tokenizer, 0)
+
+    def evaluation_pairs(
+        self, split: Split, tokenizer: Tokenizer, num_references: int | None
+    ) -> TranslationDataset:
+        if tokenizer.state() != self.learn_tokenizer().state():
+            raise InputError(
+                f"{self._folder.folder}: its dictionaries are not those of the checkpoint"
+            )
+        part = self._folder.part(split)
+        if part is None and split == "test":
+            _warn_no_test()
+            part = self._folder.part("valid")
+        if part is None:
+            raise InputError(f"{self._folder.folder}: no {split} part in it")
+        sources, targets = part
+        scored = range(len(targets))[:num_references]
+        texts = [tokenizer.decode(targets[index]) for index in scored]
+        return TranslationDataset(sources, targets, [Reference(text, text) for text in texts])
+
+
+def _warn_no_test() -> None:
+    rank_zero_only(_log.warning)("there is no test part: the validation pairs test")
+
+
+def _hash_of(path: Path) -> str:
     found = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -180,9 +331,9 @@ def _content(path: Path) -> str:
     return found.hexdigest()
 
 
-def _write(path: Path, value: Any) -> None:
+def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def _read(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))

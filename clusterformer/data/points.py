@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.data.cache import data_folder
 from clusterformer.data.corpora import read_corpus
+from clusterformer.data.named_sets import data_folder
 from clusterformer.data.word_vectors import load_vectors
 from clusterformer.errors import InputError
 

@@ -1,6 +1,6 @@
-"""Running text as one long row of tokens, and the windows in which a language model sees it.
+"""Running text as one long stream of tokens, and the windows in which a language model sees it.
 
-T tokens of the row   N tokens of a window (the context)
+Letters: B batch, N tokens of a window (the context), T tokens of the stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from clusterformer.data.cache import cache_folder, kept
+from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.documents import Document
 from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import BOS
@@ -27,9 +27,10 @@ from clusterformer.task import IGNORE, Batch
 def token_stream(
     documents: Sequence[Document], tokenizer: StreamTokenizer, encoding: str = "utf-8"
 ) -> NDArray[np.integer]:
-    """The tokens of all documents, `BOS` before each, (T,), mapped from disk.
+    """Return the tokens of all documents, BOS before each, (T,), mapped from disk.
 
-    Made once and kept in the user's cache, under a hash of the files' names, sizes and times.
+    They are computed once: the user's cache keeps them under a hash of the files' names, sizes and
+    times.
 
     Raises:
         InputError: as `Document.read` does, and for documents without any text.
@@ -47,24 +48,24 @@ def token_stream(
                     raise InputError(f"{document.path}: no text in {document.part}")
                 file.write(np.concatenate([[BOS], tokens]).astype(dtype).tobytes())
 
-    return np.memmap(kept(folder, fill) / "tokens", dtype, "r")
+    return np.memmap(cached_folder(folder, fill) / "tokens", dtype, "r")
 
 
 def _stamp(path: Path) -> list[int]:
     return [path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else []
 
 
-class ShiftedPlan:
+class ShiftedWindowPlan:
     """All of the text once an epoch, in windows whose borders move from epoch to epoch.
 
-    The row is a circle; the windows of an epoch lie end to end on it from a random place, and
-    what is left over, less than a window, is another piece of the text in each epoch.
+    The stream is a circle; the windows of an epoch lie end to end on it from a random offset. The
+    rest, less than a window, is another part of the text in each epoch.
 
     Args:
-        total: T.
-        context: N; of a shorter row all of it.
-        batch_size: Windows a batch.
-        seed: Of places and order.
+        total: Number of tokens of the stream, T.
+        context: Number of tokens of a window, N; at most T are used.
+        batch_size: Number of windows a batch.
+        seed: Seed of offsets and order.
     """
 
     def __init__(self, total: int, context: int, *, batch_size: int, seed: int = 0) -> None:
@@ -76,7 +77,7 @@ class ShiftedPlan:
         return -(-self._windows // self._batch_size)
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """Global batches of `epoch`: the place in the row where each window starts."""
+        """Return the global batches of `epoch`: the offset of each window."""
         rng = np.random.default_rng([self._seed, epoch])
         first = rng.integers(self._total)
         starts = (first + rng.permutation(self._windows) * self._context) % self._total
@@ -87,35 +88,35 @@ class ShiftedPlan:
 
 
 class Windows(Dataset[Batch]):
-    """Windows by the place where they start; a list of places gives a batch.
+    """Windows by their offset; a list of offsets gives a batch.
 
     Args:
-        stream: (T,) tokens, as a circle.
-        context: N.
+        stream: Tokens (T,), taken as a circle.
+        context: Number of tokens of a window, N.
     """
 
     def __init__(self, stream: NDArray[np.integer], context: int) -> None:
         self._stream, self._context = stream, min(context, len(stream))
 
-    def __getitem__(self, starts: list[int]) -> Batch:
-        if not starts:
-            return nothing()
-        places = np.asarray(starts)[:, None] + np.arange(self._context + 1)
-        tokens = torch.from_numpy(self._stream[places % len(self._stream)].astype(np.int64))
-        return batch_of(tokens[:, :-1], tokens[:, 1:])
+    def __getitem__(self, offsets: list[int]) -> Batch:
+        if not offsets:
+            return dummy_batch()
+        positions = np.asarray(offsets)[:, None] + np.arange(self._context + 1)
+        tokens = torch.from_numpy(self._stream[positions % len(self._stream)].astype(np.int64))
+        return unpadded_batch(tokens[:, :-1], tokens[:, 1:])
 
 
-class Strides(Dataset[Batch]):
-    """The whole text from left to right, every token predicted once; a list of numbers is a batch.
+class StridedWindows(Dataset[Batch]):
+    """Windows from left to right that predict every token once; a list of indices gives a batch.
 
-    Window 0 predicts the first N tokens, each further one the next `stride` (the last one what is
-    left), reading the tokens before them as far as the context goes. With a stride of N nothing is
-    read twice; a shorter one gives every token at least N - stride tokens to go by.
+    Window 0 predicts the first N tokens, each further window the next `stride` tokens (the last
+    one the rest), with the tokens before them as context. With a stride of N no token is read
+    twice; with a shorter one every token has a context of at least N - stride tokens.
 
     Args:
-        stream: (T,) tokens; the first is only read.
-        context: N.
-        stride: 1..N.
+        stream: Tokens (T,); the first is only read.
+        context: Number of tokens of a window, N.
+        stride: Number of new tokens a window, 1..N.
     """
 
     def __init__(self, stream: NDArray[np.integer], context: int, stride: int) -> None:
@@ -126,24 +127,24 @@ class Strides(Dataset[Batch]):
     def __len__(self) -> int:
         return 1 - (self._context - self._predicted) // self._stride
 
-    def __getitem__(self, numbers: list[int]) -> Batch:
-        if not numbers:
-            return nothing()
-        ends = np.asarray(numbers) * self._stride + self._context
+    def __getitem__(self, indices: list[int]) -> Batch:
+        if not indices:
+            return dummy_batch()
+        ends = np.asarray(indices) * self._stride + self._context
         before = np.where(ends > self._context, ends - self._stride, 0)  # predicted already
         starts = np.minimum(ends, self._predicted) - self._context
-        places = starts[:, None] + np.arange(self._context + 1)
-        tokens = torch.from_numpy(self._stream[places].astype(np.int64))
-        old = torch.from_numpy(places[:, :-1] < before[:, None])
-        return batch_of(tokens[:, :-1], tokens[:, 1:].masked_fill(old, IGNORE))
+        positions = starts[:, None] + np.arange(self._context + 1)
+        tokens = torch.from_numpy(self._stream[positions].astype(np.int64))
+        old = torch.from_numpy(positions[:, :-1] < before[:, None])
+        return unpadded_batch(tokens[:, :-1], tokens[:, 1:].masked_fill(old, IGNORE))
 
 
-def batch_of(tokens: Tensor, target: Tensor) -> Batch:
-    """Rows (B, N) without padding."""
+def unpadded_batch(tokens: Tensor, target: Tensor) -> Batch:
+    """Make a batch of rows (B, N) without padding."""
     return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), target)
 
 
-def nothing() -> Batch:
-    """The row of a process that has no share of a batch."""
+def dummy_batch() -> Batch:
+    """Make the batch of a process that has no share of a global batch: one ignored row."""
     tokens = torch.zeros(1, 1, dtype=torch.long)
     return Batch(tokens, tokens.bool(), torch.full_like(tokens, IGNORE))

@@ -48,7 +48,7 @@ class Row(NamedTuple):
         return (self.text,)
 
 
-class Pair(NamedTuple):
+class TextPair(NamedTuple):
     """Two texts; `group` names the question to which the second is one of several answers."""
 
     first: str
@@ -111,7 +111,7 @@ def read_pairs(
     header: bool = False,
     encoding: str = "utf-8",
     allow_empty: bool = False,
-) -> list[Pair]:
+) -> list[TextPair]:
     """Read every pair of a file and its label; likewise.
 
     Args:
@@ -132,7 +132,7 @@ def read_pairs(
     columns = _Columns((first_column, second_column), names, allow_empty)
     found = _read(Path(path).expanduser(), columns, header, encoding)
     return [
-        Pair(
+        TextPair(
             fields.texts[0],
             fields.texts[1],
             fields.names[0],

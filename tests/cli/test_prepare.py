@@ -16,7 +16,7 @@ from web import Web, serving
 
 from clusterformer.cli.main import main
 from clusterformer.cli.prepare import HELP
-from clusterformer.data.pair_corpora import read_pair_corpus
+from clusterformer.data.corpora import read_pair_corpus
 from clusterformer.data.prepare.preparation import _count, _packed_or_not, presence
 from clusterformer.data.prepare.publishers import CONVERTERS, sets
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clusterformer.data.batches import BucketPlan, EndlessPlan, Shares, pad
+from clusterformer.data.batches import BucketPlan, DistributedBatchSampler, EndlessPlan, pad
 
 LENGTHS = np.random.default_rng(0).lognormal(3, 0.7, 1000).astype(int).clip(1, 200).tolist()
 
@@ -21,7 +21,10 @@ def plans():
 
 def joined(plan, world_size, **position):
     """Global batches put together again from the shares of all processes."""
-    ranks = [Shares(plan, rank=r, world_size=world_size, **position) for r in range(world_size)]
+    ranks = [
+        DistributedBatchSampler(plan, rank=r, world_size=world_size, **position)
+        for r in range(world_size)
+    ]
     return [sorted(chain(*shares)) for shares in zip(*ranks, strict=True)]
 
 
@@ -39,7 +42,7 @@ def test_resuming_with_other_processes_neither_skips_nor_repeats(plan):
 
 @pytest.mark.parametrize("plan", plans())
 def test_next_epoch_starts_at_its_beginning(plan):
-    shares = Shares(plan, epoch=1, start=5)
+    shares = DistributedBatchSampler(plan, epoch=1, start=5)
     shares.set_epoch(1)
     assert list(shares) == list(plan.batches(1)[5:])
     shares.set_epoch(2)

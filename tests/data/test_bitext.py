@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterformer.data.bitext import Bitext, Pair
-from clusterformer.data.named_bitext import find, protocol
+from clusterformer.data.bitext import Bitext, SentencePair, find_bitext, translation_protocol
 from clusterformer.errors import InputError
 
 COUNTS = {
@@ -31,7 +30,10 @@ def fault(tmp_path: Path, source: bytes, target: bytes, **options) -> str:
 
 
 def test_lines_are_paired_and_numbered(tmp_path):
-    assert list(bitext(tmp_path, b"a\nb c", b"x\ny\n")) == [Pair("a", "x", 1), Pair("b c", "y", 2)]
+    assert list(bitext(tmp_path, b"a\nb c", b"x\ny\n")) == [
+        SentencePair("a", "x", 1),
+        SentencePair("b c", "y", 2),
+    ]
 
 
 def test_unicode_separators_part_no_lines(tmp_path):
@@ -41,13 +43,13 @@ def test_unicode_separators_part_no_lines(tmp_path):
 
 def test_crlf_and_byte_order_mark_are_no_text(tmp_path):
     pairs = list(bitext(tmp_path, b"\xef\xbb\xbfa\r\nb\r\n", b"x\ny\n"))
-    assert pairs == [Pair("a", "x", 1), Pair("b", "y", 2)]
+    assert pairs == [SentencePair("a", "x", 1), SentencePair("b", "y", 2)]
 
 
 def test_compressed_files_are_read(tmp_path):
     (tmp_path / "a.de.gz").write_bytes(gzip.compress(b"a\n"))
     (tmp_path / "a.en").write_bytes(b"x\n")
-    assert list(Bitext(tmp_path / "a.de.gz", tmp_path / "a.en")) == [Pair("a", "x", 1)]
+    assert list(Bitext(tmp_path / "a.de.gz", tmp_path / "a.en")) == [SentencePair("a", "x", 1)]
 
 
 @pytest.mark.parametrize(
@@ -89,20 +91,20 @@ def test_a_wrong_count_says_what_was_expected(tmp_path):
 
 def test_unknown_languages_and_missing_sets_are_told(tmp_path):
     with pytest.raises(InputError, match="multi30k is between de and en, got source_lang 'fr'"):
-        find("multi30k", ("fr", "en"), tmp_path, False, "train")
+        find_bitext("multi30k", ("fr", "en"), tmp_path, False, "train")
     with pytest.raises(InputError, match="clusterformer prepare wmt14"):
-        find("wmt14", ("en", "de"), tmp_path, False, "train")
+        find_bitext("wmt14", ("en", "de"), tmp_path, False, "train")
     with pytest.raises(InputError, match="train on what is there: name iwslt14-part"):
-        find("iwslt14", (None, None), tmp_path, False, "train")
+        find_bitext("iwslt14", (None, None), tmp_path, False, "train")
     with pytest.raises(InputError, match=r"data\.raw is for multi30k, got tatoeba"):
-        protocol("tatoeba", raw=True)
-    assert find("wmt14", ("en", "de"), tmp_path, False, "test") is None
+        translation_protocol("tatoeba", raw=True)
+    assert find_bitext("wmt14", ("en", "de"), tmp_path, False, "test") is None
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_named_sets_have_their_counts(name, data_root):
     for split, count in COUNTS[name].items():
-        found = find(name, protocol(name).direction, data_root, False, split)
+        found = find_bitext(name, translation_protocol(name).direction, data_root, False, split)
         assert found
         assert sum(1 for _ in found) == count
 
@@ -110,7 +112,7 @@ def test_named_sets_have_their_counts(name, data_root):
 @pytest.mark.parametrize("name", ["multi30k", "tatoeba"])
 def test_both_directions_have_the_same_pairs(name, data_root):
     there, back = (
-        next(iter(find(name, direction, data_root, name == "multi30k", "valid")))
+        next(iter(find_bitext(name, direction, data_root, name == "multi30k", "valid")))
         for direction in (("de", "en"), ("en", "de"))
     )
     assert there[:2] == back[1::-1]

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from clusterformer.data import parallel
-from clusterformer.data.bitext import Bitext
-from clusterformer.data.cache import kept
-from clusterformer.data.moses import TextForm
-from clusterformer.data.named_bitext import find
+from clusterformer.data.bitext import Bitext, find_bitext
+from clusterformer.data.cache import cached_folder
 from clusterformer.data.parallel import Limits, ParallelText
+from clusterformer.data.text_form import TextForm
 from clusterformer.data.token_store import TokenStore, TokenWriter
 from clusterformer.data.tokenizers import BOS_EOS, BytePairTokenizer
 from clusterformer.errors import InputError
@@ -49,7 +48,7 @@ def entries(folder: Path) -> set[str]:
 
 
 def encoded(prepared: ParallelText, size: int = 300):
-    tokenizer = prepared.learn(size)
+    tokenizer = prepared.learn_tokenizer(size)
     return tokenizer, *prepared.encode(tokenizer)
 
 
@@ -63,7 +62,7 @@ def test_text_comes_back_exactly(tmp_path):
 
 
 def test_real_text_comes_back_exactly(data_root):
-    bitext = find("multi30k", ("de", "en"), data_root, False, "valid")
+    bitext = find_bitext("multi30k", ("de", "en"), data_root, False, "valid")
     tokenizer, sources, targets = encoded(ParallelText(bitext, TextForm(), TextForm()), 2000)
     for index, pair in enumerate(bitext):
         assert tokenizer.decode(sources[index]) == pair.source
@@ -89,7 +88,7 @@ def test_unfit_pairs_are_dropped_and_counted_in_one_line(tmp_path, caplog):
 
 def test_long_preparation_says_how_far_it_is(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(parallel, "_CHUNK", 2)
-    monkeypatch.setattr(parallel, "_MANY", 4)
+    monkeypatch.setattr(parallel, "_REPORT_EVERY", 4)
     with caplog.at_level("INFO"):
         encoded(text(tmp_path, [(f"a {i}", "b") for i in range(9)]))
     assert [record.getMessage().replace(f"{tmp_path}/", "") for record in caplog.records] == [
@@ -120,7 +119,7 @@ def test_words_are_counted_as_the_model_reads_them(tmp_path):
     form = TextForm("en", moses=True)
     kept_pairs = list(text(tmp_path, [("a,b!", "a b")], Limits(3), form).clean(Counter()))
     assert kept_pairs == []
-    written = text(tmp_path, [("a,b!", "a b")], Limits(3), form, written=True)
+    written = text(tmp_path, [("a,b!", "a b")], Limits(3), form, tokenised=True)
     assert list(written.clean(Counter())) == [("a,b!", "a b")]
 
 
@@ -156,10 +155,11 @@ def test_store_keeps_every_number(tmp_path, size, dtype):
 
 def test_a_kill_leaves_no_half_folder(tmp_path):
     program = (
-        "import sys, time; from pathlib import Path; from clusterformer.data.cache import kept\n"
+        "import sys, time; from pathlib import Path\n"
+        "from clusterformer.data.cache import cached_folder\n"
         "def fill(folder):\n"
         "    (folder / 'half').write_text('x'); print('begun', flush=True); time.sleep(60)\n"
-        "kept(Path(sys.argv[1]), fill)"
+        "cached_folder(Path(sys.argv[1]), fill)"
     )
     done = tmp_path / "shelf" / "done"
     process = subprocess.Popen([sys.executable, "-c", program, str(done)], stdout=subprocess.PIPE)
@@ -168,19 +168,19 @@ def test_a_kill_leaves_no_half_folder(tmp_path):
     process.wait()
     assert entries(done.parent) == {".done.draft"}
     another = done.with_name("another")
-    kept(another, lambda folder: (folder / "whole").write_text("x"))
+    cached_folder(another, lambda folder: (folder / "whole").write_text("x"))
     assert entries(done.parent) == {"another"}
-    kept(done, lambda folder: (folder / "whole").write_text("x"))
+    cached_folder(done, lambda folder: (folder / "whole").write_text("x"))
     assert entries(done.parent) == {"another", "done"}
     assert entries(done) == {"whole"}
 
 
 def test_what_another_process_is_making_is_left_to_it(tmp_path):
     def fill(folder: Path) -> None:
-        kept(tmp_path / "inner", lambda inner: (inner / "b").write_text("x"))
+        cached_folder(tmp_path / "inner", lambda inner: (inner / "b").write_text("x"))
         (folder / "a").write_text("x")
 
-    assert entries(kept(tmp_path / "outer", fill)) == {"a"}
+    assert entries(cached_folder(tmp_path / "outer", fill)) == {"a"}
 
 
 def test_of_several_at_once_one_works_and_all_find_it_whole(tmp_path):
@@ -194,7 +194,7 @@ def test_of_several_at_once_one_works_and_all_find_it_whole(tmp_path):
             time.sleep(0.05)
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: kept(tmp_path / "done", fill), range(4)))
+        found = list(pool.map(lambda _: cached_folder(tmp_path / "done", fill), range(4)))
     assert {tuple(sorted(path.name for path in one.iterdir())) for one in found} == {("a", "b")}
     assert entries(tmp_path) - {"cache"} == {"done"}
     assert filled == 1
@@ -206,7 +206,7 @@ def test_a_fault_while_filling_leaves_nothing(tmp_path):
         raise InputError("bad line")
 
     with pytest.raises(InputError, match="bad line"):
-        kept(tmp_path / "shelf" / "done", fill)
+        cached_folder(tmp_path / "shelf" / "done", fill)
     assert entries(tmp_path / "shelf") == set()
 
 
@@ -216,11 +216,11 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     program = (
         "import resource, sys; from pathlib import Path\n"
         "from clusterformer.data.bitext import Bitext\n"
-        "from clusterformer.data.moses import TextForm\n"
+        "from clusterformer.data.text_form import TextForm\n"
         "from clusterformer.data.parallel import ParallelText\n"
         "path = Path(sys.argv[1])\n"
         "text = ParallelText(Bitext(path, path), TextForm(), TextForm())\n"
-        "text.encode(text.learn(1000))\n"
+        "text.encode(text.learn_tokenizer(1000))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )
     peaks = []

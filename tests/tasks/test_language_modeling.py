@@ -13,7 +13,7 @@ from clusterformer.attention import FullAttention, LocalAttention, NeuralCluster
 from clusterformer.cli.generate import load
 from clusterformer.cli.main import main
 from clusterformer.data.batches import PAD
-from clusterformer.data.streams import batch_of
+from clusterformer.data.streams import unpadded_batch
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
@@ -71,7 +71,7 @@ def test_step_by_step_equals_the_full_forward_in_a_mixed_stack() -> None:
 def check_steps(model: LanguageModel) -> None:
     tokens = torch.randint(1, 20, (3, 31))
     with torch.no_grad():
-        expected = model(batch_of(tokens, tokens)).logits
+        expected = model(unpadded_batch(tokens, tokens)).logits
         state, found = model.start(3), []
         for column in tokens.unbind(1):
             logits, state = model.step(column, state)
@@ -89,7 +89,7 @@ def test_random_tokens_cannot_be_predicted(model: str) -> None:
     losses = []
     for _ in range(100):
         tokens = torch.randint(1, 9, (16, 33))
-        logits = net(batch_of(tokens[:, :-1], tokens[:, 1:])).logits
+        logits = net(unpadded_batch(tokens[:, :-1], tokens[:, 1:])).logits
         # the 8 tokens that occur are a free choice; what never occurs is soon ruled out
         loss = F.cross_entropy(logits[..., 1:9].flatten(0, 1), tokens[:, 1:].flatten() - 1)
         optimizer.zero_grad()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clusterformer.attention import FullAttention
-from clusterformer.data.batches import BucketPlan, Shares
+from clusterformer.data.batches import BucketPlan, DistributedBatchSampler
 from clusterformer.errors import InputError
 from clusterformer.models.architecture import Architecture
 from clusterformer.models.transformer import Encoded
@@ -48,7 +48,7 @@ def measured(rank, world_size):
     plan = BucketPlan([1] * len(ANSWERS), batch_size=3, shuffle=False)
     task = ranking()
     metrics = task.metrics()
-    for share in Shares(plan, rank=rank, world_size=world_size):
+    for share in DistributedBatchSampler(plan, rank=rank, world_size=world_size):
         margin = torch.tensor([scores[index] for index in share] or [9.0])
         logits = torch.stack([-3 * torch.ones_like(margin), margin - 3], 1)
         task.update(metrics, Output(logits, Encoded(logits, [])), data[share])

@@ -11,9 +11,9 @@ from lightning.pytorch import Trainer
 from clusterformer.attention import FullAttention
 from clusterformer.cli.main import main
 from clusterformer.cli.translate import load
-from clusterformer.data.batches import Shares
-from clusterformer.data.sentence_pairs import SentencePairs
+from clusterformer.data.batches import DistributedBatchSampler
 from clusterformer.data.tokenizers import BOS_EOS, SubwordTokenizer
+from clusterformer.data.translation_batches import TranslationBatch
 from clusterformer.errors import InputError
 from clusterformer.models.alignment import alignment
 from clusterformer.models.architecture import Architecture
@@ -117,7 +117,7 @@ def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
 
 
 def test_target_follows_what_the_decoder_reads():
-    batch = SentencePairs.make([[5, 6, BOS_EOS], [7, BOS_EOS]], [[8, BOS_EOS], [9, 10, BOS_EOS]])
+    batch = TranslationBatch.make([[5, 6, BOS_EOS], [7, BOS_EOS]], [[8, BOS_EOS], [9, 10, BOS_EOS]])
     assert batch.tokens.tolist() == [[5, 6, BOS_EOS], [7, BOS_EOS, 0]]
     assert batch.target.tolist() == [[8, BOS_EOS, IGNORE], [9, 10, BOS_EOS]]
     assert batch.decoder_input.tolist() == [[BOS_EOS, 8, 0], [BOS_EOS, 9, 10]]
@@ -147,7 +147,7 @@ def test_scores_do_not_depend_on_the_number_of_processes(files, world_size):
         states = []
         for rank in range(size):
             metrics = prepared.metrics()
-            for indices in Shares(plan, rank=rank, world_size=size):
+            for indices in DistributedBatchSampler(plan, rank=rank, world_size=size):
                 batch = pairs[indices]
                 with torch.no_grad():
                     prepared.update(metrics, network(batch), batch)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
-from clusterformer.data.batches import BucketPlan, loader, pad
+from clusterformer.data.batches import BucketPlan, make_loader, pad
 from clusterformer.models.architecture import Architecture
 from clusterformer.task import IGNORE, Output, Task
 
@@ -133,12 +133,12 @@ class Toy(Task):
     def train_dataloader(self) -> Any:
         data = Examples(self.size, 0)
         plan = BucketPlan([len(t) for t in data.texts], batch_size=self.batch_size)
-        return loader(data, plan, self, training=True)
+        return make_loader(data, plan, self, training=True)
 
     def val_dataloader(self) -> Any:
         data = Examples(20, 1)
         plan = BucketPlan([len(t) for t in data.texts], batch_size=8, shuffle=False)
-        return loader(data, plan, self)
+        return make_loader(data, plan, self)
 
     def test_dataloader(self) -> Any:
         return self.val_dataloader()

@@ -121,9 +121,9 @@ def _segments(file: IO[bytes]) -> list[str]:
 
 
 def _tokens(lines: Iterable[str], language: str) -> Iterator[str]:
-    from clusterformer.data.moses import tokenizer
+    from clusterformer.data.text_form import moses_tokenizer
 
-    moses = tokenizer(language)
+    moses = moses_tokenizer(language)
     for line in lines:
         yield " ".join(moses.tokenize(line, escape=False)).lower()
 

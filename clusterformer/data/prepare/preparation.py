@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from clusterformer.data.cache import alone, data_folder
+from clusterformer.data.cache import lock
+from clusterformer.data.named_sets import data_folder
 from clusterformer.data.prepare.download import Report, digest, fetch
 from clusterformer.data.prepare.publishers import Published, find
 from clusterformer.errors import InputError
@@ -63,7 +64,7 @@ def prepare(
     if presence(published, folder) == "yes":
         return place
     downloads.mkdir(parents=True, exist_ok=True)
-    with alone(downloads, say):
+    with lock(downloads, say):
         downloads.mkdir(exist_ok=True)
         if presence(published, folder) == "yes":
             return place

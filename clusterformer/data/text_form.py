@@ -1,4 +1,4 @@
-"""The text of a language as a model reads and writes it: Moses tokens, lower case, or as it is."""
+"""The form in which a translation model reads and writes a language: Moses tokens, lower case."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from clusterformer.errors import InputError
 
 UNUSUAL = re.compile(r"[^\w ,.?!:;/'&-]|  | [:;]|''")
-"""Without any of it Moses' normaliser, with its dozens of rules, leaves a text as it is."""
+"""Matches in every text that Moses' punctuation normaliser, with its dozens of rules, changes."""
 
 
 @dataclass(frozen=True)
 class TextForm:
-    """How text of one language is written down for the model, and back.
+    """The form of one language's text for the model.
 
-    Moses normalises the punctuation and parts words from it, by the sacremoses library; without
+    Moses normalises punctuation and separates it from words, by the sacremoses library; without
     XML escapes, so that `&` stays `&`.
 
     Attributes:
-        language: Code, such as "de"; only Moses asks for it.
+        language: Language code, such as "de"; needed for Moses only.
         moses: Whether the model reads and writes Moses tokens.
         lowercase: Whether it reads and writes lower case.
 
     Raises:
-        InputError: for a language that Moses has no rules for, or none at all.
+        InputError: for Moses without a language, or with one that it has no rules for.
     """
 
     language: str | None = None
@@ -40,20 +40,20 @@ class TextForm:
             known = ", ".join(sorted(_languages()))
             raise InputError(f"Moses knows no language {self.language!r}, only {known}")
 
-    def write(self, text: str) -> str:
-        """Raw text -> the form of the model."""
+    def preprocess(self, text: str) -> str:
+        """Bring raw text to the form of the model."""
         if self.moses:
             if UNUSUAL.search(text):
                 text = self._moses.normaliser.normalize(text)
             text = self._moses.tokenizer.tokenize(text.strip(), return_str=True, escape=False)
-        return self.fold(text)
+        return self.fold_case(text)
 
-    def fold(self, text: str) -> str:
-        """Tokenised text -> the form of the model: case as it should be, no spaces around."""
+    def fold_case(self, text: str) -> str:
+        """Bring tokenised text to the form of the model: lower case if asked, no outer spaces."""
         return (text.lower() if self.lowercase else text).strip()
 
-    def read(self, text: str) -> str:
-        """The form of the model -> text for people; the case stays."""
+    def detokenise(self, text: str) -> str:
+        """Bring text in the form of the model to that for people; the case stays."""
         if not self.moses:
             return text
         return self._moses.detokenizer.detokenize(text.split(), unescape=False)
@@ -66,19 +66,19 @@ class TextForm:
 class _Moses:
     def __init__(self, language: str) -> None:
         self.normaliser = _library().MosesPunctNormalizer(language)
-        self.tokenizer = tokenizer(language)
+        self.tokenizer = moses_tokenizer(language)
         self.detokenizer = _library().MosesDetokenizer(language)
 
 
-def tokenizer(language: str) -> Any:
-    """Moses' tokenizer for a language: the library's, only faster, and up to date.
+def moses_tokenizer(language: str) -> Any:
+    """Make a Moses tokenizer like that of sacremoses, but faster, and up to date.
 
-    Since 2018 Moses parts the full stop from the last word of a line whatever that is (plan B .).
+    Since 2018 Moses separates the full stop from the last word of a line, whatever the word is.
     """
     library = _library()
 
-    class Tokenizer(library.MosesTokenizer):  # type: ignore[name-defined]
-        """The library's, but for making a set of all letters anew for each word it asks of."""
+    class FastMosesTokenizer(library.MosesTokenizer):  # type: ignore[name-defined]
+        """The library's tokenizer, which makes a set of all letters anew for each word."""
 
         letters = frozenset(library.MosesTokenizer.IsAlpha)
         small_letters = frozenset(library.MosesTokenizer.IsLower)
@@ -90,10 +90,10 @@ def tokenizer(language: str) -> Any:
             return self.small_letters.issuperset(text)
 
         def handles_nonbreaking_prefixes(self, text: str) -> str:
-            parted = super().handles_nonbreaking_prefixes(text)
-            return re.sub(r"(?<=\S)\.$", " .", parted)
+            separated = super().handles_nonbreaking_prefixes(text)
+            return re.sub(r"(?<=\S)\.$", " .", separated)
 
-    return Tokenizer(language)
+    return FastMosesTokenizer(language)
 
 
 def _languages() -> set[str]:

@@ -13,28 +13,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from clusterformer.data.batches import Numbers, pad
+from clusterformer.data.batches import Integers, pad
 from clusterformer.data.tokenizers import BOS_EOS
 from clusterformer.task import IGNORE
 
 
 class Reference(NamedTuple):
-    """The right translation of a sentence: as the model writes it, and as people do."""
+    """The reference translation of a sentence: in the form of the model, and for people."""
 
-    written: str
+    tokenised: str
     plain: str
 
 
-class SentencePairs(NamedTuple):
+class TranslationBatch(NamedTuple):
     """A batch of sentences, each with its translation.
 
     Attributes:
-        tokens: (B, N), ended by BOS_EOS.
+        tokens: Source token ids, (B, N), ended by BOS_EOS.
         mask: (B, N), True at real tokens.
-        target: (B, M), ended by BOS_EOS; IGNORE at padding.
+        target: Target token ids, (B, M), ended by BOS_EOS; IGNORE at padding.
         decoder_input: (B, M), BOS_EOS and the target up to its last token.
-        decoder_mask: (B, M).
-        references: Of each row that is to be translated and scored, else None.
+        decoder_mask: (B, M), True at real tokens.
+        references: Reference of each row to be translated and scored, None for others.
     """
 
     tokens: Tensor
@@ -47,11 +47,11 @@ class SentencePairs(NamedTuple):
     @classmethod
     def make(
         cls,
-        sources: Sequence[Numbers],
-        targets: Sequence[Numbers],
+        sources: Sequence[Integers],
+        targets: Sequence[Integers],
         references: list[Reference | None] | None = None,
-    ) -> SentencePairs:
-        """Put token numbers, ended by BOS_EOS, into rectangles; none at all make a dummy row."""
+    ) -> TranslationBatch:
+        """Pad token ids, each text ended by BOS_EOS; no texts make a dummy row."""
         tokens, mask = pad(sources)
         target, decoder_mask = pad(targets)
         decoder_input = target.roll(1, dims=1)
@@ -67,19 +67,19 @@ class SentencePairs(NamedTuple):
 
 
 class EncodedTexts(Protocol):
-    """Token numbers of many texts: a list, or a store on disk."""
+    """Token ids of many texts: a list, or a store on disk."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Numbers: ...
+    def __getitem__(self, index: int, /) -> Integers: ...
 
 
-class PairSet(Dataset[SentencePairs]):
-    """Token numbers of sentences and their translations; a list of indices gives a batch.
+class TranslationDataset(Dataset[TranslationBatch]):
+    """Token ids of sentences and their translations; a list of indices gives a batch.
 
     Args:
-        sources: Ended by BOS_EOS, like `targets`; lists, or stores on disk.
-        targets: As many.
-        references: Of the first sentences, which are to be translated and scored.
+        sources: Sentences, each ended by BOS_EOS: lists, or a store on disk.
+        targets: Their translations, likewise.
+        references: References of the first sentences, which are to be translated and scored.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class PairSet(Dataset[SentencePairs]):
         """Tokens of the longer side of each pair."""
         return np.maximum(_lengths(self._sources), _lengths(self._targets))
 
-    def __getitem__(self, indices: list[int]) -> SentencePairs:
+    def __getitem__(self, indices: list[int]) -> TranslationBatch:
         known = len(self._references)
-        return SentencePairs.make(
+        return TranslationBatch.make(
             [self._sources[index] for index in indices],
             [self._targets[index] for index in indices],
             [self._references[index] if index < known else None for index in indices],
