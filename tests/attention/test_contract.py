@@ -210,10 +210,12 @@ def test_rows_do_not_depend_on_each_other(cls, causal) -> None:
 
 
 @every_form
-def test_compiles_once_for_all_lengths(cls, causal) -> None:
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_compiles_once_for_all_lengths(cls, causal, backend: str) -> None:
+    """Dynamo's graph and guards; AOTAutograd's own pass is also that of the export below."""
     torch._dynamo.reset()
     layer = build(cls, causal)
-    compiled = torch.compile(layer, dynamic=True, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(layer, dynamic=True, fullgraph=True, backend=backend)
     with torch.no_grad():
         for length in (19, 31, 40, 53):
             x = torch.randn(2, length, WIDTH)
