@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -249,16 +250,31 @@ def test_predict_labels_a_file(
             assert re.fullmatch(r"with(out)?\t0\.\d{4}", lines[0])
 
 
-def test_predict_answers_each_line_before_the_next_comes(run: Path) -> None:
-    command = [sys.executable, "-m", "clusterformer", "predict", f"--checkpoint={run}"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": TOYS}, **pipes) as process:
-        for text in ("1 2 3", "4 5"):
-            process.stdin.write(f"{text}\n")
-            process.stdin.flush()
-            assert process.stdout.readline().startswith("with")
-        process.stdin.close()
-        assert process.wait() == 0
+def test_predict_answers_each_line_before_the_next_comes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stdin, writer), (reader, stdout), saved = os.pipe(), os.pipe(), os.dup(0)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(stdout, "w"))
+
+    def predict() -> None:
+        with sys.stdout:  # closed at the end, whatever happens: nobody waits for more
+            assert main(["predict", f"--checkpoint={run}"]) == 0
+
+    os.dup2(stdin, 0)
+    try:
+        with os.fdopen(writer, "w") as texts, os.fdopen(reader) as answers:
+            thread = threading.Thread(target=predict)
+            thread.start()
+            for text in ("1 2 3", "4 5"):
+                print(text, file=texts, flush=True)
+                assert answers.readline().startswith("with")
+            texts.close()
+            thread.join()
+            assert not answers.read()
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+        os.close(stdin)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
+from forked import in_processes
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -119,13 +119,14 @@ def test_a_checkpoint_carries_what_is_still_to_move() -> None:
         assert torch.equal(ours, theirs)
 
 
-def share(rank: int, points: Tensor, address: str, found: mp.SimpleQueue) -> None:
+def share(rank: int, points: Tensor, address: str) -> list:
+    """Centroids after a step in which each of two processes saw half of the points."""
     torch.distributed.init_process_group("gloo", f"file://{address}", rank=rank, world_size=2)
     means = SphericalMeans(2, 3, 5, decay=0.9, seed=0)
     observe(means, points[rank::2])
     means.move()
-    found.put(means.centroids.tolist())
     torch.distributed.destroy_process_group()
+    return means.centroids.tolist()
 
 
 def test_processes_move_them_as_one(tmp_path) -> None:
@@ -133,7 +134,5 @@ def test_processes_move_them_as_one(tmp_path) -> None:
     alone = SphericalMeans(2, 3, 5, decay=0.9, seed=0)
     observe(alone, points)
     alone.move()
-    found = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(share, (points, str(tmp_path / "meeting"), found), nprocs=2)
-    for centroids in (found.get(), found.get()):
+    for centroids in in_processes(2, share, points, str(tmp_path / "meeting")):
         torch.testing.assert_close(torch.tensor(centroids), alone.centroids)

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from forked import Process
 
 from clusterformer.cli.main import main
+from clusterformer.compare import runner
 
 TINY = {
     "config": "partner.yaml",
@@ -41,6 +44,13 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs start in a moment."""
+    module = SimpleNamespace(**{**vars(subprocess), "Popen": Process})
+    monkeypatch.setattr(runner, "subprocess", module)
+
+
 def starts(folder: Path) -> dict[str, int]:
     """How often each run began or went on."""
     return {
@@ -50,6 +60,7 @@ def starts(folder: Path) -> dict[str, int]:
     }
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None:
     assert main(["compare", str(plan), "--dry-run"]) == 0
     assert re.match(r"to do +[\d,]+ parameters  coupled, seed 0\n", capfd.readouterr().out)
@@ -85,6 +96,7 @@ def test_a_failed_run_is_named_and_the_rest_goes_on(plan: Path, capfd) -> None:
     assert "fine" in Path("comparisons/tiny/table.md").read_text()
 
 
+@pytest.mark.usefixtures("forked")
 def test_shards_share_the_runs(plan: Path) -> None:
     folder = Path("comparisons/tiny")
     assert main(["compare", str(plan), "--shard", "2/2"]) == 0
@@ -93,11 +105,12 @@ def test_shards_share_the_runs(plan: Path) -> None:
     assert len((folder / "runs.csv").read_text().splitlines()) == 3
 
 
+@pytest.mark.usefixtures("forked")
 def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None:
     longer = {**TINY, "options": {**TINY["options"], "trainer.max_steps": 60}}
     plan.write_text(yaml.safe_dump(longer, sort_keys=False))
     command = [sys.executable, "-m", "clusterformer", "compare", str(plan)]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    process = Process(command, start_new_session=True)
     first = Path("comparisons/tiny/coupled/all/seed-0")
     for _ in range(600):
         if list(first.glob("*/*/checkpoints/last.ckpt")):

@@ -1,11 +1,8 @@
 """Matching: ranked answers are scored by question, whichever process saw which of them."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
+from forked import in_processes
 
 from clusterformer.attention import FullAttention
 from clusterformer.data.batches import BucketPlan, DistributedBatchSampler
@@ -55,17 +52,20 @@ def measured(rank, world_size):
     return {name: value.item() for name, value in metrics.compute().items()}
 
 
+def measured_together(rank, rendezvous):
+    """MAP and MRR of ANSWERS as each of two processes knows them in the end."""
+    torch.distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=2)
+    found = measured(rank, 2)
+    torch.distributed.destroy_process_group()
+    return found
+
+
 def test_map_and_mrr_by_hand():
     assert measured(0, 1) == pytest.approx({"map": MAP, "mrr": MRR})
 
 
 def test_two_processes_measure_what_one_does(tmp_path):
-    command = [sys.executable, __file__, f"file://{tmp_path}/rendezvous"]
-    processes = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    found = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
+    found = in_processes(2, measured_together, f"file://{tmp_path}/rendezvous")
     assert found[0] == found[1] == pytest.approx({"map": MAP, "mrr": MRR})
 
 
@@ -112,10 +112,3 @@ def test_real_wikiqa_ranks_its_questions(data_root):
     task.setup("test")
     groups = torch.cat([batch.group for batch in task.test_dataloader()])
     assert len(groups.unique()) == 126
-
-
-if __name__ == "__main__":
-    place, rank = sys.argv[1:]
-    torch.distributed.init_process_group("gloo", place, rank=int(rank), world_size=2)
-    print(json.dumps(measured(int(rank), 2)))
-    torch.distributed.destroy_process_group()

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from clusterformer.training.metrics_file import MetricsFile
 
 TOYS = str(Path(__file__).parents[1] / "toy")
 sys.path.append(TOYS)
+from forked import Process  # noqa: E402
 from toy_task import Toy  # noqa: E402
 
 TINY = {"d_model": 8, "num_heads": 2, "num_layers": 1, "warmup": 4}
@@ -134,11 +134,12 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run killed within its second epoch, after its last checkpoint."""
     folder = tmp_path_factory.mktemp("killed")
     command = [sys.executable, "-m", "clusterformer", *arguments(folder, "--data.pause=0.2")]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": TOYS}) as process:
-        deadline = time.monotonic() + 60
-        while max(seen(folder), default=0) < 8 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
+    process = Process(command, env={**os.environ, "PYTHONPATH": TOYS})
+    deadline = time.monotonic() + 60
+    while max(seen(folder), default=0) < 8 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
     return folder
 
 
