@@ -52,7 +52,9 @@ def step(layer: MultiHeadAttention, x: Tensor, mask: Tensor, dtype: torch.dtype)
     return [values[mask].detach(), *(g for g in found if g is not None)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
 def test_values_and_gradients_are_those_of_plain_pytorch(cls, causal, dtype, monkeypatch) -> None:
     layer = build(cls, causal)

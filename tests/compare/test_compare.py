@@ -107,7 +107,7 @@ def test_shards_share_the_runs(plan: Path) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None:
-    longer = {**TINY, "options": {**TINY["options"], "trainer.max_steps": 60}}
+    longer = {**TINY, "options": {**TINY["options"], "trainer.max_steps": 40}}
     plan.write_text(yaml.safe_dump(longer, sort_keys=False))
     command = [sys.executable, "-m", "clusterformer", "compare", str(plan)]
     process = Process(command, start_new_session=True)
@@ -123,7 +123,7 @@ def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None
     begun = starts(Path("comparisons/tiny"))
     assert sorted(begun.values()) == [1, 2]
     (results,) = first.glob("*/*/results.json")
-    assert json.loads(results.read_text())["steps"] == 60
+    assert json.loads(results.read_text())["steps"] == 40
 
 
 @pytest.mark.parametrize(
