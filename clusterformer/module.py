@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.task import Output, Task, stacks
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
 from clusterformer.training.evaluation import Evaluation
@@ -115,7 +115,7 @@ class ClusterFormer(LightningModule):
             raise InputError(
                 "one of task_weight, clustering_weight, sorting_weight must be above 0"
             )
-        self.architecture = Architecture(
+        self.transformer_config = TransformerConfig(
             attention=attention,
             d_model=d_model,
             num_heads=num_heads,
@@ -166,7 +166,7 @@ class ClusterFormer(LightningModule):
     def configure_model(self) -> None:
         if self.network is None:
             try:
-                self.network = self.task.build(self.architecture)
+                self.network = self.task.build(self.transformer_config)
             except InputError:
                 raise
             except ValueError as error:

@@ -19,9 +19,9 @@ from clusterformer.models.transformer import Output
 
 if TYPE_CHECKING:
     from clusterformer.attention import Grouping
-    from clusterformer.models.architecture import Architecture
+    from clusterformer.models.config import TransformerConfig
 
-__all__ = ["IGNORE", "Batch", "Output", "Position", "Stack", "Task", "stacks"]
+__all__ = ["IGNORE", "Batch", "Output", "StackGroupings", "Task", "TrainingPosition", "stacks"]
 
 IGNORE = -100
 """Target of an example or token that counts in no loss and no metric."""
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     target: Tensor  # (B,) or (B, N) int64
 
 
-class Stack(NamedTuple):
+class StackGroupings(NamedTuple):
     """The layers of an encoder or decoder: what each grouped, and of which tokens.
 
     Attributes:
@@ -53,15 +53,15 @@ class Stack(NamedTuple):
     mask: Tensor
 
 
-def stacks(output: Output, batch: Any) -> list[Stack]:
+def stacks(output: Output, batch: Any) -> list[StackGroupings]:
     """Every stack of a network; of a pair, `batch` also has the decoder's `decoder_mask`."""
-    found = [Stack("", output.encoded.groupings, batch.mask)]
+    found = [StackGroupings("", output.encoded.groupings, batch.mask)]
     if output.decoded is not None:
-        found.append(Stack("decoder/", output.decoded.groupings, batch.decoder_mask))
+        found.append(StackGroupings("decoder/", output.decoded.groupings, batch.decoder_mask))
     return found
 
 
-class Position(NamedTuple):
+class TrainingPosition(NamedTuple):
     """Where training stands: the epoch, and the global batches of it already trained on."""
 
     epoch: int
@@ -97,21 +97,23 @@ class Task(LightningDataModule, ABC):
         return self.trainer.world_size if self.trainer else 1
 
     @property
-    def position(self) -> Position:
+    def position(self) -> TrainingPosition:
         """Where the training data has to start; `train_dataloader()` reads it when called.
 
         The trainer restores its progress from a checkpoint before it asks for the data, so this
         is exact after a kill and independent of what data workers had fetched ahead.
         """
         if not self.trainer:
-            return Position(0, 0)
+            return TrainingPosition(0, 0)
         epoch: Any = self.trainer.fit_loop.epoch_progress.current
         batch: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        return Position(epoch.processed, batch.ready if epoch.ready > epoch.processed else 0)
+        return TrainingPosition(
+            epoch.processed, batch.ready if epoch.ready > epoch.processed else 0
+        )
 
     @abstractmethod
-    def build(self, architecture: Architecture) -> nn.Module:
-        """Make the network, called as `network(batch) -> Output`, around `architecture`."""
+    def build(self, config: TransformerConfig) -> nn.Module:
+        """Make the network, called as `network(batch) -> Output`, around `config`."""
 
     @abstractmethod
     def loss(self, output: Output, batch: Any, label_smoothing: float) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 ExampleT = TypeVar("ExampleT", bound=Example)
 
 
-class Encoded(Dataset[Any]):
+class LabelledDataset(Dataset[Any]):
     """Encoded examples in memory; a list of indices gives a batch, an empty one a dummy row.
 
     Attributes:
@@ -124,7 +124,7 @@ class Labelling(Task):
         self._tokenizer: Tokenizer | None = None
         self._pretrained: Tensor | None = None
         self._labels: list[str] = []
-        self._encoded: dict[Split, Encoded] = {}
+        self._encoded: dict[Split, LabelledDataset] = {}
 
     @abstractmethod
     def read(self, split: Split) -> Sequence[Example]:
@@ -133,7 +133,7 @@ class Labelling(Task):
     @abstractmethod
     def encoded(
         self, examples: Sequence[Any], tokens: list[list[list[int]]], targets: list[int]
-    ) -> Encoded:
+    ) -> LabelledDataset:
         """Put examples into memory: `tokens[i]` are those of the i-th text of each of them."""
 
     @abstractmethod
@@ -220,7 +220,7 @@ class Labelling(Task):
             raise InputError(f"training needs texts of 2 labels or more, found {labels}")
         return labels
 
-    def _encode(self, split: Split, examples: Sequence[Example]) -> Encoded:
+    def _encode(self, split: Split, examples: Sequence[Example]) -> LabelledDataset:
         numbers = {label: number for number, label in enumerate(self._labels)}
         for example in examples:
             if example.label not in numbers:

@@ -12,10 +12,10 @@ from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, hold_out
 from clusterformer.data.named_sets import Split
 from clusterformer.data.tables import Column, Example, Row, read_rows
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
 from clusterformer.models.classifier import TextClassifier
+from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Batch
-from clusterformer.tasks.base import Encoded, Labelling
+from clusterformer.tasks.base import LabelledDataset, Labelling
 from clusterformer.tasks.listops import LABELS, generate
 
 
@@ -70,16 +70,16 @@ class Classification(Labelling):
 
     def encoded(
         self, examples: Sequence[Row], tokens: list[list[list[int]]], targets: list[int]
-    ) -> Texts:
+    ) -> TextDataset:
         (texts,) = tokens
-        return Texts(texts, targets)
+        return TextDataset(texts, targets)
 
     def text_batch(self, lines: list[str]) -> Batch:
         return Batch(*pad(self.encode(lines)), torch.full((len(lines),), IGNORE))
 
-    def build(self, architecture: Architecture) -> TextClassifier:
+    def build(self, config: TransformerConfig) -> TextClassifier:
         return TextClassifier(
-            architecture,
+            config,
             vocab_size=self.tokenizer.vocab_size,
             num_labels=len(self._labels),
             max_length=self._max_length,
@@ -90,7 +90,7 @@ class Classification(Labelling):
         return self.tokenizer.ids_to_tokens(batch.tokens[index][batch.mask[index]].tolist())
 
 
-class Texts(Encoded):
+class TextDataset(LabelledDataset):
     """Encoded texts in memory; a list of indices gives a batch."""
 
     def __init__(self, tokens: list[list[int]], targets: list[int]) -> None:

@@ -23,8 +23,8 @@ from clusterformer.clustering.partners import Features, partners
 from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.points import read_points
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
-from clusterformer.models.transformer import Encoded
+from clusterformer.models.cluster_network import ClusterNetwork
+from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Output, Task
 
 _SHOWN = 10_000  # points that show the features
@@ -169,8 +169,8 @@ class Clustering(Task):
                 points, torch.zeros(len(rows), 1, dtype=torch.long), self._numbers(None, len(rows))
             )[list(range(len(rows)))]
 
-    def build(self, architecture: Architecture) -> ClusterNetwork:
-        """Clusters with their centroids on training points; `architecture` shapes no part of it."""
+    def build(self, config: TransformerConfig) -> ClusterNetwork:
+        """Clusters with their centroids on training points; `config` shapes no part of it."""
         assert self._features is not None
         network = NeuralClusters(
             self._features.projection.shape[1],
@@ -251,31 +251,6 @@ class Clustering(Task):
         images = self._features.center + means @ torch.linalg.pinv(self._features.projection)
         centroid_images(images.numpy(), self._image, paths[2], title="Means of clusters")
         return paths
-
-
-class ClusterNetwork(nn.Module):
-    """Memberships of points and of a neighbour each: drawn in training, else the nearest.
-
-    Args:
-        clusters: That are learnt.
-    """
-
-    def __init__(self, clusters: NeuralClusters) -> None:
-        super().__init__()
-        self.clusters = clusters
-
-    def forward(self, batch: PointBatch) -> Output:
-        """Logits (B, 2, C) of the points and of their partners."""
-        drawn = torch.zeros(len(batch.near), dtype=torch.long, device=batch.near.device)
-        if self.training:
-            drawn = torch.randint_like(drawn, batch.near.shape[1])
-        partner = batch.near[torch.arange(len(drawn), device=drawn.device), drawn]
-        both = torch.stack([batch.points, partner], 1)
-        logits = self.clusters(both)
-        if self.training:
-            real = batch.mask[:, 0]
-            self.clusters.watch(batch.points[real], *logits.detach()[real].unbind(1))
-        return Output(logits, Encoded(both, []))
 
 
 class Purity(Metric):

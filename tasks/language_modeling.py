@@ -34,7 +34,7 @@ from clusterformer.data.stream_tokenizers import (
 from clusterformer.data.streams import ShiftedWindowPlan, StridedWindows, Windows, token_stream
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.task import IGNORE, Batch, Output, Task
 from clusterformer.tasks.metrics import CodeLength, Units
@@ -185,10 +185,8 @@ class LanguageModeling(Task):
 
     # Network, loss and metrics
 
-    def build(self, architecture: Architecture) -> LanguageModel:
-        return LanguageModel(
-            architecture, vocab_size=self.tokenizer.vocab_size, max_length=self._context
-        )
+    def build(self, config: TransformerConfig) -> LanguageModel:
+        return LanguageModel(config, vocab_size=self.tokenizer.vocab_size, max_length=self._context)
 
     def loss(self, output: Output, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
         total = F.cross_entropy(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -24,8 +24,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from clusterformer.data.batches import BucketPlan, EndlessPlan, make_loader, run_seed
 from clusterformer.data.streams import dummy_batch, unpadded_batch
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
-from clusterformer.models.embeddings import TokenEmbedding
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.token_classifier import TokenClassifier
 from clusterformer.task import IGNORE, Batch, Output, Task
 
 _TRAIN, _VALID, _TEST = 0, 1, 2
@@ -90,12 +90,14 @@ class MaskedCopy(Task):
         plan = BucketPlan([1] * size, batch_size=self._batch_size, shuffle=False)
         return make_loader(self._copies(stream), plan, self)
 
-    def _copies(self, *stream: int) -> Copies:
-        return Copies(self._length, self._symbols, self._masked, stream)
+    def _copies(self, *stream: int) -> CopyDataset:
+        return CopyDataset(self._length, self._symbols, self._masked, stream)
 
-    def build(self, architecture: Architecture) -> Tagger:
+    def build(self, config: TransformerConfig) -> TokenClassifier:
         tokens = self._symbols + _FIRST + 1
-        return Tagger(architecture, vocab_size=tokens, max_length=2 * self._length + 2)
+        return TokenClassifier(
+            config, vocab_size=tokens, num_labels=tokens, max_length=2 * self._length + 2
+        )
 
     def loss(self, output: Output, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
         total = F.cross_entropy(
@@ -141,34 +143,7 @@ class MaskedCopy(Task):
         return [(place, place + half) for place in range(half)]
 
 
-class Tagger(nn.Module):
-    """Embedding, encoder, and a linear map to the tokens at every token.
-
-    Args:
-        architecture: Shape of the encoder.
-        vocab_size: V.
-        max_length: Longest text, for learned positions.
-    """
-
-    def __init__(self, architecture: Architecture, *, vocab_size: int, max_length: int) -> None:
-        super().__init__()
-        self.embedding = TokenEmbedding(
-            vocab_size,
-            architecture.d_model,
-            positions=architecture.positions,
-            max_length=max_length,
-            dropout=architecture.dropout,
-        )
-        self.encoder = architecture.encoder()
-        self.head = nn.Linear(architecture.d_model, vocab_size)
-
-    def forward(self, batch: Batch) -> Output:
-        """Logits (B, N, V) of texts (B, N)."""
-        encoded = self.encoder(self.embedding(batch.tokens), batch.mask)
-        return Output(self.head(encoded.hidden), encoded)
-
-
-class Copies(Dataset[Batch]):
+class CopyDataset(Dataset[Batch]):
     """Texts made from their index; a list of indices gives a batch.
 
     Args:

@@ -11,9 +11,8 @@ from torchmetrics.retrieval import RetrievalMAP, RetrievalMRR
 from clusterformer.data.corpora import MatchingCorpus
 from clusterformer.data.tables import Column, Example
 from clusterformer.errors import InputError
-from clusterformer.models.pair_classifier import PairBatch
 from clusterformer.task import Output
-from clusterformer.tasks.pairs import PairLabelling
+from clusterformer.tasks.pairs import PairBatch, PairLabelling
 
 
 class Matching(PairLabelling):

@@ -1,27 +1,42 @@
 """Tasks on pairs of texts: reading, batches and network, whatever the labels mean.
 
-Letters: B pairs, R rows of tokens, N tokens.
+B pairs   N tokens
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from clusterformer.data.batches import pad
 from clusterformer.data.corpora import PairCorpus, hold_out_pairs, read_pair_corpus
 from clusterformer.data.named_sets import Split
 from clusterformer.data.tables import Column, TextPair, read_pairs
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
-from clusterformer.models.pair_classifier import PairBatch, PairClassifier
+from clusterformer.models.classifier import PairClassifier
+from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE
-from clusterformer.tasks.base import Encoded, Labelling
+from clusterformer.tasks.base import LabelledDataset, Labelling
 
 SEPARATOR = "<sep>"
+
+
+class PairBatch(NamedTuple):
+    """Pairs of texts; a row is encoded as one text.
+
+    Apart, there are 2 B rows: one for each first text, then one for each second text. Joint, there
+    are B rows: both texts of a pair, a separator between them.
+    """
+
+    tokens: Tensor  # (rows, N) int64
+    mask: Tensor  # (rows, N) bool, True at real tokens
+    target: Tensor  # (B,) int64
+    second: Tensor  # (rows, N) bool, True at tokens of a second text
+    group: Tensor  # (B,) int64: number of the question from 1, or 0 where there is none
 
 
 class PairLabelling(Labelling):
@@ -59,12 +74,12 @@ class PairLabelling(Labelling):
 
     def encoded(
         self, examples: Sequence[TextPair], tokens: list[list[list[int]]], targets: list[int]
-    ) -> Pairs:
+    ) -> PairDataset:
         names = dict.fromkeys(pair.group for pair in examples if pair.group)
         questions = {name: number for number, name in enumerate(names, 1)}
         groups = [questions.get(pair.group, 0) for pair in examples]
         first, second = tokens
-        return Pairs(first, second, targets, groups, self._separator)
+        return PairDataset(first, second, targets, groups, self._separator)
 
     @property
     def _separator(self) -> int | None:
@@ -81,13 +96,13 @@ class PairLabelling(Labelling):
             self.encode(first), self.encode(second), nothing, [0] * len(lines), self._separator
         )
 
-    def build(self, architecture: Architecture) -> PairClassifier:
+    def build(self, config: TransformerConfig) -> PairClassifier:
         pretrained, longest = self._pretrained, self._max_length
         if self._joint:
             pretrained = None if pretrained is None else F.pad(pretrained, (0, 0, 0, 1))
             longest = None if longest is None else 2 * longest + 1
         return PairClassifier(
-            architecture,
+            config,
             vocab_size=self.tokenizer.vocab_size + self._joint,
             num_labels=len(self._labels),
             joint=self._joint,
@@ -120,7 +135,7 @@ def split_pair(line: str) -> tuple[str, str]:
     return first, second
 
 
-class Pairs(Encoded):
+class PairDataset(LabelledDataset):
     """Encoded pairs in memory; a list of indices gives a batch.
 
     Args:
@@ -164,7 +179,7 @@ def pair_batch(
     groups: list[int],
     separator: int | None,
 ) -> PairBatch:
-    """Put pairs in one rectangle; the arguments are those of `Pairs`."""
+    """Put pairs in one rectangle; the arguments are those of `PairDataset`."""
     if separator is None:
         tokens, mask = pad([*first, *second])
         is_second = mask.clone()

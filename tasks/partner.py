@@ -24,8 +24,8 @@ from clusterformer.attention import Grouping
 from clusterformer.data.batches import BucketPlan, EndlessPlan, make_loader, run_seed
 from clusterformer.errors import InputError
 from clusterformer.kernels.blocks import Blocks
-from clusterformer.models.architecture import Architecture
-from clusterformer.models.embeddings import TokenEmbedding
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.token_classifier import KeyValueClassifier
 from clusterformer.task import IGNORE, Output, Task
 
 _TRAIN, _VALID, _TEST = 0, 1, 2
@@ -96,12 +96,15 @@ class Partner(Task):
         plan = BucketPlan(lengths, batch_size=self._batch_size, shuffle=False)
         return make_loader(self._pairs(stream), plan, self)
 
-    def _pairs(self, *stream: int) -> Pairs:
-        return Pairs(self._num_tokens, self._num_values, stream)
+    def _pairs(self, *stream: int) -> PartnerDataset:
+        return PartnerDataset(self._num_tokens, self._num_values, stream)
 
-    def build(self, architecture: Architecture) -> PartnerNetwork:
-        return PartnerNetwork(
-            architecture, num_tokens=self._num_tokens, num_values=self._num_values
+    def build(self, config: TransformerConfig) -> KeyValueClassifier:
+        return KeyValueClassifier(
+            config,
+            num_keys=self._num_tokens // 2,
+            num_values=self._num_values,
+            max_length=self._num_tokens,
         )
 
     def loss(
@@ -213,36 +216,7 @@ def _sees(blocks: Blocks, other: Tensor) -> Tensor:
     return (within & visible.gather(2, ahead.clamp(0, span - 1))).any(-1)
 
 
-class PartnerNetwork(nn.Module):
-    """Embeddings of key and value, encoder, and a linear map to the values at every token.
-
-    Args:
-        architecture: Shape of the encoder; the task needs no positions.
-        num_tokens: N.
-        num_values: V.
-    """
-
-    def __init__(self, architecture: Architecture, *, num_tokens: int, num_values: int) -> None:
-        super().__init__()
-        self.keys = TokenEmbedding(
-            num_tokens // 2 + 1,
-            architecture.d_model,
-            positions=architecture.positions,
-            max_length=num_tokens,
-            dropout=architecture.dropout,
-        )
-        self.values = nn.Embedding(num_values + 1, architecture.d_model)
-        self.encoder = architecture.encoder()
-        self.head = nn.Linear(architecture.d_model, num_values)
-
-    def forward(self, batch: PartnerBatch) -> Output:
-        """Logits (B, N, V) of texts (B, N)."""
-        embedded = self.keys(batch.tokens) + self.values(batch.values)
-        encoded = self.encoder(embedded, batch.mask)
-        return Output(self.head(encoded.hidden), encoded)
-
-
-class Pairs(Dataset[PartnerBatch]):
+class PartnerDataset(Dataset[PartnerBatch]):
     """Texts made from their index; a list of indices gives a batch.
 
     Args:

@@ -29,7 +29,7 @@ from clusterformer.data.translation_batches import TranslationBatch, Translation
 from clusterformer.decoding import Hypothesis, beam_search, greedy
 from clusterformer.errors import InputError
 from clusterformer.models.alignment import alignment
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.seq2seq import Seq2Seq
 from clusterformer.task import IGNORE, Output, Task
 from clusterformer.tasks.metrics import CorpusScore, Perplexity, Score
@@ -222,11 +222,9 @@ class Translation(Task):
 
     # Network, loss and metrics
 
-    def build(self, architecture: Architecture) -> Seq2Seq:
+    def build(self, config: TransformerConfig) -> Seq2Seq:
         size = self.tokenizer.vocab_size
-        self._network = Seq2Seq(
-            architecture, source_size=size, target_size=size, share_embeddings=True
-        )
+        self._network = Seq2Seq(config, source_size=size, target_size=size, share_embeddings=True)
         return self._network
 
     def loss(
@@ -289,7 +287,7 @@ class Translation(Task):
         network = self._network
         assert network is not None
         hidden, mask = output.encoded.hidden[rows], batch.mask[rows]
-        state = network.decoder.cache(hidden, hidden, mask)
+        state = network.start_from(hidden, mask)
         first = torch.full((len(rows),), BOS_EOS, device=hidden.device)
         longest = 2 * mask.sum(-1) + 10
         if beam == 1:

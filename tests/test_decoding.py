@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clusterformer.attention import FullAttention, NeuralClusteringAttention
 from clusterformer.decoding import Hypothesis, beam_search, greedy, sample
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.decoder import State
 from clusterformer.models.seq2seq import Seq2Seq
 
@@ -34,8 +34,8 @@ class Table:
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         ((texts, before),) = state.caches
         self.steps, self.rows = self.steps + 1, self.rows + len(tokens)
-        logits = self.logits[texts, state.place, before, tokens]
-        return logits, State(state.place + 1, ((texts, tokens),))
+        logits = self.logits[texts, state.position, before, tokens]
+        return logits, State(state.position + 1, ((texts, tokens),))
 
     def log_probability(self, text: int, tokens: list[int]) -> float:
         total, before, last = 0.0, 0, BOS
@@ -189,7 +189,7 @@ class Uncached:
         past = torch.cat([past, tokens[:, None]], 1)
         hidden = self.network.decoder(self.network.target(past), None, memory, mask).hidden
         logits = hidden[:, -1] @ self.network.target.tokens.weight.T
-        return logits, State(state.place + 1, ((past, memory, mask),))
+        return logits, State(state.position + 1, ((past, memory, mask),))
 
 
 @pytest.mark.parametrize("attention", [FullAttention, NeuralClusteringAttention])
@@ -199,7 +199,7 @@ def test_a_beam_on_caches_is_a_beam_without(attention: Callable) -> None:
         return attention(width, heads, causal=causal, **options)
 
     network = Seq2Seq(
-        Architecture(core, d_model=32, d_ff=64), source_size=20, target_size=20
+        TransformerConfig(core, d_model=32, d_ff=64), source_size=20, target_size=20
     ).eval()
     mask = torch.arange(9) < torch.tensor([9, 4, 7, 1, 6])[:, None]
     batch = Source(torch.randint(1, 20, (5, 9)), mask)
@@ -217,7 +217,7 @@ def test_a_beam_on_caches_is_a_beam_without(attention: Callable) -> None:
 @pytest.mark.parametrize("attention", [FullAttention, NeuralClusteringAttention])
 def test_caches_are_worth_it(attention: type) -> None:
     """256 tokens, 32 texts, a beam of 5. CPU time; that without caches is told from a few steps."""
-    shape = Architecture(attention, d_model=128, d_ff=512)
+    shape = TransformerConfig(attention, d_model=128, d_ff=512)
     network = Seq2Seq(shape, source_size=2000, target_size=2000).eval()
     batch = Source(torch.randint(1, 2000, (32, 20)), torch.ones(32, 20, dtype=torch.bool))
 

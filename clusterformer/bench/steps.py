@@ -62,7 +62,7 @@ def training_step(
     """
     task.prepare_data()
     task.setup("fit")
-    model.network = task.build(model.architecture)
+    model.network = task.build(model.transformer_config)
     batch = max(task.train_dataloader(), key=lambda batch: batch.tokens.shape[1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=model.lr, fused=True)
     autocast = torch.autocast("cpu", DTYPES[dtype], enabled=dtype != "fp32")

@@ -17,6 +17,7 @@ from clusterformer import attention
 from clusterformer.attention import PAPER_FORM, AttentionCore, MultiHeadAttention
 from clusterformer.bench.peers import PEERS
 from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Encoder
 
 FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}
@@ -144,8 +145,15 @@ def _make_layer(name: str, setting: Setting) -> nn.Module:
             raise InputError(f"{name} is measured as a bidirectional layer with its output")
         return PEERS[name](setting.d_model, setting.num_heads, setting.length)
     if setting.layers:
-        cores = [_make_core(name, setting) for _ in range(setting.layers)]
-        return Encoder(cores, d_ff=setting.d_ff or 4 * setting.d_model, dropout=0.0)
+        config = TransformerConfig(
+            lambda d_model, num_heads: _make_core(name, setting),
+            d_model=setting.d_model,
+            num_heads=setting.num_heads,
+            num_layers=setting.layers,
+            d_ff=setting.d_ff or 4 * setting.d_model,
+            dropout=0.0,
+        )
+        return Encoder(config)
     layer = MultiHeadAttention(_make_core(name, setting))
     generator = torch.Generator().manual_seed(1)
     for part in ("q_proj", "k_proj", "v_proj", "out_proj"):

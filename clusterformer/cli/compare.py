@@ -230,5 +230,5 @@ def _parameters(planned: PlannedRun) -> str:
     except (InputError, OSError):
         return "?"
     with torch.device("meta"):
-        network = task.build(options.model.architecture)
+        network = task.build(options.model.transformer_config)
     return f"{sum(weight.numel() for weight in network.parameters() if weight.requires_grad):,}"

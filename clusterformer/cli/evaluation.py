@@ -83,7 +83,7 @@ def ready(trained: Trained, device: str | None = None) -> ClusterFormer:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: there is no CUDA device")
     model = trained.options.model
-    model.network = trained.options.datamodule.build(model.architecture)
+    model.network = trained.options.datamodule.build(model.transformer_config)
     try:
         model.load_state_dict(trained.checkpoint["state_dict"])
     except RuntimeError as error:

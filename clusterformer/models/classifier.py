@@ -1,38 +1,35 @@
-"""The network that gives a text one label.
+"""Networks that give a text, or a pair of texts, one label.
 
-Letters: B batch, N tokens, V vocabulary, L labels, P width of the word vectors.
+B batch   N tokens   V vocabulary   L labels
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
 from torch import Tensor, nn
 
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.dropout import Dropout
 from clusterformer.models.embeddings import TokenEmbedding
+from clusterformer.models.inputs import TextInput, TextPairInput
 from clusterformer.models.pooling import pool
-from clusterformer.models.transformer import Output
-
-if TYPE_CHECKING:
-    from clusterformer.task import Batch
+from clusterformer.models.transformer import Encoder, Output
 
 
 class TextClassifier(nn.Module):
     """Embedding, encoder, pooling over tokens, dropout and a linear map to the labels.
 
     Args:
-        architecture: Shape of the encoder.
+        config: Shape of the encoder, and its pooling.
         vocab_size: V.
         num_labels: L.
         max_length: Longest text, for learned positions; None for the embedding's own default.
-        pretrained: (V, P) word vectors to start from.
+        pretrained: (V, any width) word vectors to start from.
     """
 
     def __init__(
         self,
-        architecture: Architecture,
+        config: TransformerConfig,
         *,
         vocab_size: int,
         num_labels: int,
@@ -41,20 +38,73 @@ class TextClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(
-            vocab_size,
-            architecture.d_model,
-            positions=architecture.positions,
-            max_length=max_length or 512,
-            dropout=architecture.dropout,
-            pretrained=pretrained,
+            config, vocab_size, max_length=max_length, pretrained=pretrained
         )
-        self.encoder = architecture.encoder()
-        self.pooling = architecture.pooling
-        self.dropout = Dropout(architecture.dropout)
-        self.head = nn.Linear(architecture.d_model, num_labels)
+        self.encoder = Encoder(config)
+        self.pooling = config.pooling
+        self.dropout = Dropout(config.dropout)
+        self.head = nn.Linear(config.d_model, num_labels)
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: TextInput) -> Output:
         """Logits (B, L) of texts (B, N)."""
         encoded = self.encoder(self.embedding(batch.tokens), batch.mask)
         text = pool(encoded.hidden, batch.mask, self.pooling)
         return Output(self.head(self.dropout(text)), encoded)
+
+
+class PairClassifier(nn.Module):
+    """Encode both texts with one encoder, pool each, compare them, and map that to the labels.
+
+    The texts' vectors u and v are compared as (u, v, |u - v|, u * v) (Mou et al., 2016; Conneau et
+    al., 2017), through one hidden layer. Encoded apart, a text's vector does not depend on its
+    partner; jointly, tokens of both attend to each other, and segment embeddings tell them apart.
+
+    Args:
+        config: Shape of the encoder, and its pooling.
+        vocab_size: V, the separator included.
+        num_labels: L.
+        joint: Whether a row holds both texts of a pair.
+        max_length: Longest row, for learned positions; None for the embedding's own default.
+        pretrained: (V, any width) word vectors to start from.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        vocab_size: int,
+        num_labels: int,
+        joint: bool = False,
+        max_length: int | None = None,
+        pretrained: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        width = config.d_model
+        self.embedding = TokenEmbedding(
+            config, vocab_size, max_length=max_length, pretrained=pretrained
+        )
+        self.segments = nn.Embedding(2, width) if joint else None
+        self.encoder = Encoder(config)
+        self.pooling = config.pooling
+        self.head = nn.Sequential(
+            Dropout(config.dropout),
+            nn.Linear(4 * width, width),
+            nn.ReLU(),
+            Dropout(config.dropout),
+            nn.Linear(width, num_labels),
+        )
+
+    def forward(self, batch: TextPairInput) -> Output:
+        """Logits (B, L) of B pairs."""
+        x = self.embedding(batch.tokens)
+        if self.segments is not None:
+            x = x + self.segments(batch.second.long())
+        encoded = self.encoder(x, batch.mask)
+        if self.segments is not None:
+            u, v = (
+                pool(encoded.hidden, batch.mask & segment, self.pooling)
+                for segment in (~batch.second, batch.second)
+            )
+        else:
+            u, v = pool(encoded.hidden, batch.mask, self.pooling).chunk(2)
+        return Output(self.head(torch.cat([u, v, (u - v).abs(), u * v], -1)), encoded)

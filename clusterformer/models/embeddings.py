@@ -4,22 +4,19 @@ B batch   N tokens   E model width   V vocabulary
 """
 
 import math
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.dropout import Dropout
 
 PAD = 0
-"""Number of the token that stands where a text has ended."""
-
-Positions = Literal["sinusoidal", "learned", "rotary", "none"]
-"""Rotary ones are the business of attention; an embedding then adds nothing."""
+"""Number of the padding token."""
 
 
 def sinusoidal_positions(positions: Tensor, width: int) -> Tensor:
-    """Sines and cosines of geometric wavelengths (Vaswani et al., 2017, section 3.5).
+    """Compute sines and cosines of geometric wavelengths (Vaswani et al., 2017, section 3.5).
 
     Args:
         positions: Integers of any shape.
@@ -37,14 +34,14 @@ def sinusoidal_positions(positions: Tensor, width: int) -> Tensor:
 class TokenEmbedding(nn.Module):
     """Vectors of tokens plus their positions.
 
+    Sinusoidal (any length) and learned positions (up to `max_length`) are added here; rotary ones
+    belong to attention.
+
     Args:
+        config: Width, kind of positions and dropout.
         vocab_size: V. Token 0 is padding.
-        d_model: E.
-        positions: "sinusoidal" (any length) or "learned" (up to `max_length`) are added; "rotary"
-            and "none" add nothing here.
         max_length: Longest text for learned positions, tokens.
-        dropout: Share of entries dropped.
-        pretrained: (V, P) vectors to start from; where P differs from E they are projected.
+        pretrained: (V, any width) vectors to start from; a width other than E is projected.
 
     Raises:
         ValueError: in `forward`, if a text is longer than learned positions reach.
@@ -52,17 +49,14 @@ class TokenEmbedding(nn.Module):
 
     def __init__(
         self,
+        config: TransformerConfig,
         vocab_size: int,
-        d_model: int,
         *,
-        positions: Positions = "sinusoidal",
-        max_length: int = 512,
-        dropout: float = 0.0,
+        max_length: int | None = None,
         pretrained: Tensor | None = None,
     ) -> None:
         super().__init__()
-        if positions not in get_args(Positions):
-            raise ValueError(f"positions must be one of {get_args(Positions)}, got {positions!r}")
+        d_model = config.d_model
         width = d_model if pretrained is None else pretrained.shape[1]
         self.tokens = nn.Embedding(vocab_size, width, padding_idx=PAD)
         if pretrained is None:
@@ -76,31 +70,31 @@ class TokenEmbedding(nn.Module):
         self.tokens.weight.data[PAD].zero_()
         self.project = nn.Linear(width, d_model, bias=False) if width != d_model else nn.Identity()
         self.scale = math.sqrt(d_model)
-        self.positions = positions
-        if positions == "learned":
-            self.table = nn.Embedding(max_length, d_model)
+        self.positions = config.positions
+        if self.positions == "learned":
+            self.table = nn.Embedding(max_length or 512, d_model)
             nn.init.normal_(self.table.weight, std=0.02)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens: Tensor, start: int | Tensor = 0) -> Tensor:
-        """Tokens (B, N) at places start, start + 1, ... -> (B, N, E).
+        """Embed tokens (B, N) at positions start, start + 1, ... as (B, N, E).
 
         Args:
-            tokens: Integers.
-            start: One for all rows, or (B,).
+            tokens: Token numbers.
+            start: Position of the first token, one number or (B,).
         """
         x = self.project(self.tokens(tokens)) * self.scale
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        places = places + (start[:, None] if isinstance(start, Tensor) else start)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = positions + (start[:, None] if isinstance(start, Tensor) else start)
         if self.positions == "sinusoidal":
-            x = x + sinusoidal_positions(places, x.shape[-1]).to(x.dtype)
+            x = x + sinusoidal_positions(positions, x.shape[-1]).to(x.dtype)
         elif self.positions == "learned":
-            longest = self.table.num_embeddings
-            furthest = int(start.max()) if isinstance(start, Tensor) else start
-            if (reached := furthest + tokens.shape[1]) > longest:
+            limit = self.table.num_embeddings
+            last = int(start.max()) if isinstance(start, Tensor) else start
+            if (length := last + tokens.shape[1]) > limit:
                 raise ValueError(
-                    f"a text of {reached} tokens is longer than the {longest} "
+                    f"a text of {length} tokens is longer than the {limit} "
                     "learned positions; raise max_length or use sinusoidal positions"
                 )
-            x = x + self.table(places)
+            x = x + self.table(positions)
         return self.dropout(x)

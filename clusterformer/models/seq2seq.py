@@ -1,45 +1,25 @@
 """Encoder and decoder: one text in, another out.
 
-B batch   N source tokens   M target tokens   R rows while decoding   E model width
-V target vocabulary
+B batch   M source tokens   N target tokens   E model width   V target vocabulary
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.models.architecture import Architecture
-from clusterformer.models.decoder import State
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.decoder import Decoder, State
 from clusterformer.models.embeddings import TokenEmbedding
-from clusterformer.models.transformer import Output
-
-
-class Source(Protocol):
-    """What `Seq2Seq.start` reads of a batch: tokens (B, N) and mask (B, N), True at real ones."""
-
-    @property
-    def tokens(self) -> Tensor: ...
-    @property
-    def mask(self) -> Tensor: ...
-
-
-class Pair(Source, Protocol):
-    """And `Seq2Seq.forward`: what the decoder reads, (B, M), and its mask."""
-
-    @property
-    def decoder_input(self) -> Tensor: ...
-    @property
-    def decoder_mask(self) -> Tensor: ...
+from clusterformer.models.inputs import TextInput, TranslationInput
+from clusterformer.models.transformer import Encoder, Output
 
 
 class Seq2Seq(nn.Module):
     """Transformer from text to text; the output map is the target embedding (Press and Wolf, 2017).
 
     Args:
-        architecture: Shape of encoder and decoder.
+        config: Shape of encoder and decoder.
         source_size: Source tokens in the vocabulary. Token 0 is padding.
         target_size: V; the same where embeddings are shared.
         share_embeddings: One table for source, target and output, for a joint vocabulary.
@@ -48,12 +28,12 @@ class Seq2Seq(nn.Module):
 
     def __init__(
         self,
-        architecture: Architecture,
+        config: TransformerConfig,
         *,
         source_size: int,
         target_size: int,
         share_embeddings: bool = False,
-        max_length: int = 512,
+        max_length: int | None = None,
     ) -> None:
         super().__init__()
         if share_embeddings and source_size != target_size:
@@ -61,37 +41,36 @@ class Seq2Seq(nn.Module):
                 f"share_embeddings needs one vocabulary, got {source_size} source and "
                 f"{target_size} target tokens"
             )
+        self.source = TokenEmbedding(config, source_size, max_length=max_length)
+        self.target = (
+            self.source
+            if share_embeddings
+            else TokenEmbedding(config, target_size, max_length=max_length)
+        )
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config, cross=True)
 
-        def embedding(size: int) -> TokenEmbedding:
-            return TokenEmbedding(
-                size,
-                architecture.d_model,
-                positions=architecture.positions,
-                max_length=max_length,
-                dropout=architecture.dropout,
-            )
-
-        self.source = embedding(source_size)
-        self.target = self.source if share_embeddings else embedding(target_size)
-        self.encoder = architecture.encoder()
-        self.decoder = architecture.decoder(cross=True)
-
-    def forward(self, batch: Pair) -> Output:
-        """Logits (B, M, V) of the token after each one that the decoder reads."""
+    def forward(self, batch: TranslationInput) -> Output:
+        """Logits (B, N, V) of the token after each one that the decoder reads."""
         encoded = self.encoder(self.source(batch.tokens), batch.mask)
         decoded = self.decoder(
             self.target(batch.decoder_input), batch.decoder_mask, encoded.hidden, batch.mask
         )
         return Output(self._logits(decoded.hidden), encoded, decoded)
 
-    def start(self, batch: Source) -> State:
-        """Encode the source; the state before the first target token, one row a text."""
-        hidden = self.encoder(self.source(batch.tokens), batch.mask).hidden
-        return self.decoder.cache(hidden, hidden, batch.mask)
+    def start(self, batch: TextInput) -> State:
+        """Encode the source (B, M) and make the state before the first target token."""
+        return self.start_from(
+            self.encoder(self.source(batch.tokens), batch.mask).hidden, batch.mask
+        )
+
+    def start_from(self, memory: Tensor, memory_mask: Tensor) -> State:
+        """Make the state before the first target token of texts (B, M, E) encoded already."""
+        return self.decoder.start(memory, memory, memory_mask)
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read one token a row (R,) -> logits (R, V) of the next, and the next state."""
-        hidden, state = self.decoder.step(self.target(tokens[:, None], state.place), state)
+        """Read one token a row (rows,) -> logits (rows, V) of the next, and the next state."""
+        hidden, state = self.decoder.step(self.target(tokens[:, None], state.position), state)
         return self._logits(hidden[:, 0]), state
 
     def _logits(self, hidden: Tensor) -> Tensor:

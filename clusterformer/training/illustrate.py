@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clusterformer.models.transformer import Encoded
+from clusterformer.models.transformer import StackOutput
 from clusterformer.module import ClusterFormer
 from clusterformer.plots import attention_map, learning_curves, token_clusters
 from clusterformer.task import Task
@@ -70,7 +70,7 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
     return paths + task.draw(model.network, run.pictures)
 
 
-def _clusters(encoded: Encoded | None, row: int, mask: Tensor) -> Tensor | None:
+def _clusters(encoded: StackOutput | None, row: int, mask: Tensor) -> Tensor | None:
     """Cluster of each real token of a row, in the last layer; None where it has none."""
     grouping = encoded.groupings[-1] if encoded else None
     if grouping is None or grouping.assignment.dim() != 2:

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from clusterformer.cli.bench import SUBCOMMANDS
 from clusterformer.cli.main import COMMANDS, main
 from clusterformer.cli.options import Options
+from clusterformer.models.decoder import Decoder
 
 TOYS = str(Path(__file__).parents[1] / "toy")
 sys.path.append(TOYS)
@@ -101,12 +102,12 @@ def test_every_option_in_the_help_exists() -> None:
 def test_a_decoder_takes_its_own_mechanism_or_the_strict_form_of_the_encoders() -> None:
     neural = ["--model.attention=NeuralClusteringAttention", "--model.attention.num_clusters=7"]
     toy = ["--data=toy_task.Toy", *neural]
-    layers = Options(toy, fitting=True).model.architecture.decoder(cross=True).layers
+    layers = Decoder(Options(toy, fitting=True).model.transformer_config, cross=True).layers
     core = layers[0].attention.core
     assert (core.causal, core.num_clusters) == (True, 7)
     reader = "--model.cross_attention=KeyClusteringAttention"
     other = [*toy, "--model.decoder_attention=FullAttention", reader]
-    layer = Options(other, fitting=True).model.architecture.decoder(cross=True).layers[0]
+    layer = Decoder(Options(other, fitting=True).model.transformer_config, cross=True).layers[0]
     found = [type(part.core).__name__ for part in (layer.attention, layer.cross)]
     assert found == ["FullAttention", "KeyClusteringAttention"]
 

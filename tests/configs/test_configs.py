@@ -7,6 +7,8 @@ import torch
 import yaml
 
 from clusterformer.cli.options import Options
+from clusterformer.models.decoder import Decoder
+from clusterformer.models.transformer import Encoder
 from clusterformer.task import Task
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.training.config_files import resolve, shipped
@@ -38,10 +40,10 @@ def test_it_builds_from_any_folder(
     assert isinstance(options.datamodule, Task)
     clip = options.make_trainer([], []).gradient_clip_val
     assert clip is not None or "gradient_clip_val: null" in read(name)
-    architecture = options.model.architecture
-    x, mask = torch.randn(2, 7, architecture.d_model), torch.ones(2, 7, dtype=torch.bool)
+    config = options.model.transformer_config
+    x, mask = torch.randn(2, 7, config.d_model), torch.ones(2, 7, dtype=torch.bool)
     causal = isinstance(options.datamodule, LanguageModeling)
-    stack = architecture.decoder() if causal else architecture.encoder()
+    stack = Decoder(config) if causal else Encoder(config)
     assert stack(x, mask).hidden.isfinite().all()
 
 

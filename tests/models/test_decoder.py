@@ -14,7 +14,7 @@ from clusterformer.attention import (
     NeuralClusteringAttention,
     mechanisms,
 )
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.decoder import Decoder, State
 from clusterformer.models.seq2seq import Seq2Seq
 
@@ -34,8 +34,10 @@ def small(cls: type[AttentionCore]) -> partial[AttentionCore]:
     return partial(cls, **{key: value for key, value in SMALL.items() if key in known})
 
 
-def architecture(cls: type[AttentionCore] = FullAttention, **options) -> Architecture:
-    return Architecture(small(cls), **{"d_model": WIDTH, "d_ff": 64, "num_layers": 3, **options})
+def config(cls: type[AttentionCore] = FullAttention, **options) -> TransformerConfig:
+    return TransformerConfig(
+        small(cls), **{"d_model": WIDTH, "d_ff": 64, "num_layers": 3, **options}
+    )
 
 
 def stepwise(decoder: Decoder, x: Tensor, state: State) -> tuple[Tensor, State]:
@@ -51,26 +53,26 @@ def mask_of(lengths: list[int], longest: int) -> Tensor:
 
 
 @pytest.mark.parametrize("cls", STRICT, ids=name)
-@pytest.mark.parametrize("cross", [False, True], ids=["alone", "with memory"])
+@pytest.mark.parametrize("cross", [False, True], ids=["without memory", "with memory"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()
 def test_step_by_step_equals_the_whole_text(cls, cross: bool, norm: str) -> None:
-    decoder = architecture(cls, norm=norm).decoder(cross).eval()
+    decoder = Decoder(config(cls, norm=norm), cross=cross).eval()
     x = torch.randn(3, 29, WIDTH)
     memory = (torch.randn(3, 7, WIDTH), mask_of([7, 4, 1], 7)) if cross else ()
-    found, state = stepwise(decoder, x, decoder.cache(x, *memory))
+    found, state = stepwise(decoder, x, decoder.start(x, *memory))
     torch.testing.assert_close(found, decoder(x, None, *memory).hidden)
-    assert state.place.tolist() == [29, 29, 29]
+    assert state.position.tolist() == [29, 29, 29]
 
 
 @pytest.mark.parametrize("cls", STRICT, ids=name)
 @torch.no_grad()
 def test_rows_of_a_state_may_be_selected_and_overwritten(cls) -> None:
     """What a beam does: hypotheses die, others take their places, texts leave the batch."""
-    decoder = architecture(cls).decoder(cross=True).eval()
+    decoder = Decoder(config(cls), cross=True).eval()
     past, memory = torch.randn(6, 21, WIDTH), torch.randn(3, 7, WIDTH)
     mask = mask_of([7, 4, 1], 7)
-    state = decoder.cache(memory, memory, mask).select(torch.arange(3).repeat_interleave(2))
+    state = decoder.start(memory, memory, mask).select(torch.arange(3).repeat_interleave(2))
     _, state = stepwise(decoder, past, state)
     state.overwrite(torch.tensor([1]), torch.tensor([0]))  # text 0 goes on with its row 0 only
     rows, texts = torch.tensor([1, 0, 5, 4]), torch.tensor([0, 2])  # and text 1 is done
@@ -86,12 +88,12 @@ def test_rows_of_a_state_may_be_selected_and_overwritten(cls) -> None:
 @torch.no_grad()
 def test_bfloat16_decodes_as_far_from_float32_as_the_whole_text(cls) -> None:
     """What is grouped may tip at a rounding, so medians are compared."""
-    decoder = architecture(cls, num_layers=1).decoder(cross=True).eval()
+    decoder = Decoder(config(cls, num_layers=1), cross=True).eval()
     x, memory = torch.randn(3, 29, WIDTH), torch.randn(3, 7, WIDTH)
     exact = decoder(x, None, memory).hidden
     with torch.autocast("cpu", torch.bfloat16):
         whole = decoder(x, None, memory).hidden
-        steps, _ = stepwise(decoder, x, decoder.cache(x, memory))
+        steps, _ = stepwise(decoder, x, decoder.start(x, memory))
     errors = [(found.float() - exact).abs().median() for found in (whole, steps)]
     assert errors[1] <= 2 * errors[0] + 1e-6
 
@@ -99,10 +101,10 @@ def test_bfloat16_decodes_as_far_from_float32_as_the_whole_text(cls) -> None:
 @pytest.mark.parametrize("cls", READERS, ids=name)
 @torch.no_grad()
 def test_a_reader_of_memory_sees_no_later_token(cls) -> None:
-    decoder = architecture(cross_attention=small(cls)).decoder(cross=True).eval()
+    decoder = Decoder(config(cross_attention=small(cls)), cross=True).eval()
     x, memory = torch.randn(2, 19, WIDTH), torch.randn(2, 31, WIDTH)
     hidden = decoder(x, None, memory).hidden
-    found, _ = stepwise(decoder, x, decoder.cache(x, memory))
+    found, _ = stepwise(decoder, x, decoder.start(x, memory))
     torch.testing.assert_close(found, hidden)
     for cut in (1, 8, 18):
         changed = torch.cat([x[:, :cut], 3 * torch.randn(2, 19 - cut, WIDTH)], 1)
@@ -115,12 +117,12 @@ def test_a_reader_of_memory_sees_no_later_token(cls) -> None:
 )
 def test_a_reader_that_would_leak_is_refused(cls) -> None:
     with pytest.raises(ValueError, match="groups queries"):
-        architecture(cross_attention=small(cls)).decoder(cross=True)
+        Decoder(config(cross_attention=small(cls)), cross=True)
 
 
 @pytest.mark.parametrize("filler", [5.0, float("nan")])
 def test_padding_changes_nothing(filler: float) -> None:
-    decoder = architecture(NeuralClusteringAttention).decoder(cross=True).eval()
+    decoder = Decoder(config(NeuralClusteringAttention), cross=True).eval()
     text, memory = torch.randn(1, 9, WIDTH), torch.randn(1, 6, WIDTH)
     x, source = (torch.full((2, n, WIDTH), filler) for n in (14, 10))
     x[0, :9], source[0, :6] = text, memory
@@ -128,7 +130,7 @@ def test_padding_changes_nothing(filler: float) -> None:
     masks = mask_of([9, 14], 14), mask_of([6, 10], 10)
     hidden = decoder(x, masks[0], source, masks[1]).hidden[0, :9]
     torch.testing.assert_close(hidden, decoder(text, None, memory).hidden[0])
-    state = decoder.cache(source, source, masks[1])
+    state = decoder.start(source, source, masks[1])
     torch.testing.assert_close(stepwise(decoder, x[:, :9], state)[0][0], hidden)
 
 
@@ -137,8 +139,8 @@ def test_recomputing_changes_no_gradient() -> None:
     gradients = []
     for recompute in (False, True):
         torch.manual_seed(1)
-        shape = architecture(NeuralClusteringAttention, dropout=0.0, recompute=recompute)
-        decoder = shape.decoder(cross=True)
+        shape = config(NeuralClusteringAttention, dropout=0.0, recompute=recompute)
+        decoder = Decoder(shape, cross=True)
         decoder(x, None, memory).hidden.square().sum().backward()
         gradients.append({n: p.grad for n, p in decoder.named_parameters() if p.grad is not None})
     torch.testing.assert_close(*gradients)
@@ -146,10 +148,10 @@ def test_recomputing_changes_no_gradient() -> None:
 
 def test_the_users_own_causal_form_is_kept() -> None:
     masked = partial(NeuralClusteringAttention, num_clusters=3, causal="masked")
-    decoder = architecture(decoder_attention=masked).decoder()
+    decoder = Decoder(config(decoder_attention=masked))
     assert [layer.attention.core.causal for layer in decoder.layers] == ["masked"] * 3
     with pytest.raises(ValueError, match="cannot decode stepwise"):
-        decoder.cache(torch.zeros(1, WIDTH))
+        decoder.start(torch.zeros(1, WIDTH))
 
 
 @pytest.mark.parametrize(
@@ -157,38 +159,38 @@ def test_the_users_own_causal_form_is_kept() -> None:
 )
 def test_a_mechanism_without_causal_form_says_what_to_set(cls) -> None:
     with pytest.raises(ValueError, match=r"has no causal=True.*model\.decoder_attention"):
-        architecture(cls).decoder()
-    assert architecture(cls, decoder_attention=FullAttention).decoder()
+        Decoder(config(cls))
+    assert Decoder(config(cls, decoder_attention=FullAttention))
 
 
 def test_a_memory_must_come_where_it_is_read_and_nowhere_else() -> None:
     x = torch.randn(1, 3, WIDTH)
     with pytest.raises(ValueError, match="reads a memory"):
-        architecture().decoder(cross=True)(x)
+        Decoder(config(), cross=True)(x)
     with pytest.raises(ValueError, match="no layer reads"):
-        architecture().decoder()(x, None, x)
+        Decoder(config())(x, None, x)
     with pytest.raises(ValueError, match="needs causal=True"):
-        Decoder([FullAttention(WIDTH, 4)], d_ff=64)
+        Decoder(TransformerConfig(lambda width, heads, causal: FullAttention(width, heads)))
     with pytest.raises(ValueError, match="no cross-attention"):
-        architecture(cross_attention=NeuralClusteringAttention).decoder(cross=True)
+        Decoder(config(cross_attention=NeuralClusteringAttention), cross=True)
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     tokens: Tensor
     mask: Tensor
     decoder_input: Tensor
     decoder_mask: Tensor
 
 
-def pair() -> Pair:
+def pair() -> SentencePair:
     source, target = torch.randint(1, 17, (3, 8)), torch.randint(1, 17, (3, 12))
-    return Pair(source, mask_of([8, 5, 2], 8), target, mask_of([12, 12, 12], 12))
+    return SentencePair(source, mask_of([8, 5, 2], 8), target, mask_of([12, 12, 12], 12))
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 @torch.no_grad()
 def test_a_pair_decodes_as_it_is_trained(positions: str) -> None:
-    shape = architecture(NeuralClusteringAttention, positions=positions)
+    shape = config(NeuralClusteringAttention, positions=positions)
     network = Seq2Seq(shape, source_size=17, target_size=17).eval()
     batch = pair()
     state, logits = network.start(batch), []
@@ -199,11 +201,11 @@ def test_a_pair_decodes_as_it_is_trained(positions: str) -> None:
 
 
 def test_output_and_target_share_a_table_and_a_joint_vocabulary_all_three() -> None:
-    network = Seq2Seq(architecture(), source_size=17, target_size=23).eval()
+    network = Seq2Seq(config(), source_size=17, target_size=23).eval()
     tables = [p for p in network.parameters() if p.shape in {(17, WIDTH), (23, WIDTH)}]
     assert len(tables) == 2
-    network = Seq2Seq(architecture(), source_size=17, target_size=17, share_embeddings=True)
+    network = Seq2Seq(config(), source_size=17, target_size=17, share_embeddings=True)
     assert [p.shape for p in network.parameters()].count((17, WIDTH)) == 1
     assert network(pair()).logits.shape == (3, 12, 17)
     with pytest.raises(ValueError, match="one vocabulary, got 17 source and 23"):
-        Seq2Seq(architecture(), source_size=17, target_size=23, share_embeddings=True)
+        Seq2Seq(config(), source_size=17, target_size=23, share_embeddings=True)

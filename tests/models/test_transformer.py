@@ -1,22 +1,30 @@
 """The encoder and its parts: masks, norms, memory, limits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from clusterformer.attention import FullAttention, LocalAttention, NeuralClusteringAttention
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.decoder import Decoder
 from clusterformer.models.embeddings import TokenEmbedding, sinusoidal_positions
 from clusterformer.models.pooling import pool
+from clusterformer.models.transformer import Encoder
 
 
 def neural(d_model: int, num_heads: int) -> NeuralClusteringAttention:
     return NeuralClusteringAttention(d_model, num_heads, num_clusters=4)
 
 
+def small(**options) -> TransformerConfig:
+    return TransformerConfig(FullAttention, **{"d_model": 8, **options})
+
+
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("attention", [FullAttention, neural])
 def test_padding_changes_nothing_through_the_stack(norm: str, attention) -> None:
-    encoder = Architecture(attention, d_model=32, d_ff=64, norm=norm).encoder().eval()
+    encoder = Encoder(TransformerConfig(attention, d_model=32, d_ff=64, norm=norm)).eval()
     text = torch.randn(11, 32)
     padded = torch.full((2, 19, 32), 7.0)
     padded[0, :11], padded[1] = text, torch.randn(19, 32)
@@ -26,7 +34,7 @@ def test_padding_changes_nothing_through_the_stack(norm: str, attention) -> None
 
 
 def test_centroids_are_learned_below_and_handed_up() -> None:
-    encoder = Architecture(neural, d_model=32, num_layers=3).encoder()
+    encoder = Encoder(TransformerConfig(neural, d_model=32, num_layers=3))
     owners = [name for name, _ in encoder.named_parameters() if name.endswith("centroids")]
     assert owners == ["layers.0.attention.core.centroids"]
 
@@ -34,9 +42,10 @@ def test_centroids_are_learned_below_and_handed_up() -> None:
 @pytest.mark.parametrize("attention", [FullAttention, neural])
 def test_recomputing_changes_no_gradient(attention) -> None:
     torch.manual_seed(1)
-    plain = Architecture(attention, d_model=32, d_ff=64, dropout=0.0).encoder()
+    config = TransformerConfig(attention, d_model=32, d_ff=64, dropout=0.0)
+    plain = Encoder(config)
     torch.manual_seed(1)
-    saving = Architecture(attention, d_model=32, d_ff=64, dropout=0.0, recompute=True).encoder()
+    saving = Encoder(replace(config, recompute=True))
     x = torch.randn(2, 19, 32)
     for encoder in (plain, saving):
         encoded = encoder(x)
@@ -55,26 +64,27 @@ def test_sinusoids_are_those_of_the_paper() -> None:
     torch.testing.assert_close(found[1], torch.cat([(3 * rates).sin(), (3 * rates).cos()]))
 
 
-def test_embeddings_at_a_later_place_are_those_of_the_whole_text() -> None:
+def test_embeddings_at_a_later_position_are_those_of_the_whole_text() -> None:
     for positions in ("sinusoidal", "learned", "none"):
-        embedding = TokenEmbedding(20, 8, positions=positions)
+        embedding = TokenEmbedding(small(positions=positions), 20).eval()
         tokens = torch.randint(1, 20, (2, 9))
         torch.testing.assert_close(embedding(tokens[:, 4:], start=4), embedding(tokens)[:, 4:])
 
 
 def test_a_text_beyond_learned_positions_is_refused() -> None:
-    embedding = TokenEmbedding(20, 8, positions="learned", max_length=4)
+    embedding = TokenEmbedding(small(positions="learned"), 20, max_length=4)
     with pytest.raises(ValueError, match="5 tokens is longer than the 4 learned positions"):
         embedding(torch.ones(1, 5, dtype=torch.long))
 
 
 def test_pretrained_vectors_keep_their_directions_and_are_projected_if_narrower() -> None:
     vectors = torch.randn(20, 8)
-    same = TokenEmbedding(20, 8, pretrained=vectors)
+    same = TokenEmbedding(small(), 20, pretrained=vectors)
     cosine = torch.cosine_similarity(same.tokens.weight[1:], vectors[1:])
     torch.testing.assert_close(cosine, torch.ones(19))
     assert same.tokens.weight[0].eq(0).all()
-    assert TokenEmbedding(20, 16, pretrained=vectors)(torch.ones(1, 3).long()).shape == (1, 3, 16)
+    wide = TokenEmbedding(small(d_model=16), 20, pretrained=vectors)
+    assert wide(torch.ones(1, 3).long()).shape == (1, 3, 16)
 
 
 @pytest.mark.parametrize("how", ["mean", "max", "first"])
@@ -92,7 +102,7 @@ def test_unknown_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="pooling must be"):
         pool(torch.zeros(1, 1, 1), torch.ones(1, 1, dtype=torch.bool), "sum")
     with pytest.raises(ValueError, match="norm must be"):
-        Architecture(FullAttention, norm="rms").encoder()
+        TransformerConfig(FullAttention, norm="rms")
 
 
 def window(d_model: int, num_heads: int, causal: bool = False) -> LocalAttention:
@@ -101,25 +111,25 @@ def window(d_model: int, num_heads: int, causal: bool = False) -> LocalAttention
 
 @pytest.mark.parametrize(("layers", "inner"), [(1, 0), (2, 1), (3, 1), (7, 3)])
 def test_only_the_central_layer_differs_from_the_outer_ones(layers: int, inner: int) -> None:
-    shape = Architecture(FullAttention, d_model=32, num_layers=layers, outer_attention=window)
-    for stack in (shape.encoder(), shape.decoder()):
+    config = TransformerConfig(FullAttention, d_model=32, num_layers=layers, outer_attention=window)
+    for stack in (Encoder(config), Decoder(config)):
         kinds = [type(layer.attention.core) for layer in stack.layers]
-        assert [place for place, kind in enumerate(kinds) if kind is FullAttention] == [inner]
+        assert [index for index, kind in enumerate(kinds) if kind is FullAttention] == [inner]
         assert set(kinds) <= {FullAttention, LocalAttention}
 
 
 def test_centroids_go_up_to_the_same_mechanism_only() -> None:
-    shape = Architecture(neural, d_model=32, num_layers=3, outer_attention=window)
-    encoder = shape.encoder()
+    config = TransformerConfig(neural, d_model=32, num_layers=3, outer_attention=window)
+    encoder = Encoder(config)
     owners = [name for name, _ in encoder.named_parameters() if name.endswith("centroids")]
     assert owners == ["layers.1.attention.core.centroids"]
     assert [g is None for g in encoder(torch.randn(2, 9, 32)).groupings] == [True, False, True]
 
 
 @pytest.mark.parametrize("attention", [FullAttention, neural])
-def test_rotary_positions_do_not_hang_on_where_a_text_stands(attention) -> None:
-    shape = Architecture(attention, d_model=32, d_ff=64, positions="rotary", dropout=0.0)
-    encoder = shape.encoder().eval()
+def test_rotary_positions_are_relative(attention) -> None:
+    config = TransformerConfig(attention, d_model=32, d_ff=64, positions="rotary", dropout=0.0)
+    encoder = Encoder(config).eval()
     x = torch.randn(1, 11, 32)
     hidden = encoder(x).hidden
     shifted = torch.cat([torch.randn(1, 6, 32), x], 1)
@@ -133,7 +143,8 @@ def test_at_one_seed_every_mechanism_starts_from_the_same_weights(attention) -> 
     drawn = []
     for kind in (attention, LocalAttention):
         torch.manual_seed(3)
-        stack = Architecture(kind, d_model=8, num_heads=2, d_ff=8).decoder(cross=True)
+        config = TransformerConfig(kind, d_model=8, num_heads=2, d_ff=8)
+        stack = Decoder(config, cross=True)
         drawn.append({name: x for name, x in stack.state_dict().items() if ".core." not in name})
     ours, theirs = drawn
     assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() & theirs.keys())

@@ -9,13 +9,13 @@ from lightning.pytorch import Trainer
 
 from clusterformer.attention import FullAttention
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
 from clusterformer.tasks.classification import Classification
 
 WORDS = {"pos": ["good", "great", "fine"], "neg": ["bad", "awful", "poor"]}
-ARCHITECTURE = Architecture(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=16)
+ARCHITECTURE = TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=16)
 
 
 @pytest.fixture

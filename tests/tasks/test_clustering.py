@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 
 from clusterformer import ClusterFormer
 from clusterformer.errors import InputError
-from clusterformer.models.transformer import Encoded
+from clusterformer.models.transformer import StackOutput
 from clusterformer.task import IGNORE, Output
 from clusterformer.tasks.clustering import Clustering, PointBatch, Purity
 
@@ -60,9 +60,9 @@ def test_surplus_clusters_are_no_result_in_validation() -> None:
     batch = PointBatch(points, points[:, None], mask, torch.zeros(4, dtype=torch.long))
     for clusters, counts in ((9, False), (3, True)):
         logits = torch.randn(4, 2, clusters)
-        output = Output(logits, Encoded(points, []))
+        output = Output(logits, StackOutput(points, []))
         assert (task.loss(output, batch, 0.0)[0] != 0) == counts
-        training = Output(logits.requires_grad_(), Encoded(points, []))
+        training = Output(logits.requires_grad_(), StackOutput(points, []))
         assert task.loss(training, batch, 0.0)[0] != 0
 
 
@@ -83,7 +83,7 @@ def test_its_state_alone_labels_new_points(
     _, model, task = trained
     other = Clustering("nowhere.npy", n_clusters=3, merge_at=12)
     other.load_state(task.state())
-    network = other.build(model.architecture).eval()
+    network = other.build(model.transformer_config).eval()
     assert model.network is not None
     network.load_state_dict(model.network.state_dict())
     (batch,) = other.text_dataloader(["4 0 0", "0,4,0", "0\t0\t4"])

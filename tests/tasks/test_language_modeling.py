@@ -16,9 +16,9 @@ from clusterformer.data.batches import PAD
 from clusterformer.data.streams import unpadded_batch
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
-from clusterformer.models.transformer import Encoded, Output
+from clusterformer.models.transformer import Output, StackOutput
 from clusterformer.task import IGNORE, Batch
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.training.checkpoints import read
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def network(attention, positions: str = "rotary", size: int = 20, **options) -> LanguageModel:
     shape = {"d_model": 16, "num_heads": 2, "d_ff": 32, "dropout": 0.0, **options}
     return LanguageModel(
-        Architecture(attention, positions=positions, **shape), vocab_size=size
+        TransformerConfig(attention, positions=positions, **shape), vocab_size=size
     ).eval()
 
 
@@ -107,7 +107,7 @@ class Uniform(nn.Module):
     def forward(self, batch: Batch) -> Output:
         logits = torch.full((*batch.tokens.shape, 258), float("-inf"))
         logits[..., BOS + 1 :] = 0.0
-        return Output(logits, Encoded(logits, []))
+        return Output(logits, StackOutput(logits, []))
 
 
 def evaluated(task: LanguageModeling, model: nn.Module) -> dict[str, Tensor]:
@@ -159,7 +159,7 @@ def test_word_perplexity_of_words_counts_line_ends(folder: Path) -> None:
     class Even(nn.Module):
         def forward(self, batch: Batch) -> Output:
             logits = torch.zeros(*batch.tokens.shape, size)
-            return Output(logits, Encoded(logits, []))
+            return Output(logits, StackOutput(logits, []))
 
     assert evaluated(task, Even())["word_perplexity"].item() == pytest.approx(size)
     assert sum((batch.target != IGNORE).sum() for batch in task.test_dataloader()) == 40 * 9

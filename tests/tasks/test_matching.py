@@ -7,11 +7,11 @@ from forked import in_processes
 from clusterformer.attention import FullAttention
 from clusterformer.data.batches import BucketPlan, DistributedBatchSampler
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
-from clusterformer.models.transformer import Encoded
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.transformer import StackOutput
 from clusterformer.task import Output
 from clusterformer.tasks.matching import Matching
-from clusterformer.tasks.pairs import Pairs
+from clusterformer.tasks.pairs import PairDataset
 
 # question, label, score: ranks of right answers 1 and 3, 2, none, 1
 ANSWERS = [
@@ -41,14 +41,14 @@ def measured(rank, world_size):
     """MAP and MRR of ANSWERS as one process of several measures them, in batches of three."""
     groups, labels, scores = zip(*ANSWERS, strict=True)
     tokens = [[2]] * len(ANSWERS)
-    data = Pairs(tokens, tokens, list(labels), list(groups), None)
+    data = PairDataset(tokens, tokens, list(labels), list(groups), None)
     plan = BucketPlan([1] * len(ANSWERS), batch_size=3, shuffle=False)
     task = ranking()
     metrics = task.metrics()
     for share in DistributedBatchSampler(plan, rank=rank, world_size=world_size):
         margin = torch.tensor([scores[index] for index in share] or [9.0])
         logits = torch.stack([-3 * torch.ones_like(margin), margin - 3], 1)
-        task.update(metrics, Output(logits, Encoded(logits, [])), data[share])
+        task.update(metrics, Output(logits, StackOutput(logits, [])), data[share])
     return {name: value.item() for name, value in metrics.compute().items()}
 
 
@@ -87,7 +87,7 @@ def test_ranking_watches_map_and_sees_every_question(ranked_file):
 def test_matching_without_questions_is_measured_by_accuracy(ranked_file):
     task = Matching(train=ranked_file, first_column=2, second_column=3, label_column=4)
     task.setup("fit")
-    net = task.build(Architecture(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=8))
+    net = task.build(TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=8))
     batch = next(iter(task.val_dataloader()))
     metrics = task.metrics()
     task.update(metrics, net(batch), batch)

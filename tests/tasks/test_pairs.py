@@ -7,12 +7,12 @@ from lightning.pytorch import Trainer
 from clusterformer.attention import FullAttention, NeuralClusteringAttention
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
-from clusterformer.models.pair_classifier import PairClassifier
+from clusterformer.models.classifier import PairClassifier
+from clusterformer.models.config import TransformerConfig
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
 from clusterformer.tasks.nli import Inference
-from clusterformer.tasks.pairs import Pairs, pair_batch, split_pair
+from clusterformer.tasks.pairs import PairDataset, pair_batch, split_pair
 
 SEPARATOR = 9
 FIRST, SECOND = [[2, 3, 4], [5], [6, 7]], [[8], [2, 5, 6, 7], [3]]
@@ -27,10 +27,10 @@ def rows(found, mask):
 
 
 def network(attention=FullAttention, joint=False, pooling="mean"):
-    architecture = Architecture(
+    config = TransformerConfig(
         attention, d_model=8, num_heads=2, num_layers=2, d_ff=16, pooling=pooling
     )
-    return PairClassifier(architecture, vocab_size=10, num_labels=3, joint=joint).eval()
+    return PairClassifier(config, vocab_size=10, num_labels=3, joint=joint).eval()
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_joint_order_matters_even_to_equal_words():
 
 @pytest.mark.parametrize("separator", [None, SEPARATOR])
 def test_an_empty_share_is_a_dummy_row_that_counts_for_nothing(separator):
-    data = Pairs(FIRST, SECOND, [0, 1, 2], [0, 0, 0], separator)
+    data = PairDataset(FIRST, SECOND, [0, 1, 2], [0, 0, 0], separator)
     dummy = data[[]]
     assert dummy.target.tolist() == [IGNORE]
     assert not (dummy.mask | dummy.second).any()
@@ -121,7 +121,7 @@ def test_an_empty_share_is_a_dummy_row_that_counts_for_nothing(separator):
 
 def test_lengths_bound_the_tokens_of_a_batch():
     for separator in (None, SEPARATOR):
-        data = Pairs(FIRST, SECOND, [0, 1, 2], [0, 0, 0], separator)
+        data = PairDataset(FIRST, SECOND, [0, 1, 2], [0, 0, 0], separator)
         assert data.lengths == [data[[i]].tokens.numel() for i in range(3)]
 
 
@@ -178,7 +178,9 @@ def test_word_vectors_leave_room_for_the_separator(train_file, tmp_path, monkeyp
     (tmp_path / "glove.txt").write_text("ann 1 2 2\nbob 2 2 1\n")
     task = Inference(train=train_file, joint=True, vectors=str(tmp_path / "glove.txt"))
     task.setup("fit")
-    net = task.build(Architecture(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=16))
+    net = task.build(
+        TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=16)
+    )
     assert net.embedding.tokens.weight.shape == (task.tokenizer.vocab_size + 1, 3)
     assert net(next(iter(task.train_dataloader()))).logits.isfinite().all()
 

@@ -8,20 +8,20 @@ from lightning.pytorch import Trainer
 
 from clusterformer.attention import FullAttention, NeuralClusteringAttention
 from clusterformer.errors import InputError
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
-from clusterformer.tasks.partner import Pairs, Partner, reach
+from clusterformer.tasks.partner import Partner, PartnerDataset, reach
 
 
 @pytest.fixture
 def batch():
-    return Pairs(30, 10, [0, 1])[[4, 0, 7]]
+    return PartnerDataset(30, 10, [0, 1])[[4, 0, 7]]
 
 
 def network(task, attention=FullAttention, **options):
     shape = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 16, "positions": "none"}
-    return task.build(Architecture(attention, **{**shape, **options}))
+    return task.build(TransformerConfig(attention, **{**shape, **options}))
 
 
 def test_every_key_stands_twice_and_the_partner_is_the_other(batch):
@@ -44,7 +44,7 @@ def test_one_of_a_pair_asks_for_the_value_of_the_other(batch):
 
 
 def test_places_and_values_are_spread_evenly():
-    batch = Pairs(20, 4, [0])[list(range(2000))]
+    batch = PartnerDataset(20, 4, [0])[list(range(2000))]
     asks = (batch.values == 4).float().mean(0)
     assert (asks - 0.5).abs().max() < 0.06
     shares = torch.bincount(batch.target[batch.target != IGNORE]) / 20_000
@@ -52,9 +52,9 @@ def test_places_and_values_are_spread_evenly():
 
 
 def test_text_depends_on_its_index_alone(batch):
-    alone = Pairs(30, 10, [0, 1])[[0]]
+    alone = PartnerDataset(30, 10, [0, 1])[[0]]
     assert all(torch.equal(one[0], many[1]) for one, many in zip(alone, batch, strict=True))
-    other = Pairs(30, 10, [0, 2])[[0]]
+    other = PartnerDataset(30, 10, [0, 2])[[0]]
     assert not torch.equal(alone.tokens, other.tokens)
 
 

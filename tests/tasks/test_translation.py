@@ -16,7 +16,7 @@ from clusterformer.data.tokenizers import BOS_EOS, SubwordTokenizer
 from clusterformer.data.translation_batches import TranslationBatch
 from clusterformer.errors import InputError
 from clusterformer.models.alignment import alignment
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
 from clusterformer.tasks.translation import Translation
@@ -127,7 +127,7 @@ def test_target_follows_what_the_decoder_reads():
 def test_a_dummy_row_counts_nothing(files):
     prepared = task(files)
     prepared.setup("fit")
-    network = prepared.build(Architecture(FullAttention, d_model=16, num_layers=1))
+    network = prepared.build(TransformerConfig(FullAttention, d_model=16, num_layers=1))
     batch = prepared._pairs["train"][[]]
     total, count = prepared.loss(network(batch), batch, 0.1)
     assert (total.item(), count.item()) == (0, 0)
@@ -140,7 +140,7 @@ def test_a_dummy_row_counts_nothing(files):
 def test_scores_do_not_depend_on_the_number_of_processes(files, world_size):
     prepared = task(files, valid_sentences=20)
     prepared.setup("fit")
-    network = prepared.build(Architecture(FullAttention, d_model=16, num_layers=1)).eval()
+    network = prepared.build(TransformerConfig(FullAttention, d_model=16, num_layers=1)).eval()
     plan, pairs = prepared._plan("valid"), prepared._pairs["valid"]
 
     def counted(size: int) -> list[list[float]]:
@@ -168,7 +168,7 @@ def test_the_checkpoint_alone_translates(files, tmp_path):
         Path(path).unlink()
     again = task(files)
     again.load_state(json.loads(json.dumps(prepared.state())))
-    again.build(fitted.architecture).load_state_dict(fitted.network.state_dict())
+    again.build(fitted.transformer_config).load_state_dict(fitted.network.state_dict())
     again._network.eval()
     fitted.network.eval()
     found = []
@@ -197,7 +197,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(files, tmp_path):
 def test_pictures_show_the_weights_of_the_last_layer(files):
     prepared = task(files)
     prepared.setup("fit")
-    shape = Architecture(FullAttention, d_model=16, num_layers=2)
+    shape = TransformerConfig(FullAttention, d_model=16, num_layers=2)
     network = prepared.build(shape).eval()
     batch = prepared._pairs["valid"][list(range(6))]
     weights = alignment(network, batch)

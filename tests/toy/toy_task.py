@@ -16,7 +16,8 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
 from clusterformer.data.batches import BucketPlan, make_loader, pad
-from clusterformer.models.architecture import Architecture
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.transformer import Encoder
 from clusterformer.task import IGNORE, Output, Task
 
 VOCABULARY = 8
@@ -45,11 +46,11 @@ class Examples:
 
 
 class Net(nn.Module):
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, architecture.d_model)
-        self.encoder = architecture.encoder()
-        self.head = nn.Linear(architecture.d_model, 2)
+        self.embedding = nn.Embedding(VOCABULARY, config.d_model)
+        self.encoder = Encoder(config)
+        self.head = nn.Linear(config.d_model, 2)
 
     def forward(self, batch: Any) -> Output:
         encoded = self.encoder(self.embedding(batch.tokens), batch.mask)
@@ -86,8 +87,8 @@ class Toy(Task):
         if self.labels is None:
             self.labels = ["without", "with"]
 
-    def build(self, architecture: Architecture) -> nn.Module:
-        return Net(architecture)
+    def build(self, config: TransformerConfig) -> nn.Module:
+        return Net(config)
 
     def loss(
         self, output: Output, batch: ToyBatch, label_smoothing: float

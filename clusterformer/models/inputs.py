@@ -1,0 +1,55 @@
+"""What each network reads of a batch: any object with these attributes, such as a NamedTuple.
+
+B batch   N tokens   K neighbours   F features
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class TextInput(Protocol):
+    """Texts: tokens (B, N) and mask (B, N), True at real tokens."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def mask(self) -> Tensor: ...
+
+
+class TextPairInput(TextInput, Protocol):
+    """Pairs of texts: second (rows, N), True at tokens of a second text.
+
+    Encoded apart, rows are the first texts of all pairs, then the second ones. Encoded jointly, a
+    row holds both texts of a pair.
+    """
+
+    @property
+    def second(self) -> Tensor: ...
+
+
+class TranslationInput(TextInput, Protocol):
+    """Source texts with what the decoder reads, (B, N), and its mask."""
+
+    @property
+    def decoder_input(self) -> Tensor: ...
+    @property
+    def decoder_mask(self) -> Tensor: ...
+
+
+class KeyValueInput(TextInput, Protocol):
+    """Texts of keys, with a value (B, N) beside each."""
+
+    @property
+    def values(self) -> Tensor: ...
+
+
+class PointInput(Protocol):
+    """Points (B, F), their neighbours (B, K, F), and mask (B, 1), True at real points."""
+
+    @property
+    def points(self) -> Tensor: ...
+    @property
+    def near(self) -> Tensor: ...
+    @property
+    def mask(self) -> Tensor: ...
