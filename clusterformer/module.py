@@ -32,7 +32,7 @@ from clusterformer.training.schedule import Schedule, factor
 class ClusterFormer(LightningModule):
     """A Transformer whose attention may learn to cluster, trained on any `Task`.
 
-    Example:
+    Examples:
         >>> model = ClusterFormer(FullAttention, d_model=64, num_layers=2)
         >>> Trainer(max_epochs=5, use_distributed_sampler=False).fit(model, Classification("mr"))
 

@@ -4,7 +4,7 @@ A new file in this folder with a subclass of `AttentionCore` is a new mechanism:
 configurations and on the command line. Type checkers and editors read the list below; a test
 compares it with the folder.
 
-Example:
+Examples:
     >>> from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttention
 """
 

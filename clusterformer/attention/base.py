@@ -145,7 +145,7 @@ class AttentionCore(nn.Module, ABC):
 class MultiHeadAttention(nn.Module):
     """Projections around a mechanism: queries, keys and values in, mixed heads out.
 
-    Example:
+    Examples:
         >>> core = NeuralClusteringAttention(d_model=256, num_heads=4, num_clusters=64)
         >>> out = MultiHeadAttention(core)(x, key_mask=mask)   # x (B, N, E), mask (B, N)
         >>> out.values                                         # (B, N, E)

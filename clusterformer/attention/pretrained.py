@@ -26,7 +26,7 @@ def approximate(
 
     Works on every model that takes its attention from transformers' `AttentionInterface`.
 
-    Example:
+    Examples:
         >>> model = AutoModel.from_pretrained(folder)
         >>> approximate(model, partial(ImprovedClusteredAttention, num_clusters=25))
         >>> model.set_attn_implementation("sdpa")  # back to its own

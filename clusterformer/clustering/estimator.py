@@ -60,7 +60,7 @@ class NeuralClustering(
     Points are compared with centroids by cosine in a space that is learnt (eq. 2), and the loss is
     that of `partner_loss`. Soft: `predict_proba` gives memberships.
 
-    Example:
+    Examples:
         >>> labels = NeuralClustering(n_clusters=10, random_state=0).fit_predict(X)
 
     Args:
