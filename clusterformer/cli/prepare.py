@@ -1,4 +1,4 @@
-"""`clusterformer prepare`: bring a named data set to where the tasks look for it."""
+"""`clusterformer prepare`: bring a named data set to the folder where the tasks look for it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ HELP = """
 usage: clusterformer prepare NAME [NAME ...] [options]
        clusterformer prepare --list
 
-Bring named data sets to the folder of the data sets, from their publishers, checked against
-published checksums and counts. A cut or killed download goes on where it ended when run again.
+Fetch named data sets from their publishers into the folder of the data sets, and check them against
+published checksums and counts. An interrupted download continues when you run the command again.
 
-  --list            what there is: task, size, licence, source, and whether it is here
+  --list            list all sets: task, size, licence, source, and whether the set is here
   --root DIR        folder of the data sets (default: $CLUSTERFORMER_DATA, else the user's cache)
-  --accept-licence  say that you accept the licence of a set that asks for it
+  --accept-licence  accept the licence of a set that asks for it
   --mirror URL      fetch from URL/NAME/FILE instead, such as a server of your own
-  --keep            leave what was fetched in DIR/downloads/NAME, ready to serve as a mirror
-  --timeout 30      seconds without a byte after which a connection is given up and made anew
+  --keep            keep the downloads in DIR/downloads/NAME, ready to serve as a mirror
+  --timeout 30      seconds without a byte after which a connection is closed and opened again
 
 sets
   classification      mr subj cr mpqa 20news
   inference           snli scitail mnli sick
-  matching            quora (by hand: it says how) wikiqa
+  matching            quora (fetched by hand: the command explains) wikiqa
   translation         multi30k iwslt14 wmt14 tatoeba
   language modelling  wikitext2 gutenberg pg19 (needs the extra hub)
   others              mnist glove
@@ -41,24 +41,24 @@ examples:
 
 def run(arguments: list[str]) -> None:
     """Prepare each set, or list them all."""
-    from clusterformer.data.prepare.preparation import prepare
-    from clusterformer.data.prepare.publishers import find
+    from clusterformer.data.prepare.catalogue import published_set
+    from clusterformer.data.prepare.prepare_set import prepare_set
 
     options = parse(arguments)
     if options.list:
         _list(options.root)
         return
-    sets = [find(name) for name in options.names]
+    sets = [published_set(name) for name in options.names]
     for published in sets:
-        folder = prepare(
+        folder = prepare_set(
             published.name,
             root=options.root,
             mirror=options.mirror,
             accept=options.accept_licence,
             keep=options.keep,
             timeout=options.timeout,
-            say=_say,
-            meter=_meter,
+            report=_report,
+            progress_of=_progress_of,
         )
         print(f"{published.name}: {folder} (licence: {published.licence})", flush=True)
 
@@ -85,8 +85,8 @@ def parse(arguments: list[str]) -> Namespace:
 
 def _list(root: str | None) -> None:
     from clusterformer.data.named_sets import data_folder
-    from clusterformer.data.prepare.preparation import presence
-    from clusterformer.data.prepare.publishers import sets
+    from clusterformer.data.prepare.catalogue import published_sets
+    from clusterformer.data.prepare.prepare_set import presence
 
     folder = data_folder(root)
     rows = [("name", "task", "size", "here", "terms", "licence", "source")]
@@ -100,7 +100,7 @@ def _list(root: str | None) -> None:
             published.licence,
             published.page,
         )
-        for published in sets().values()
+        for published in published_sets().values()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print(f"folder of the data sets: {folder}\n")
@@ -109,18 +109,18 @@ def _list(root: str | None) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _say(message: str) -> None:
+def _report(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def _meter(file: str) -> Callable[[int, int | None], None]:
-    """Tells how far a download is: on a terminal in place, else every ten seconds."""
-    live = sys.stderr.isatty()
-    pause = 0.2 if live else 10.0
+def _progress_of(file: str) -> Callable[[int, int | None], None]:
+    """Make a callback that prints progress: on a terminal on one line, else every ten seconds."""
+    on_terminal = sys.stderr.isatty()
+    pause = 0.2 if on_terminal else 10.0
     begun = shown = time.monotonic()
     first: int | None = None
 
-    def report(done: int, total: int | None) -> None:
+    def print_progress(done: int, total: int | None) -> None:
         nonlocal shown, first
         first = done if first is None else first
         now = time.monotonic()
@@ -130,14 +130,14 @@ def _meter(file: str) -> Callable[[int, int | None], None]:
         share = f" of {_size(total)} ({done / total:.0%})" if total else ""
         rate = f", {_size((done - first) / (now - begun))}/s" if now - begun > 1 else ""
         line = f"{file}: {_size(done)}{share}{rate}"
-        end = "" if live and done != total else "\n"
-        print(f"\r{line:<70}" if live else line, end=end, file=sys.stderr, flush=True)
+        end = "" if on_terminal and done != total else "\n"
+        print(f"\r{line:<70}" if on_terminal else line, end=end, file=sys.stderr, flush=True)
 
-    return report
+    return print_progress
 
 
 def _size(count: float) -> str:
-    """Bytes for people, in decimal units."""
+    """Format a number of bytes in decimal units."""
     unit, name = next(
         (pair for pair in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if count >= pair[0]), (1, "bytes")
     )

@@ -17,8 +17,8 @@ from web import Web, serving
 from clusterformer.cli.main import main
 from clusterformer.cli.prepare import HELP
 from clusterformer.data.corpora import read_pair_corpus
-from clusterformer.data.prepare.preparation import _count, _packed_or_not, presence
-from clusterformer.data.prepare.publishers import CONVERTERS, sets
+from clusterformer.data.prepare.catalogue import CONVERTERS, published_sets
+from clusterformer.data.prepare.prepare_set import _count, _packed_or_not, presence
 
 # the one set of a published size, without a checksum, that is small however many lines it has
 PARTS = {"train": 384_348, "dev": 10_000, "test": 10_000}
@@ -227,7 +227,7 @@ def test_list_shows_every_set_and_what_is_there_of_it(
         (tmp_path / file).touch()
     assert main(["prepare", "--list", f"--root={tmp_path}"]) == 0
     rows = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[0] for row in rows] == ["name", *sets()]
+    assert [row[0] for row in rows] == ["name", *published_sets()]
     here = {row[0]: row[3] for row in rows}
     assert {name for name, found in here.items() if found == "yes"} == {"mr"}
     assert {name for name, found in here.items() if found == "part"} == {"snli", "multi30k"}
@@ -236,9 +236,9 @@ def test_list_shows_every_set_and_what_is_there_of_it(
 
 def test_the_table_is_whole() -> None:
     named = HELP.split("sets\n")[1].split("examples")[0].split()
-    assert set(sets()) <= set(named)
-    assert set(sets()) == set(CONVERTERS)
-    for name, published in sets().items():
+    assert set(published_sets()) <= set(named)
+    assert set(published_sets()) == set(CONVERTERS)
+    for name, published in published_sets().items():
         files = [remote.file for remote in published.remotes]
         assert all(files), name
         assert len(set(files)) == len(files), name
@@ -250,9 +250,9 @@ def test_the_table_is_whole() -> None:
 
 @pytest.mark.parametrize("name", list(CONVERTERS))
 def test_real_sets_hold_what_the_table_says(name: str, data_root: Path) -> None:
-    if presence(sets()[name], data_root) != "yes":
+    if presence(published_sets()[name], data_root) != "yes":
         pytest.skip(f"not all of {name} is there")
-    for file, expected in sets()[name].contents.items():
-        path = _packed_or_not(sets()[name].place(data_root) / file)
+    for file, expected in published_sets()[name].contents.items():
+        path = _packed_or_not(published_sets()[name].folder_in(data_root) / file)
         assert path
         assert not expected or _count(path) == expected

@@ -1,1 +1,1 @@
-"""Fetch named data sets from their publishers and convert them."""
+"""Preparation of the named data sets: fetched from their publishers, converted and checked."""

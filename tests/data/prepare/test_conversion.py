@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from clusterformer.data.bitext import Bitext
-from clusterformer.data.prepare import books
-from clusterformer.data.prepare.conversion import write_lines
-from clusterformer.data.prepare.publishers import CONVERTERS
+from clusterformer.data.prepare import convert_books
+from clusterformer.data.prepare.archives import write_lines
+from clusterformer.data.prepare.catalogue import CONVERTERS
 from clusterformer.data.tables import read_pairs, read_rows
 from clusterformer.errors import InputError
 
@@ -307,8 +307,8 @@ Licence
 
 @pytest.fixture
 def tale(monkeypatch: pytest.MonkeyPatch) -> None:
-    tale = books.Book(7, "a-tale", "A. Writer", "A Tale", 1900, 7)
-    monkeypatch.setattr(books, "index", lambda: [tale])
+    tale = convert_books.Book(7, "a-tale", "A. Writer", "A Tale", 1900, 7)
+    monkeypatch.setattr(convert_books, "gutenberg_books", lambda: [tale])
 
 
 @pytest.mark.usefixtures("tale")
@@ -351,7 +351,7 @@ def test_pg19_comes_through_the_hubs_library(
         rows = {"url": [f"http://www.gutenberg.org/ebooks/{part}9"], "text": [f"{part}\nbook"]}
         path = repository / f"{part}-00000-of-00001.parquet"
         datasets.Dataset.from_dict(rows).to_parquet(str(path))
-    monkeypatch.setattr(books, "PG19", str(repository.parent))
+    monkeypatch.setattr(convert_books, "PG19", str(repository.parent))
     CONVERTERS["pg19"](downloads, folder)
     assert lines_in(folder / "validation" / "validation9.txt.gz") == ["validation", "book"]
     assert {path.name for path in folder.iterdir()} == {"train", "validation", "test"}

@@ -52,7 +52,7 @@ def test_progress_counts_what_was_there_before(web: Web, tmp_path: Path) -> None
         f"{web.url}/a.zip",
         tmp_path / "a.zip",
         checksum=CHECKSUM,
-        report=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: told.append((done, total)),
     )
     assert web.wanted == ["bytes=1000-"]
     assert told[0][0] > 1000

@@ -1,4 +1,4 @@
-"""Bring a named set to the folder of the data sets: fetch, convert, count, then name it."""
+"""Preparation of a named set: fetch, convert, count, then move to the folder of the data sets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Literal
 
 from clusterformer.data.cache import lock
 from clusterformer.data.named_sets import data_folder
-from clusterformer.data.prepare.download import Report, digest, fetch
-from clusterformer.data.prepare.publishers import Published, find
+from clusterformer.data.prepare.catalogue import PublishedSet, published_set
+from clusterformer.data.prepare.download import Progress, digest, fetch
 from clusterformer.errors import InputError
 
 Presence = Literal["yes", "part", "no"]
@@ -23,7 +23,7 @@ _UNEXPECTED = (KeyError, IndexError, ValueError, EOFError, zlib.error)
 _UNEXPECTED_ARCHIVE = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile)
 
 
-def prepare(
+def prepare_set(
     name: str,
     *,
     root: str | Path | None = None,
@@ -31,78 +31,79 @@ def prepare(
     accept: bool = False,
     keep: bool = False,
     timeout: float = 30.0,
-    say: Callable[[str], None] = print,
-    meter: Callable[[str], Report] = lambda file: lambda done, total: None,
+    report: Callable[[str], None] = print,
+    progress_of: Callable[[str], Progress] = lambda file: lambda done, total: None,
 ) -> Path:
-    """Bring a named set to where the tasks look for it; nothing happens if it is there.
+    """Bring a named set to the folder where the tasks look for it, unless it is there.
 
-    What is fetched lies in `downloads/NAME` under the root, where files fetched by hand belong as
-    well, until the set is complete. A run that ends early leaves that folder to the next one. Of
-    several processes that prepare the same set one works and the others wait.
+    Downloads are in `downloads/NAME` under the root until the set is complete; files fetched by
+    hand belong there as well. A run that ends early leaves that folder to the next one. Of several
+    processes that prepare the same set one works and the others wait.
 
     Args:
-        name: Of the set.
-        root: Folder of the data sets; None for the usual one.
+        name: Name of the set.
+        root: Folder of the data sets; None for the default one.
         mirror: Address that holds the files as `NAME/FILE`, instead of their publishers'.
         accept: Whether the user accepts the licence, where a set asks for that.
-        keep: Whether to leave the downloads when the set is complete.
+        keep: Whether to keep the downloads when the set is complete.
         timeout: Seconds without a byte after which a connection counts as dead.
-        say: Told what happens, a line each.
-        meter: Makes what is told of the progress of a file.
+        report: Function that gets a message, one line, for each step.
+        progress_of: Function that makes the progress callback of a file.
 
     Returns:
         The folder of the set.
 
     Raises:
         InputError: if there is no such set, it cannot be fetched, its licence must be accepted,
-            other files stand in its place, or it does not hold what it should.
+            its folder holds other files, or its counts are not the published ones.
     """
-    published = find(name)
-    folder = data_folder(root)
-    place = published.place(folder)
-    downloads = folder / "downloads" / name
-    if presence(published, folder) == "yes":
-        return place
+    published = published_set(name)
+    root_folder = data_folder(root)
+    folder = published.folder_in(root_folder)
+    downloads = root_folder / "downloads" / name
+    if presence(published, root_folder) == "yes":
+        return folder
     downloads.mkdir(parents=True, exist_ok=True)
-    with lock(downloads, say):
+    with lock(downloads, report):
         downloads.mkdir(exist_ok=True)
-        if presence(published, folder) == "yes":
-            return place
-        if place.exists() and (found := sorted(path.name for path in place.iterdir())):
+        if presence(published, root_folder) == "yes":
+            return folder
+        found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        if found:
             raise InputError(
-                f"{place} holds {', '.join(found[:3])}{', ...' * (len(found) > 3)}, but not all of "
-                f"{name}; move it away or choose another --root"
+                f"{folder} holds {', '.join(found[:3])}{', ...' * (len(found) > 3)}, but not all "
+                f"of {name}; move it away or choose another --root"
             )
         for remote in published.remotes:
             path = downloads / remote.file
             if not path.exists():
                 _check_terms(published, path, accept, mirror)
                 url = f"{mirror.rstrip('/')}/{name}/{remote.file}" if mirror else remote.url
-                report = meter(remote.file)
-                fetch(url, path, checksum=remote.checksum, timeout=timeout, report=report)
+                progress = progress_of(remote.file)
+                fetch(url, path, checksum=remote.checksum, timeout=timeout, progress=progress)
             elif (found_sum := digest(path, remote.checksum)) != remote.checksum:
                 raise InputError(f"{path}: {found_sum}, expected {remote.checksum}; remove it")
-        say(f"{name}: making its files")
-        _build(published, downloads, place)
+        report(f"{name}: making its files")
+        _build(published, downloads, folder)
         if not keep:
             shutil.rmtree(downloads)
-    return place
+    return folder
 
 
-def presence(published: Published, folder: Path) -> Presence:
-    """Whether all, some or none of a set's files are in the folder of the data sets."""
-    place = published.place(folder)
-    there = [_packed_or_not(place / file) is not None for file in published.contents]
-    return "yes" if all(there) else "part" if any(there) else "no"
+def presence(published: PublishedSet, root: Path) -> Presence:
+    """Check whether all, some or none of a set's files are in the folder of the data sets."""
+    folder = published.folder_in(root)
+    present = [_packed_or_not(folder / file) is not None for file in published.contents]
+    return "yes" if all(present) else "part" if any(present) else "no"
 
 
 def _packed_or_not(path: Path) -> Path | None:
-    """The file, or the same with or without gzip, which the tasks read as well."""
+    """Find a file, or the same with or without gzip, which the tasks read as well."""
     other = path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
     return next((found for found in (path, other) if found.exists()), None)
 
 
-def _check_terms(published: Published, path: Path, accept: bool, mirror: str | None) -> None:
+def _check_terms(published: PublishedSet, path: Path, accept: bool, mirror: str | None) -> None:
     by_hand = f"fetch {path.name} yourself, put it at {path} and run this again"
     under = f"its licence: {published.licence}, see {published.page}"
     if published.terms == "by hand" and not mirror:
@@ -114,8 +115,8 @@ def _check_terms(published: Published, path: Path, accept: bool, mirror: str | N
         )
 
 
-def _build(published: Published, downloads: Path, place: Path) -> None:
-    """Make the set's files beside its place, and move them there if they are as many as agreed."""
+def _build(published: PublishedSet, downloads: Path, folder: Path) -> None:
+    """Make the set's files in a temporary folder, check their counts, and move them to `folder`."""
     new = downloads.with_name(f"{published.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
@@ -135,11 +136,11 @@ def _build(published: Published, downloads: Path, place: Path) -> None:
         if found != expected:
             raise InputError(
                 f"{published.name}: {file} has {found:,} {_unit(new / file)}, "
-                f"expected {expected:,}; what was fetched is in {downloads}"
+                f"expected {expected:,}; the downloads are in {downloads}"
             )
-    if place.exists():
-        place.rmdir()
-    new.rename(place)
+    if folder.exists():
+        folder.rmdir()
+    new.rename(folder)
 
 
 def _unit(path: Path) -> str:
@@ -147,7 +148,7 @@ def _unit(path: Path) -> str:
 
 
 def _count(path: Path) -> int:
-    """Lines of a file, files of a folder."""
+    """Count the lines of a file, or the files of a folder."""
     if path.is_dir():
         return sum(1 for _ in path.iterdir())
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

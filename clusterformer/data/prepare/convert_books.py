@@ -1,4 +1,4 @@
-"""Books of Project Gutenberg: the 51 of the set `gutenberg`, and PG-19 from the hub."""
+"""Converters of Project Gutenberg's books: the set `gutenberg`, and PG-19 from the hub."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterformer.data.prepare.conversion import write_lines
+from clusterformer.data.prepare.archives import write_lines
 from clusterformer.errors import InputError
 
 PG19 = "emozilla/pg19"
-"""Repository of PG-19 on the hub, in a format that today's `datasets` reads."""
+"""Repository of PG-19 on the hub, in a format that current versions of `datasets` read."""
 
 _START = re.compile(r"\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG .*?\*\*\*", re.DOTALL)
 _END = re.compile(r"^\s*(?:\*\*\* ?END OF TH|END OF (?:THE |THIS )?PROJECT GUTENBERG)", re.M | re.I)
@@ -19,11 +19,11 @@ _CREDIT = re.compile(
     r"(?:Produced|E-?text prepared|Credits|Transcribed) ?(?:by|:).*?\n\n", re.DOTALL
 )
 _NUMBER = re.compile(r"\[e(?:book|text) #(\d+)\]", re.I)
-_TOLERANCE = 0.1  # editions are corrected and get other front matter
+_TOLERANCE = 0.1  # new editions have corrections and other front matter
 
 
 class Book(NamedTuple):
-    """A book: number at Project Gutenberg, name of the file, and what the index says of it."""
+    """A book: its number at Project Gutenberg, the name of its file, and its entry in the index."""
 
     number: int
     name: str
@@ -34,12 +34,12 @@ class Book(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Of the plain text, on the mirror that Project Gutenberg asks programs to use."""
+        """Address of the plain text, on the mirror that Project Gutenberg has for programs."""
         return f"https://aleph.pglaf.org/cache/epub/{self.number}/pg{self.number}.txt"
 
 
-def index() -> list[Book]:
-    """The books of the set `gutenberg`: gutenberg.tsv, words as counted there in about 2016."""
+def gutenberg_books() -> list[Book]:
+    """List the books of the set `gutenberg`: gutenberg.tsv, with the word counts of about 2016."""
     lines = Path(__file__).with_name("gutenberg.tsv").read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines[1:])
     return [
@@ -48,14 +48,14 @@ def index() -> list[Book]:
     ]
 
 
-def gutenberg(downloads: Path, folder: Path) -> None:
-    """The books without licence and credits, and an index of them.
+def convert_gutenberg(downloads: Path, folder: Path) -> None:
+    """Convert the books: without licence and credits, and with an index.
 
     Raises:
         InputError: if a file is another book, or a tenth longer or shorter than it should be.
     """
     table = ["file\tauthor\ttitle\tyear\tbytes\twords\torigin"]
-    for book in index():
+    for book in gutenberg_books():
         path = downloads / f"pg{book.number}.txt"
         text = strip_licence(path.read_text(encoding="utf-8-sig"), path, book.number)
         words = len(text.split())
@@ -70,7 +70,7 @@ def gutenberg(downloads: Path, folder: Path) -> None:
 
 
 def strip_licence(text: str, path: Path, number: int) -> str:
-    """What stands between Project Gutenberg's lines of stars, without credits and outer space."""
+    """Return the text between Project Gutenberg's lines of stars, without the credits."""
     start = _START.search(text)
     end = _END.search(text, start.end()) if start else None
     if not start or not end:
@@ -83,15 +83,15 @@ def strip_licence(text: str, path: Path, number: int) -> str:
     return body[credit.end() :].strip() if credit else body
 
 
-def pg19(downloads: Path, folder: Path) -> None:
-    """PG-19: a file a book, under its number, in a folder a part."""
+def convert_pg19(downloads: Path, folder: Path) -> None:
+    """Convert PG-19: a file a book, named by its number, in a folder a split."""
     try:
         from datasets import load_dataset
     except ImportError:
         raise InputError(
             "pg19 comes through the library datasets: pip install 'clusterformer[hub]'"
         ) from None
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries, one by one
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports each retry
     for part in ("train", "validation", "test"):
         for book in load_dataset(PG19, split=part, cache_dir=str(downloads)):
             number = book["url"].rstrip("/").rpartition("/")[2]

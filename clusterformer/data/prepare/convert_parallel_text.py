@@ -1,4 +1,4 @@
-"""From what publishers offer to parallel text as translation reads it; see conversion.py."""
+"""Converters of translation sets to parallel text; see archives.py."""
 
 from __future__ import annotations
 
@@ -11,52 +11,61 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from clusterformer.data.prepare.conversion import lines_of, write_lines, zipped
+from clusterformer.data.prepare.archives import (
+    open_tar_member,
+    read_zip_member,
+    split_lines,
+    write_lines,
+)
 from clusterformer.errors import InputError
 
 _MULTI30K = ("train", "val", "test_2016_flickr")
 _TED = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 _SEGMENT = re.compile(rb"<seg id=\"?\d+\"?>\s*(.*?)\s*</seg>", re.DOTALL)
-_LONGEST, _RATIO, _VALID = 175, 1.5, 23  # tokens; of the sides' lengths; every 23rd line validates
+
+# of IWSLT14, as fairseq prepares it
+_MAX_LENGTH = 175  # tokens a side
+_MAX_RATIO = 1.5  # of the sides' lengths
+_VALID_EVERY = 23  # lines, of which the last validates
 
 
-def multi30k(downloads: Path, folder: Path) -> None:
-    """Multi30k: its files, all compressed."""
+def convert_multi30k(downloads: Path, folder: Path) -> None:
+    """Convert Multi30k: the files as they are, all compressed."""
     for part in _MULTI30K:
         for language in ("de", "en"):
             raw = gzip.decompress((downloads / f"{part}.{language}.gz").read_bytes())
-            write_lines(folder / f"raw/{part}.{language}.gz", lines_of(raw))
+            write_lines(folder / f"raw/{part}.{language}.gz", split_lines(raw))
             name = f"{part}.lc.norm.tok.{language}"
             tokens = (downloads / name).read_bytes()
-            write_lines(folder / f"tok/{name}.gz", lines_of(tokens))
+            write_lines(folder / f"tok/{name}.gz", split_lines(tokens))
 
 
-def iwslt14(downloads: Path, folder: Path) -> None:
-    """IWSLT14 as fairseq's prepare-iwslt14.sh makes it, up to the BPE, without XML escapes.
+def convert_iwslt14(downloads: Path, folder: Path) -> None:
+    """Convert IWSLT14 as fairseq's prepare-iwslt14.sh does before BPE, without XML escapes.
 
     Moses tokens in lower case; pairs of 1 to 175 tokens a side and at most 1.5 times as many on
     one side as on the other; every 23rd of them validates.
     """
     with tarfile.open(downloads / "de-en.tgz") as archive:
         sides = [
-            _tokens(_talks(_member(archive, f"train.tags.de-en.{lang}").read()), lang)
+            _tokens(_talks(open_tar_member(archive, f"train.tags.de-en.{lang}").read()), lang)
             for lang in ("de", "en")
         ]
         for lang in ("de", "en"):
-            talks = (_member(archive, f"IWSLT14.{talk}.de-en.{lang}.xml") for talk in _TED)
+            talks = (open_tar_member(archive, f"IWSLT14.{talk}.de-en.{lang}.xml") for talk in _TED)
             lines = (line.replace("’", "'") for talk in talks for line in _segments(talk))
             write_lines(folder / f"test.{lang}.gz", _tokens(lines, lang))
-    pairs = [pair for pair in _equally_long(*sides) if _clean(*map(str.split, pair))]
+    pairs = [pair for pair in _zip_sides(*sides) if _is_clean(*map(str.split, pair))]
     for column, lang in enumerate(("de", "en")):
         train = [pair[column] for pair in pairs]
-        valid = train[_VALID - 1 :: _VALID]
-        del train[_VALID - 1 :: _VALID]
+        valid = train[_VALID_EVERY - 1 :: _VALID_EVERY]
+        del train[_VALID_EVERY - 1 :: _VALID_EVERY]
         write_lines(folder / f"train.{lang}.gz", train)
         write_lines(folder / f"valid.{lang}.gz", valid)
 
 
-def wmt14(downloads: Path, folder: Path) -> None:
-    """WMT14 English-German: Europarl 7, Common Crawl and News Commentary 9, one after the other."""
+def convert_wmt14(downloads: Path, folder: Path) -> None:
+    """Convert WMT14 English-German: Europarl 7, Common Crawl, then News Commentary 9."""
     corpora = {
         "training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en.{}",
         "training-parallel-commoncrawl.tgz": "commoncrawl.de-en.{}",
@@ -77,17 +86,17 @@ def wmt14(downloads: Path, folder: Path) -> None:
         write_lines(folder / f"train.{language}.gz", chain.from_iterable(texts))
         for name, (archive, members) in news.items():
             with tarfile.open(downloads / archive) as file:
-                lines = _segments(_member(file, members[column]))
+                lines = _segments(open_tar_member(file, members[column]))
             write_lines(folder / name.format(language), lines)
 
 
-def tatoeba(downloads: Path, folder: Path) -> None:
-    """Tatoeba: German, English; no sentence of one part occurs in another.
+def convert_tatoeba(downloads: Path, folder: Path) -> None:
+    """Convert Tatoeba: German, English; no sentence of one split occurs in another.
 
     Pairs that share a sentence, directly or through others, are a group and stay together. A hash
-    of the group's first German sentence deals them out: 94 % train, 3 % validate, 3 % test.
+    of the group's first German sentence chooses its split: 94 % train, 3 % validate, 3 % test.
     """
-    lines = lines_of(zipped(downloads / "deu-eng.zip", "deu.txt"))
+    lines = split_lines(read_zip_member(downloads / "deu-eng.zip", "deu.txt"))
     pairs = [(german, english) for english, german in (line.split("\t")[:2] for line in lines)]
     parent: dict[str, str] = {}
 
@@ -110,7 +119,7 @@ def tatoeba(downloads: Path, folder: Path) -> None:
 
 
 def _talks(data: bytes) -> Iterator[str]:
-    for line in lines_of(data):
+    for line in split_lines(data):
         if not re.search("<(?:url|talkid|keywords)>", line):
             yield re.sub("</?(?:title|description)>", "", line)
 
@@ -128,12 +137,12 @@ def _tokens(lines: Iterable[str], language: str) -> Iterator[str]:
         yield " ".join(moses.tokenize(line, escape=False)).lower()
 
 
-def _clean(source: list[str], target: list[str]) -> bool:
+def _is_clean(source: list[str], target: list[str]) -> bool:
     shorter, longer = sorted((len(source), len(target)))
-    return shorter > 0 and longer <= _LONGEST and longer <= _RATIO * shorter
+    return shorter > 0 and longer <= _MAX_LENGTH and longer <= _MAX_RATIO * shorter
 
 
-def _equally_long(sources: Iterator[str], targets: Iterator[str]) -> list[tuple[str, str]]:
+def _zip_sides(sources: Iterator[str], targets: Iterator[str]) -> list[tuple[str, str]]:
     left, right = list(sources), list(targets)
     if len(left) != len(right):
         raise InputError(f"de-en.tgz: {len(left):,} German and {len(right):,} English lines")
@@ -142,16 +151,5 @@ def _equally_long(sources: Iterator[str], targets: Iterator[str]) -> list[tuple[
 
 def _corpus(archive: Path, member: str) -> Iterator[str]:
     with tarfile.open(archive) as file:
-        for line in _member(file, member):
+        for line in open_tar_member(file, member):
             yield line.decode().rstrip("\n").replace("\r", " ")
-
-
-def _member(archive: tarfile.TarFile, ending: str) -> IO[bytes]:
-    """A file in an archive, wherever its top folder lies."""
-    for member in archive:
-        if member.isfile() and member.name.endswith(ending):
-            file = archive.extractfile(member)
-            assert file is not None
-            return file
-    assert isinstance(archive.name, str)
-    raise KeyError(f"no file {ending} in {archive.name}")

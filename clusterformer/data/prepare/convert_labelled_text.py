@@ -1,0 +1,113 @@
+"""Converters of labelled texts and pairs to the tables that the tasks read; see archives.py."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from clusterformer.data.prepare.archives import (
+    Converter,
+    read_zip_member,
+    split_lines,
+    write_lines,
+)
+
+
+def two_class_converter(name: str, negative: str, positive: str, encoding: str) -> Converter:
+    """Make a converter for two files of sentences: label 0 or 1, tab, sentence; no empty lines.
+
+    Args:
+        name: Name of the set and of its table.
+        negative: File of the sentences with label 0.
+        positive: File of the sentences with label 1.
+        encoding: Encoding of both.
+    """
+
+    def rows(downloads: Path) -> Iterator[str]:
+        for label, file in enumerate((negative, positive)):
+            for line in split_lines((downloads / file).read_bytes(), encoding):
+                if line:
+                    yield f"{label}\t{line}"
+
+    def convert(downloads: Path, folder: Path) -> None:
+        write_lines(folder / f"{name}.tsv", rows(downloads))
+
+    return convert
+
+
+def convert_newsgroups(downloads: Path, folder: Path) -> None:
+    """Convert 20 Newsgroups, one file a post, to JSON lines ordered by group and number."""
+    posts: dict[str, dict[tuple[str, int], str]] = {"train": {}, "test": {}}
+    with tarfile.open(downloads / "20news-bydate.tar.gz") as archive:
+        for member in archive:
+            file = archive.extractfile(member)
+            if file is not None:
+                part, group, number = member.name.split("/")[-3:]
+                posts[part.rpartition("-")[2]][group, int(number)] = file.read().decode("latin-1")
+    for part, texts in posts.items():
+        records = (
+            {"id": str(number), "label": group, "text": text}
+            for (group, number), text in sorted(texts.items())
+        )
+        lines = (json.dumps(record, ensure_ascii=False) for record in records)
+        write_lines(folder / f"20news-bydate-{part}.jsonl.gz", lines)
+
+
+def inference_converter(
+    archive: str, parts: Mapping[str, str], labels: Mapping[str, str]
+) -> Converter:
+    """Make a converter for SNLI or MultiNLI: premise, hypothesis, label; pairs with a gold label.
+
+    Args:
+        archive: Name of the zip archive of JSON lines.
+        parts: New name of each of its files.
+        labels: New name of each label.
+    """
+
+    def rows(data: bytes) -> Iterator[str]:
+        for line in split_lines(data):
+            pair = json.loads(line)
+            if pair["gold_label"] != "-":
+                label = labels[pair["gold_label"]]
+                yield _row(pair["sentence1"], pair["sentence2"], label)
+
+    def convert(downloads: Path, folder: Path) -> None:
+        for member, name in parts.items():
+            write_lines(folder / f"{name}.tsv", rows(read_zip_member(downloads / archive, member)))
+
+    return convert
+
+
+def column_converter(
+    archive: str, parts: Mapping[str, str], columns: Sequence[int], *, header: bool = False
+) -> Converter:
+    """Make a converter for some columns of tables, TSV in a zip archive.
+
+    Args:
+        archive: Name of the archive.
+        parts: New name of each of its files.
+        columns: Columns wanted, from 0, in the order wanted.
+        header: Whether the first line is a header, to be dropped.
+    """
+
+    def convert(downloads: Path, folder: Path) -> None:
+        for member, name in parts.items():
+            lines = split_lines(read_zip_member(downloads / archive, member))[header:]
+            cells = (line.split("\t") for line in lines)
+            rows = (_row(*(row[column] for column in columns)) for row in cells)
+            write_lines(folder / f"{name}.tsv", rows)
+
+    return convert
+
+
+def convert_sick(downloads: Path, folder: Path) -> None:
+    """Convert SICK: the tables as they are, with one kind of line ends."""
+    for name, part in (("train", "train"), ("trial", "trial"), ("test_annotated", "test")):
+        lines = split_lines((downloads / f"SICK_{name}.txt").read_bytes())
+        write_lines(folder / f"{part}.tsv", lines)
+
+
+def _row(*cells: str) -> str:
+    return "\t".join(" ".join(cell.split()) for cell in cells)
