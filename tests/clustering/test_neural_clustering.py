@@ -38,7 +38,7 @@ def blobs() -> tuple[np.ndarray, np.ndarray]:
 def test_scikit_learns_checks_pass_with_no_exception() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = check_estimator(NeuralClustering(max_iter=50), on_fail=None)
+        results = check_estimator(NeuralClustering(max_iter=10), on_fail=None)
     failed = [result for result in results if result["status"] not in ("passed", "skipped")]
     assert not failed
     # what is skipped is so for every estimator, unless SCIPY_ARRAY_API is set
