@@ -30,7 +30,7 @@ def trainer(**options: Any) -> Trainer:
 def test_it_trains_from_python() -> None:
     torch.manual_seed(0)
     model, task = ClusterFormer(**TINY, dropout=0.0, lr=0.01), Toy(size=200)
-    run = trainer(max_epochs=16)
+    run = trainer(max_epochs=16, check_val_every_n_epoch=8)
     run.fit(model, task)
     assert run.callback_metrics["val/loss"] < 0.4
     assert run.test(model, task, verbose=False)[0]["test/accuracy"] > 0.8

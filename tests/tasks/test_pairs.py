@@ -138,6 +138,7 @@ def test_trains_tests_and_predicts_from_its_state_alone(train_file, joint, monke
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(
         max_epochs=24,
+        check_val_every_n_epoch=12,
         accelerator="cpu",
         num_sanity_val_steps=0,
         enable_model_summary=False,
