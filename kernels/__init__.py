@@ -1,1 +1,1 @@
-"""The speed: one operation a file, defined in plain PyTorch by reference.py."""
+"""Fast operations: one per file, specified in plain PyTorch by reference.py."""

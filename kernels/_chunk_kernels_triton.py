@@ -1,12 +1,12 @@
 """The kernels of chunk attention in Triton: they gather rows themselves, and their stores resort.
 
-B batch   H heads   N tokens   D head width   P width of the extra columns
-Z rows of `Blocks` (B, or rounds * B * H)   G blocks   S slots a block   R blocks seen
-M queries, K keys of one tile
+B batch   H heads   N tokens   D head width   A additional columns   S block size
+R hash rounds   G blocks   J blocks that a block sees   i bytes of a number
 
 A program owns the queries (forward, dq) or the keys (dk, dv) of one tile of one block and head.
-Every token stands in one own slot a round, so no two programs write one row: no atomics, and the
-same bits from run to run.
+Every token has one own slot per round, so no two programs write one row: no atomics, and the
+same bits from run to run. Pointers are p_*, loaded blocks b_*; m_i, l_i and alpha are the running
+maximum, sum and rescaling of the online softmax.
 """
 
 import triton
@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def _locate(tiles, bh, H: tl.constexpr, SHARED: tl.constexpr):
-    """Tile, row of Blocks, sequence, head and round of this program; neighbours share a head."""
+    """Find tile, row of `Blocks`, sequence, head and hash round; neighbours share a head."""
     pid = tl.program_id(0) // tiles
     batch = (pid % bh) // H
     row = (batch if SHARED else pid).to(tl.int64)
@@ -23,15 +23,15 @@ def _locate(tiles, bh, H: tl.constexpr, SHARED: tl.constexpr):
 
 
 @triton.jit
-def _tokens(members, first, rank, S, LONG: tl.constexpr):
-    """Which slots of a block that begins at slot `first` hold a token, and which token."""
+def _load_tokens(members, first, rank, S, LONG: tl.constexpr):
+    """Load the tokens of a block that begins at slot `first`, and whether each slot holds one."""
     token = tl.load(members + first + rank, mask=rank < S, other=-1)
     return token >= 0, (token.to(tl.int64) if LONG else token)
 
 
 @triton.jit
-def _rows(pointer, token, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, valid):
-    """Rows of tokens, (tile, BLOCK), zeros where not valid or beyond the width."""
+def _load_rows(pointer, token, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, valid):
+    """Load rows of tokens, (tile, BLOCK), zeros where not valid or beyond the width."""
     column = tl.arange(0, BLOCK)
     mask = valid[:, None]
     if WIDTH < BLOCK:
@@ -40,8 +40,8 @@ def _rows(pointer, token, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, vali
 
 
 @triton.jit
-def _store(pointer, token, WIDTH: tl.constexpr, BLOCK: tl.constexpr, valid, rows):
-    """Store rows of tokens, which lie on end; likewise."""
+def _store_rows(pointer, token, WIDTH: tl.constexpr, BLOCK: tl.constexpr, valid, rows):
+    """Store contiguous rows of tokens; likewise."""
     column = tl.arange(0, BLOCK)
     mask = valid[:, None]
     if WIDTH < BLOCK:
@@ -51,255 +51,260 @@ def _store(pointer, token, WIDTH: tl.constexpr, BLOCK: tl.constexpr, valid, rows
 
 
 @triton.jit
-def _logits(
-    q, k, q_extra, k_extra, q_token, k_token, q_rank, k_rank, seen, entry, MASK, mask_rows, S, R,
-    scale, alone, within, BACK: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr,
-    WITHIN: tl.constexpr, ALONE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+def _scores(
+    b_q, b_k, b_q_extra, b_k_extra, q_token, k_token, q_rank, k_rank, seen, j, p_mask, mask_rows, S,
+    J, scale, round_bias, within, LOOK_BACK: tl.constexpr, EXTRA: tl.constexpr,
+    CAUSAL: tl.constexpr, WITHIN: tl.constexpr, SELF_BIAS: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Logits (M, K) of a tile of queries with a tile of one block's keys; -inf where unseen.
+    """Logits (BLOCK_Q, BLOCK_KV) of a tile of queries with a tile of keys; -inf where unseen.
 
     Args:
-        seen: Which slots of the streamed side hold a token. Those of the own side that do not are
-            rows of zeros, whose results are not stored.
+        seen: True for slots of the streamed side that hold a token. Empty slots of the own side
+            are rows of zeros, whose results are not stored.
     """
-    logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if WIDE:
-        logits += tl.dot(q_extra, tl.trans(k_extra), input_precision=PRECISION)
-    logits *= scale
-    if ALONE:
-        own = (entry == BACK) & (q_rank[:, None] == k_rank[None, :])
-        logits += tl.where(own, alone, 0.0)
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    if EXTRA:
+        b_s += tl.dot(b_q_extra, tl.trans(b_k_extra), input_precision=PRECISION)
+    b_s *= scale
+    if SELF_BIAS:
+        own = (j == LOOK_BACK) & (q_rank[:, None] == k_rank[None, :])
+        b_s += tl.where(own, round_bias, 0.0)
         # beside a log-sum-exp as low as a last resort, an empty slot of the own side would overflow
         seen &= (q_token >= 0)[:, None] & (k_token >= 0)[None, :]
     if MASKED:
-        at = ((q_rank % mask_rows) * (R * S))[:, None] + (entry * S + k_rank)[None, :]
+        at = ((q_rank % mask_rows) * (J * S))[:, None] + (j * S + k_rank)[None, :]
         inside = (q_rank < S)[:, None] & (k_rank < S)[None, :]
-        seen &= tl.load(MASK + at, mask=inside, other=0) != 0
+        seen &= tl.load(p_mask + at, mask=inside, other=0) != 0
     if CAUSAL:
         seen &= k_token[None, :] <= q_token[:, None]
     if WITHIN:
-        distance = (entry - BACK) * S + k_rank[None, :] - q_rank[:, None]
+        distance = (j - LOOK_BACK) * S + k_rank[None, :] - q_rank[:, None]
         seen &= tl.abs(distance) < within
-    return tl.where(seen, logits, float("-inf"))
+    return tl.where(seen, b_s, float("-inf"))
 
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, Q_EXTRA, K_EXTRA, MEMBERS, VISIBLE, MASK, OUT, LSE,
-    q_batch, q_head, q_token_stride, k_batch, k_head, k_token_stride, v_batch, v_head,
-    v_token_stride, x_batch, x_token_stride, y_batch, y_token_stride, mask_rows, N, G, S, scale,
-    itself, within, bh, H: tl.constexpr, R: tl.constexpr, BACK: tl.constexpr,
-    LATER_BY: tl.constexpr, SHARED: tl.constexpr, LONG: tl.constexpr, WIDTH: tl.constexpr,
-    WIDE: tl.constexpr, CAUSAL: tl.constexpr, WITHIN: tl.constexpr, ALONE: tl.constexpr,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    p_q, p_k, p_v, p_q_extra, p_k_extra, p_members, p_visible, p_mask, p_out, p_lse, q_batch,
+    q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, q_extra_batch,
+    q_extra_stride, k_extra_batch, k_extra_stride, mask_rows, N, G, S, scale, self_bias, within, bh,
+    H: tl.constexpr, J: tl.constexpr, LOOK_BACK: tl.constexpr, LATER_ROUNDS: tl.constexpr,
+    SHARED: tl.constexpr, LONG: tl.constexpr, WIDTH: tl.constexpr, EXTRA: tl.constexpr,
+    CAUSAL: tl.constexpr, WITHIN: tl.constexpr, SELF_BIAS: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
 ):  # fmt: skip
-    """Values and log-sum-exps of one tile of queries, by an online softmax over what it sees.
+    """Compute values and log-sum-exps of one tile of queries, by an online softmax.
 
-    Traffic: B H N ((4 D + 2 P) i + 8) bytes of i a number: q, k, v, out, extra columns; k and v
-    come R times, but from L2 where blocks are near. B H N R S (4 D + 2 P) operations.
+    Traffic: B H N ((4 D + 2 A) i + 8) bytes: q, k, v, out, additional columns; k and v are read J
+    times, but from L2 where blocks are near. B H N J S (4 D + 2 A) operations.
     """
-    tiles = tl.cdiv(S, BLOCK_M)
-    tile, row, batch, head, turn = _locate(G * tiles, bh, H, SHARED)
+    tiles = tl.cdiv(S, BLOCK_Q)
+    tile, row, batch, head, hash_round = _locate(G * tiles, bh, H, SHARED)
     block = tile // tiles
-    L = G + R - 1
-    Q += batch * q_batch + head * q_head
-    K += batch * k_batch + head * k_head
-    V += batch * v_batch + head * v_head
-    Q_EXTRA += batch * x_batch
-    K_EXTRA += batch * y_batch
-    q_rank = (tile % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    q_valid, q_token = _tokens(MEMBERS, (row * L + BACK + block) * S, q_rank, S, LONG)
-    q = _rows(Q, q_token, q_token_stride, WIDTH, BLOCK_D, q_valid)
-    q_extra = q
-    if WIDE:
-        q_extra = _rows(Q_EXTRA, q_token, x_token_stride, WIDE, BLOCK_P, q_valid)
-    alone = itself * tl.where(turn > 0, LATER_BY, 1.0)
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    MASK += (row * G + block) * mask_rows * (R * S)
-    VISIBLE += (row * G + block) * R
-    live = tl.load(VISIBLE + BACK) != 0
-    passes = tl.cdiv(S, BLOCK_K)
-    for step in range(tl.where(live, R * passes, 0)):
-        entry = step // passes
-        k_rank = (step % passes) * BLOCK_K + tl.arange(0, BLOCK_K)
-        k_valid, k_token = _tokens(MEMBERS, (row * L + block + entry) * S, k_rank, S, LONG)
-        k_valid &= tl.load(VISIBLE + entry) != 0
-        k = _rows(K, k_token, k_token_stride, WIDTH, BLOCK_D, k_valid)
-        v = _rows(V, k_token, v_token_stride, WIDTH, BLOCK_D, k_valid)
-        k_extra = k
-        if WIDE:
-            k_extra = _rows(K_EXTRA, k_token, y_token_stride, WIDE, BLOCK_P, k_valid)
-        logits = _logits(
-            q, k, q_extra, k_extra, q_token, k_token, q_rank, k_rank, k_valid[None, :], entry,
-            MASK, mask_rows, S, R, scale, alone, within, BACK, WIDE, CAUSAL, WITHIN, ALONE, MASKED,
-            PRECISION,
+    entries = G + J - 1
+    p_q += batch * q_batch + head * q_head
+    p_k += batch * k_batch + head * k_head
+    p_v += batch * v_batch + head * v_head
+    p_q_extra += batch * q_extra_batch
+    p_k_extra += batch * k_extra_batch
+    q_rank = (tile % tiles) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    first = (row * entries + LOOK_BACK + block) * S
+    q_valid, q_token = _load_tokens(p_members, first, q_rank, S, LONG)
+    b_q = _load_rows(p_q, q_token, q_stride, WIDTH, BLOCK_D, q_valid)
+    b_q_extra = b_q
+    if EXTRA:
+        b_q_extra = _load_rows(p_q_extra, q_token, q_extra_stride, EXTRA, BLOCK_A, q_valid)
+    round_bias = self_bias * tl.where(hash_round > 0, LATER_ROUNDS, 1.0)
+    m_i = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_Q], tl.float32)
+    b_o = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    p_mask += (row * G + block) * mask_rows * (J * S)
+    p_visible += (row * G + block) * J
+    live = tl.load(p_visible + LOOK_BACK) != 0
+    passes = tl.cdiv(S, BLOCK_KV)
+    for step in range(tl.where(live, J * passes, 0)):
+        j = step // passes
+        k_rank = (step % passes) * BLOCK_KV + tl.arange(0, BLOCK_KV)
+        k_valid, k_token = _load_tokens(p_members, (row * entries + block + j) * S, k_rank, S, LONG)
+        k_valid &= tl.load(p_visible + j) != 0
+        b_k = _load_rows(p_k, k_token, k_stride, WIDTH, BLOCK_D, k_valid)
+        b_v = _load_rows(p_v, k_token, v_stride, WIDTH, BLOCK_D, k_valid)
+        b_k_extra = b_k
+        if EXTRA:
+            b_k_extra = _load_rows(p_k_extra, k_token, k_extra_stride, EXTRA, BLOCK_A, k_valid)
+        b_s = _scores(
+            b_q, b_k, b_q_extra, b_k_extra, q_token, k_token, q_rank, k_rank, k_valid[None, :], j,
+            p_mask, mask_rows, S, J, scale, round_bias, within, LOOK_BACK, EXTRA, CAUSAL, WITHIN,
+            SELF_BIAS, MASKED, PRECISION,
         )  # fmt: skip
-        now = tl.maximum(highest, tl.max(logits, 1))
-        safe = tl.where(now == float("-inf"), 0.0, now)
-        weights = tl.exp(logits - safe[:, None])
-        fade = tl.exp(highest - safe)
-        total = total * fade + tl.sum(weights, 1)
-        out = out * fade[:, None]
-        out += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        highest = now
-    done = q_valid & live
-    out = out / tl.where(total > 0, total, 1.0)[:, None]
-    base = (turn.to(tl.int64) * bh + batch * H + head) * N
-    _store(OUT + base * WIDTH, q_token, WIDTH, BLOCK_D, done, out)
-    sums = tl.where(total > 0, highest + tl.log(tl.where(total > 0, total, 1.0)), float("-inf"))
-    tl.store(LSE + base + q_token, sums, mask=done)
+        m_new = tl.maximum(m_i, tl.max(b_s, 1))
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        b_p = tl.exp(b_s - m_safe[:, None])
+        alpha = tl.exp(m_i - m_safe)
+        l_i = l_i * alpha + tl.sum(b_p, 1)
+        b_o = b_o * alpha[:, None]
+        b_o += tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION)
+        m_i = m_new
+    stored = q_valid & live
+    b_o = b_o / tl.where(l_i > 0, l_i, 1.0)[:, None]
+    out_start = (hash_round.to(tl.int64) * bh + batch * H + head) * N
+    _store_rows(p_out + out_start * WIDTH, q_token, WIDTH, BLOCK_D, stored, b_o)
+    b_lse = tl.where(l_i > 0, m_i + tl.log(tl.where(l_i > 0, l_i, 1.0)), float("-inf"))
+    tl.store(p_lse + out_start + q_token, b_lse, mask=stored)
 
 
 @triton.jit
 def dq_kernel(
-    Q, K, V, Q_EXTRA, K_EXTRA, MEMBERS, VISIBLE, MASK, OUT, LSE, GRAD, DELTA, D_Q, D_Q_EXTRA,
-    q_batch, q_head, q_token_stride, k_batch, k_head, k_token_stride, v_batch, v_head,
-    v_token_stride, x_batch, x_token_stride, y_batch, y_token_stride, g_batch, g_head,
-    g_token_stride, mask_rows, N, G, S, scale, itself, within, bh, H: tl.constexpr,
-    R: tl.constexpr, BACK: tl.constexpr, LATER_BY: tl.constexpr, SHARED: tl.constexpr,
-    LONG: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr,
-    WITHIN: tl.constexpr, ALONE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    p_q, p_k, p_v, p_q_extra, p_k_extra, p_members, p_visible, p_mask, p_out, p_lse, p_do, p_delta,
+    p_dq, p_dq_extra, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head,
+    v_stride, q_extra_batch, q_extra_stride, k_extra_batch, k_extra_stride, do_batch, do_head,
+    do_stride, mask_rows, N, G, S, scale, self_bias, within, bh, H: tl.constexpr, J: tl.constexpr,
+    LOOK_BACK: tl.constexpr, LATER_ROUNDS: tl.constexpr, SHARED: tl.constexpr, LONG: tl.constexpr,
+    WIDTH: tl.constexpr, EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WITHIN: tl.constexpr,
+    SELF_BIAS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_A: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one tile of queries, and DELTA, what each token's gradient has of its value.
+    """Compute the gradient of one tile of queries, and delta = sum(do * out) of each token.
 
-    Traffic: B H N ((6 D + 2 P) i + 4 P + 12) bytes, those of forward, the gradient of out and, in
-    float32, of the extra columns. B H N R S (6 D + 4 P) operations.
+    Traffic: B H N ((6 D + 2 A) i + 4 A + 12) bytes: those of forward, the gradient of out and, in
+    float32, of the additional columns. B H N J S (6 D + 4 A) operations.
     """
-    tiles = tl.cdiv(S, BLOCK_M)
-    tile, row, batch, head, turn = _locate(G * tiles, bh, H, SHARED)
+    tiles = tl.cdiv(S, BLOCK_Q)
+    tile, row, batch, head, hash_round = _locate(G * tiles, bh, H, SHARED)
     block = tile // tiles
-    L = G + R - 1
-    Q += batch * q_batch + head * q_head
-    K += batch * k_batch + head * k_head
-    V += batch * v_batch + head * v_head
-    GRAD += batch * g_batch + head * g_head
-    Q_EXTRA += batch * x_batch
-    K_EXTRA += batch * y_batch
-    here = (batch * H + head) * N
-    q_rank = (tile % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    q_valid, q_token = _tokens(MEMBERS, (row * L + BACK + block) * S, q_rank, S, LONG)
-    q = _rows(Q, q_token, q_token_stride, WIDTH, BLOCK_D, q_valid)
-    grad = _rows(GRAD, q_token, g_token_stride, WIDTH, BLOCK_D, q_valid)
-    out = _rows(OUT + here * WIDTH, q_token, WIDTH, WIDTH, BLOCK_D, q_valid)
-    delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
-    tl.store(DELTA + here + q_token, delta, mask=q_valid & (turn == 0))
-    q_extra = q
-    if WIDE:
-        q_extra = _rows(Q_EXTRA, q_token, x_token_stride, WIDE, BLOCK_P, q_valid)
-    sums = tl.load(LSE + here + q_token, mask=q_valid, other=0.0)
-    alone = itself * tl.where(turn > 0, LATER_BY, 1.0)
-    d_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    d_extra = tl.zeros([BLOCK_M, BLOCK_P], tl.float32)
-    MASK += (row * G + block) * mask_rows * (R * S)
-    VISIBLE += (row * G + block) * R
-    live = tl.load(VISIBLE + BACK) != 0
-    passes = tl.cdiv(S, BLOCK_K)
-    for step in range(tl.where(live, R * passes, 0)):
-        entry = step // passes
-        k_rank = (step % passes) * BLOCK_K + tl.arange(0, BLOCK_K)
-        k_valid, k_token = _tokens(MEMBERS, (row * L + block + entry) * S, k_rank, S, LONG)
-        k_valid &= tl.load(VISIBLE + entry) != 0
-        k = _rows(K, k_token, k_token_stride, WIDTH, BLOCK_D, k_valid)
-        v = _rows(V, k_token, v_token_stride, WIDTH, BLOCK_D, k_valid)
-        k_extra = k
-        if WIDE:
-            k_extra = _rows(K_EXTRA, k_token, y_token_stride, WIDE, BLOCK_P, k_valid)
-        logits = _logits(
-            q, k, q_extra, k_extra, q_token, k_token, q_rank, k_rank, k_valid[None, :], entry,
-            MASK, mask_rows, S, R, scale, alone, within, BACK, WIDE, CAUSAL, WITHIN, ALONE, MASKED,
-            PRECISION,
+    entries = G + J - 1
+    p_q += batch * q_batch + head * q_head
+    p_k += batch * k_batch + head * k_head
+    p_v += batch * v_batch + head * v_head
+    p_do += batch * do_batch + head * do_head
+    p_q_extra += batch * q_extra_batch
+    p_k_extra += batch * k_extra_batch
+    row_start = (batch * H + head) * N
+    q_rank = (tile % tiles) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    first = (row * entries + LOOK_BACK + block) * S
+    q_valid, q_token = _load_tokens(p_members, first, q_rank, S, LONG)
+    b_q = _load_rows(p_q, q_token, q_stride, WIDTH, BLOCK_D, q_valid)
+    b_do = _load_rows(p_do, q_token, do_stride, WIDTH, BLOCK_D, q_valid)
+    b_o = _load_rows(p_out + row_start * WIDTH, q_token, WIDTH, WIDTH, BLOCK_D, q_valid)
+    b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
+    tl.store(p_delta + row_start + q_token, b_delta, mask=q_valid & (hash_round == 0))
+    b_q_extra = b_q
+    if EXTRA:
+        b_q_extra = _load_rows(p_q_extra, q_token, q_extra_stride, EXTRA, BLOCK_A, q_valid)
+    b_lse = tl.load(p_lse + row_start + q_token, mask=q_valid, other=0.0)
+    round_bias = self_bias * tl.where(hash_round > 0, LATER_ROUNDS, 1.0)
+    b_dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    b_dextra = tl.zeros([BLOCK_Q, BLOCK_A], tl.float32)
+    p_mask += (row * G + block) * mask_rows * (J * S)
+    p_visible += (row * G + block) * J
+    live = tl.load(p_visible + LOOK_BACK) != 0
+    passes = tl.cdiv(S, BLOCK_KV)
+    for step in range(tl.where(live, J * passes, 0)):
+        j = step // passes
+        k_rank = (step % passes) * BLOCK_KV + tl.arange(0, BLOCK_KV)
+        k_valid, k_token = _load_tokens(p_members, (row * entries + block + j) * S, k_rank, S, LONG)
+        k_valid &= tl.load(p_visible + j) != 0
+        b_k = _load_rows(p_k, k_token, k_stride, WIDTH, BLOCK_D, k_valid)
+        b_v = _load_rows(p_v, k_token, v_stride, WIDTH, BLOCK_D, k_valid)
+        b_k_extra = b_k
+        if EXTRA:
+            b_k_extra = _load_rows(p_k_extra, k_token, k_extra_stride, EXTRA, BLOCK_A, k_valid)
+        b_s = _scores(
+            b_q, b_k, b_q_extra, b_k_extra, q_token, k_token, q_rank, k_rank, k_valid[None, :], j,
+            p_mask, mask_rows, S, J, scale, round_bias, within, LOOK_BACK, EXTRA, CAUSAL, WITHIN,
+            SELF_BIAS, MASKED, PRECISION,
         )  # fmt: skip
-        weights = tl.exp(logits - sums[:, None])
-        slope = tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None]
-        slope = (weights * slope * scale).to(k.dtype)
-        d_q += tl.dot(slope, k, input_precision=PRECISION)
-        if WIDE:
-            d_extra += tl.dot(slope, k_extra, input_precision=PRECISION)
-    done = q_valid & live
-    base = (turn.to(tl.int64) * bh + batch * H + head) * N
-    _store(D_Q + base * WIDTH, q_token, WIDTH, BLOCK_D, done, d_q)
-    if WIDE:
-        _store(D_Q_EXTRA + base * WIDE, q_token, WIDE, BLOCK_P, done, d_extra)
+        b_p = tl.exp(b_s - b_lse[:, None])
+        b_ds = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION) - b_delta[:, None]
+        b_ds = (b_p * b_ds * scale).to(b_k.dtype)
+        b_dq += tl.dot(b_ds, b_k, input_precision=PRECISION)
+        if EXTRA:
+            b_dextra += tl.dot(b_ds, b_k_extra, input_precision=PRECISION)
+    stored = q_valid & live
+    out_start = (hash_round.to(tl.int64) * bh + batch * H + head) * N
+    _store_rows(p_dq + out_start * WIDTH, q_token, WIDTH, BLOCK_D, stored, b_dq)
+    if EXTRA:
+        _store_rows(p_dq_extra + out_start * EXTRA, q_token, EXTRA, BLOCK_A, stored, b_dextra)
 
 
 @triton.jit
 def dkv_kernel(
-    Q, K, V, Q_EXTRA, K_EXTRA, MEMBERS, VISIBLE, HOMES, MASK, LSE, GRAD, DELTA, D_K, D_V,
-    D_K_EXTRA, q_batch, q_head, q_token_stride, k_batch, k_head, k_token_stride, v_batch, v_head,
-    v_token_stride, x_batch, x_token_stride, y_batch, y_token_stride, g_batch, g_head,
-    g_token_stride, mask_rows, N, G, S, scale, itself, within, bh, H: tl.constexpr,
-    R: tl.constexpr, BACK: tl.constexpr, LATER_BY: tl.constexpr, SHARED: tl.constexpr,
-    LONG: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr,
-    WITHIN: tl.constexpr, ALONE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    p_q, p_k, p_v, p_q_extra, p_k_extra, p_members, p_visible, p_own_entries, p_mask, p_lse, p_do,
+    p_delta, p_dk, p_dv, p_dk_extra, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
+    v_head, v_stride, q_extra_batch, q_extra_stride, k_extra_batch, k_extra_stride, do_batch,
+    do_head, do_stride, mask_rows, N, G, S, scale, self_bias, within, bh, H: tl.constexpr,
+    J: tl.constexpr, LOOK_BACK: tl.constexpr, LATER_ROUNDS: tl.constexpr, SHARED: tl.constexpr,
+    LONG: tl.constexpr, WIDTH: tl.constexpr, EXTRA: tl.constexpr, CAUSAL: tl.constexpr,
+    WITHIN: tl.constexpr, SELF_BIAS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     COPIES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one tile of keys and values, from every block that sees theirs.
+    """Compute the gradients of one tile of keys and values, from every block that sees them.
 
-    Traffic: B H N ((6 D + 2 P) i + 4 P + 12) bytes; q and the gradient come R times, but from L2
-    where blocks are near. B H N R S (8 D + 4 P) operations.
+    Traffic: B H N ((6 D + 2 A) i + 4 A + 12) bytes; q and the gradient are read J times, but from
+    L2 where blocks are near. B H N J S (8 D + 4 A) operations.
     """
-    tiles = tl.cdiv(S, BLOCK_K)
-    tile, row, batch, head, turn = _locate(G * tiles, bh, H, SHARED)
-    home = tile // tiles
-    L = G + R - 1
-    Q += batch * q_batch + head * q_head
-    K += batch * k_batch + head * k_head
-    V += batch * v_batch + head * v_head
-    GRAD += batch * g_batch + head * g_head
-    Q_EXTRA += batch * x_batch
-    K_EXTRA += batch * y_batch
-    here = (batch * H + head) * N
-    k_rank = (tile % tiles) * BLOCK_K + tl.arange(0, BLOCK_K)
-    k_valid, k_token = _tokens(MEMBERS, (row * L + BACK + home) * S, k_rank, S, LONG)
-    k = _rows(K, k_token, k_token_stride, WIDTH, BLOCK_D, k_valid)
-    v = _rows(V, k_token, v_token_stride, WIDTH, BLOCK_D, k_valid)
-    k_extra = k
-    if WIDE:
-        k_extra = _rows(K_EXTRA, k_token, y_token_stride, WIDE, BLOCK_P, k_valid)
-    alone = itself * tl.where(turn > 0, LATER_BY, 1.0)
-    d_k = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-    d_v = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-    d_extra = tl.zeros([BLOCK_K, BLOCK_P], tl.float32)
-    HOMES += (row * G + home) * COPIES
-    passes = tl.cdiv(S, BLOCK_M)
+    tiles = tl.cdiv(S, BLOCK_KV)
+    tile, row, batch, head, hash_round = _locate(G * tiles, bh, H, SHARED)
+    own_block = tile // tiles
+    entries = G + J - 1
+    p_q += batch * q_batch + head * q_head
+    p_k += batch * k_batch + head * k_head
+    p_v += batch * v_batch + head * v_head
+    p_do += batch * do_batch + head * do_head
+    p_q_extra += batch * q_extra_batch
+    p_k_extra += batch * k_extra_batch
+    row_start = (batch * H + head) * N
+    k_rank = (tile % tiles) * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    first = (row * entries + LOOK_BACK + own_block) * S
+    k_valid, k_token = _load_tokens(p_members, first, k_rank, S, LONG)
+    b_k = _load_rows(p_k, k_token, k_stride, WIDTH, BLOCK_D, k_valid)
+    b_v = _load_rows(p_v, k_token, v_stride, WIDTH, BLOCK_D, k_valid)
+    b_k_extra = b_k
+    if EXTRA:
+        b_k_extra = _load_rows(p_k_extra, k_token, k_extra_stride, EXTRA, BLOCK_A, k_valid)
+    round_bias = self_bias * tl.where(hash_round > 0, LATER_ROUNDS, 1.0)
+    b_dk = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
+    b_dv = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
+    b_dextra = tl.zeros([BLOCK_KV, BLOCK_A], tl.float32)
+    p_own_entries += (row * G + own_block) * COPIES
+    passes = tl.cdiv(S, BLOCK_Q)
     for copy in range(COPIES):
-        place = tl.load(HOMES + copy)
-        for step in range(tl.where(place >= 0, R * passes, 0)):
-            entry = step // passes
-            block = place - entry
-            near = (block >= 0) & (block < G)
-            block = tl.where(near, block, 0)
-            near &= tl.load(VISIBLE + (row * G + block) * R + entry) != 0
-            q_rank = (step % passes) * BLOCK_M + tl.arange(0, BLOCK_M)
-            q_valid, q_token = _tokens(MEMBERS, (row * L + BACK + block) * S, q_rank, S, LONG)
-            q_valid &= near
-            q = _rows(Q, q_token, q_token_stride, WIDTH, BLOCK_D, q_valid)
-            grad = _rows(GRAD, q_token, g_token_stride, WIDTH, BLOCK_D, q_valid)
-            q_extra = q
-            if WIDE:
-                q_extra = _rows(Q_EXTRA, q_token, x_token_stride, WIDE, BLOCK_P, q_valid)
-            logits = _logits(
-                q, k, q_extra, k_extra, q_token, k_token, q_rank, k_rank, q_valid[:, None], entry,
-                MASK + (row * G + block) * mask_rows * (R * S), mask_rows, S, R, scale, alone,
-                within, BACK, WIDE, CAUSAL, WITHIN, ALONE, MASKED, PRECISION,
+        own_entry = tl.load(p_own_entries + copy)
+        for step in range(tl.where(own_entry >= 0, J * passes, 0)):
+            j = step // passes
+            block = own_entry - j
+            exists = (block >= 0) & (block < G)
+            block = tl.where(exists, block, 0)
+            exists &= tl.load(p_visible + (row * G + block) * J + j) != 0
+            q_rank = (step % passes) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+            first = (row * entries + LOOK_BACK + block) * S
+            q_valid, q_token = _load_tokens(p_members, first, q_rank, S, LONG)
+            q_valid &= exists
+            b_q = _load_rows(p_q, q_token, q_stride, WIDTH, BLOCK_D, q_valid)
+            b_do = _load_rows(p_do, q_token, do_stride, WIDTH, BLOCK_D, q_valid)
+            b_q_extra = b_q
+            if EXTRA:
+                b_q_extra = _load_rows(p_q_extra, q_token, q_extra_stride, EXTRA, BLOCK_A, q_valid)
+            b_s = _scores(
+                b_q, b_k, b_q_extra, b_k_extra, q_token, k_token, q_rank, k_rank, q_valid[:, None],
+                j, p_mask + (row * G + block) * mask_rows * (J * S), mask_rows, S, J, scale,
+                round_bias, within, LOOK_BACK, EXTRA, CAUSAL, WITHIN, SELF_BIAS, MASKED, PRECISION,
             )  # fmt: skip
-            sums = tl.load(LSE + here + q_token, mask=q_valid, other=0.0)
-            delta = tl.load(DELTA + here + q_token, mask=q_valid, other=0.0)
-            weights = tl.exp(logits - sums[:, None])
-            d_v += tl.dot(tl.trans(weights.to(grad.dtype)), grad, input_precision=PRECISION)
-            slope = tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None]
-            slope = tl.trans((weights * slope * scale).to(q.dtype))
-            d_k += tl.dot(slope, q, input_precision=PRECISION)
-            if WIDE:
-                d_extra += tl.dot(slope, q_extra, input_precision=PRECISION)
-    done = k_valid & (tl.load(HOMES) >= 0)
-    base = (turn.to(tl.int64) * bh + batch * H + head) * N
-    _store(D_K + base * WIDTH, k_token, WIDTH, BLOCK_D, done, d_k)
-    _store(D_V + base * WIDTH, k_token, WIDTH, BLOCK_D, done, d_v)
-    if WIDE:
-        _store(D_K_EXTRA + base * WIDE, k_token, WIDE, BLOCK_P, done, d_extra)
+            b_lse = tl.load(p_lse + row_start + q_token, mask=q_valid, other=0.0)
+            b_delta = tl.load(p_delta + row_start + q_token, mask=q_valid, other=0.0)
+            b_p = tl.exp(b_s - b_lse[:, None])
+            b_dv += tl.dot(tl.trans(b_p.to(b_do.dtype)), b_do, input_precision=PRECISION)
+            b_ds = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION) - b_delta[:, None]
+            b_ds = tl.trans((b_p * b_ds * scale).to(b_q.dtype))
+            b_dk += tl.dot(b_ds, b_q, input_precision=PRECISION)
+            if EXTRA:
+                b_dextra += tl.dot(b_ds, b_q_extra, input_precision=PRECISION)
+    stored = k_valid & (tl.load(p_own_entries) >= 0)
+    out_start = (hash_round.to(tl.int64) * bh + batch * H + head) * N
+    _store_rows(p_dk + out_start * WIDTH, k_token, WIDTH, BLOCK_D, stored, b_dk)
+    _store_rows(p_dv + out_start * WIDTH, k_token, WIDTH, BLOCK_D, stored, b_dv)
+    if EXTRA:
+        _store_rows(p_dk_extra + out_start * EXTRA, k_token, EXTRA, BLOCK_A, stored, b_dextra)

@@ -1,10 +1,11 @@
 """Centroid means in Triton: U X of ClusterFormer's eq. 3, and its gradients.
 
-B batch   N tokens   C clusters   W width of the clustering space   V parts of its columns: a
-program owns one part, and computes scores, over all columns, anew for it
+B batch   N tokens   C clusters   F features (width of the clustering space)
+G segments of the tokens   Y parts of the columns
 
-No matrix of tokens by clusters is in memory, and there are no atomics: sums over tokens are taken
-a segment of them a program, by an online softmax, then over segments.
+No matrix of tokens by clusters is in memory, and there are no atomics: a program sums over one
+segment of the tokens by an online softmax, then segments are summed. A program owns one part of
+the columns, and computes scores, over all columns, again for it.
 """
 
 from typing import Any
@@ -20,186 +21,186 @@ from clusterformer.kernels.tiles import Device, MeansTile, means_tile, segment_l
 
 @triton.jit
 def _columns(rows, row, valid, column, width):
-    """Block (rows, columns) of a contiguous matrix, 0 outside."""
+    """Load a block (rows, columns) of a contiguous matrix, 0 outside."""
     at = rows + row[:, None] * width + column[None, :]
     return tl.load(at, mask=valid[:, None] & (column < width)[None, :], other=0.0)
 
 
 @triton.jit
 def _memberships(
-    anchors, points, normaliser, c_first, token, C, width, real,
-    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    anchors, points, normalizer, c_first, token, C, width, real, PRECISION: tl.constexpr,
+    BLOCK_F: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """U (tile, BLOCK_C) of a tile of tokens in a tile of clusters, float32; 0 at padding."""
-    scores = _scores(anchors, points, c_first, token, C, width, real, PRECISION, BLOCK_P, BLOCK_C)
+    b_s = _scores(anchors, points, c_first, token, C, width, real, PRECISION, BLOCK_F, BLOCK_C)
     cluster = c_first + tl.arange(0, BLOCK_C)
-    norm = tl.load(normaliser + cluster, mask=cluster < C, other=float("inf"))
-    return tl.where(real[:, None], tl.exp(scores - norm[None, :]), 0.0)
+    b_normalizer = tl.load(normalizer + cluster, mask=cluster < C, other=float("inf"))
+    return tl.where(real[:, None], tl.exp(b_s - b_normalizer[None, :]), 0.0)
 
 
 @triton.jit
-def _owned(C, width, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr):
+def _owned(C, width, BLOCK_C: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
     """First centroid, columns and segment of a program; neighbours read the same segment."""
-    parts, tiles = tl.cdiv(width, BLOCK_V), tl.cdiv(C, BLOCK_C)
-    place = tl.program_id(0)
-    column = place % parts * BLOCK_V + tl.arange(0, BLOCK_V)
-    return place // parts % tiles * BLOCK_C, column, place // parts // tiles
+    parts, tiles = tl.cdiv(width, BLOCK_COLUMNS), tl.cdiv(C, BLOCK_C)
+    pid = tl.program_id(0)
+    column = pid % parts * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    return pid // parts % tiles * BLOCK_C, column, pid // parts // tiles
 
 
 @triton.jit
 def _means_kernel(
-    POINTS, ANCHORS, REAL, PARTIAL, SUMS, N, C, width, anchor_batch, segment, segments,
-    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    p_points, p_anchors, p_real, p_partial, p_lse, N, C, width, anchor_batch, segment, segments,
+    PRECISION: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """U X and log-sum-exp of a segment alone, for one tile of centroids and one of columns.
+    """Compute U X and log-sum-exps of a segment, for one tile of centroids and one of columns.
 
-    Traffic: B N (4 W + 1 + C (W + 1) / 256) bytes; 2 B N C W (V + 1) operations in float32.
+    Traffic: B N (4 F + 1 + C (F + 1) / 256) bytes; 2 B N C F (Y + 1) operations in float32.
     """
     batch = tl.program_id(1).to(tl.int64)
-    c_first, column, piece = _owned(C, width, BLOCK_C, BLOCK_V)
-    first = batch * N + piece * segment
-    tokens = tl.minimum(segment, N - piece * segment)
-    highest = tl.full([BLOCK_C], float("-inf"), tl.float32)
-    weight = tl.zeros([BLOCK_C], tl.float32)
-    total = tl.zeros([BLOCK_C, BLOCK_V], tl.float32)
+    c_first, column, index = _owned(C, width, BLOCK_C, BLOCK_COLUMNS)
+    first = batch * N + index * segment
+    tokens = tl.minimum(segment, N - index * segment)
+    m_i = tl.full([BLOCK_C], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_C], tl.float32)
+    total = tl.zeros([BLOCK_C, BLOCK_COLUMNS], tl.float32)
     for start in range(0, tokens, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         real = token < tokens
-        real &= tl.load(REAL + first + token, mask=real, other=0) != 0
-        scores = _scores(
-            ANCHORS + batch * anchor_batch, POINTS + first * width, c_first, token, C, width, real,
-            PRECISION, BLOCK_P, BLOCK_C,
+        real &= tl.load(p_real + first + token, mask=real, other=0) != 0
+        b_s = _scores(
+            p_anchors + batch * anchor_batch, p_points + first * width, c_first, token, C, width,
+            real, PRECISION, BLOCK_F, BLOCK_C,
         )  # fmt: skip
-        scores = tl.where(real[:, None], scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 0))
-        safe = tl.where(higher == float("-inf"), 0.0, higher)
-        members = tl.exp(scores - safe[None, :])
-        before = tl.exp(highest - safe)
-        weight = weight * before + tl.sum(members, 0)
-        x = _columns(POINTS + first * width, token, real, column, width)
-        total = total * before[:, None]
-        total += tl.dot(tl.trans(members), x, input_precision=PRECISION)
-        highest = higher
+        b_s = tl.where(real[:, None], b_s, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(b_s, 0))
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        b_u = tl.exp(b_s - m_safe[None, :])
+        alpha = tl.exp(m_i - m_safe)
+        l_i = l_i * alpha + tl.sum(b_u, 0)
+        b_x = _columns(p_points + first * width, token, real, column, width)
+        total = total * alpha[:, None]
+        total += tl.dot(tl.trans(b_u), b_x, input_precision=PRECISION)
+        m_i = m_new
     cluster = c_first + tl.arange(0, BLOCK_C)
-    some = tl.where(weight > 0, weight, 1.0)
-    row = (batch * segments + piece) * C + cluster
-    whose = (cluster < C) & (tl.program_id(0) % tl.cdiv(width, BLOCK_V) == 0)
-    tl.store(SUMS + row, highest + tl.log(some), mask=whose)
-    at = PARTIAL + row[:, None] * width + column[None, :]
+    divisor = tl.where(l_i > 0, l_i, 1.0)
+    row = (batch * segments + index) * C + cluster
+    is_first_part = (cluster < C) & (tl.program_id(0) % tl.cdiv(width, BLOCK_COLUMNS) == 0)
+    tl.store(p_lse + row, m_i + tl.log(divisor), mask=is_first_part)
+    at = p_partial + row[:, None] * width + column[None, :]
     inside = (cluster < C)[:, None] & (column < width)[None, :]
-    tl.store(at, total / some[:, None], mask=inside)
+    tl.store(at, total / divisor[:, None], mask=inside)
 
 
 @triton.jit
 def _means_anchors_kernel(
-    POINTS, ANCHORS, REAL, NORMALISER, GRAD, DELTA, PARTIAL, N, C, width, anchor_batch, segment,
-    segments, PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr,
+    p_points, p_anchors, p_real, p_normalizer, p_grad, p_delta, p_partial, N, C, width,
+    anchor_batch, segment, segments, PRECISION: tl.constexpr, BLOCK_F: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the anchors from a segment of the tokens, in the tiles of `_means_kernel`.
+    """Compute the gradient of anchors from a segment, in the tiles of `_means_kernel`.
 
-    Traffic: B N (4 W + 1 + C W / 256) bytes; 2 B N C W (2 V + 1) operations in float32.
+    Traffic: B N (4 F + 1 + C F / 256) bytes; 2 B N C F (2 Y + 1) operations in float32.
     """
     batch = tl.program_id(1).to(tl.int64)
-    c_first, column, piece = _owned(C, width, BLOCK_C, BLOCK_V)
+    c_first, column, index = _owned(C, width, BLOCK_C, BLOCK_COLUMNS)
     cluster = c_first + tl.arange(0, BLOCK_C)
-    delta = tl.load(DELTA + batch * C + cluster, mask=cluster < C, other=0.0)
-    first = batch * N + piece * segment
-    tokens = tl.minimum(segment, N - piece * segment)
-    total = tl.zeros([BLOCK_C, BLOCK_V], tl.float32)
+    b_delta = tl.load(p_delta + batch * C + cluster, mask=cluster < C, other=0.0)
+    first = batch * N + index * segment
+    tokens = tl.minimum(segment, N - index * segment)
+    total = tl.zeros([BLOCK_C, BLOCK_COLUMNS], tl.float32)
     for start in range(0, tokens, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         real = token < tokens
-        real &= tl.load(REAL + first + token, mask=real, other=0) != 0
-        members = _memberships(
-            ANCHORS + batch * anchor_batch, POINTS + first * width, NORMALISER + batch * C,
-            c_first, token, C, width, real, PRECISION, BLOCK_P, BLOCK_C,
+        real &= tl.load(p_real + first + token, mask=real, other=0) != 0
+        b_u = _memberships(
+            p_anchors + batch * anchor_batch, p_points + first * width, p_normalizer + batch * C,
+            c_first, token, C, width, real, PRECISION, BLOCK_F, BLOCK_C,
         )  # fmt: skip
-        slopes = _scores(
-            GRAD + batch * C * width, POINTS + first * width, c_first, token, C, width, real,
-            PRECISION, BLOCK_P, BLOCK_C,
+        b_ds = _scores(
+            p_grad + batch * C * width, p_points + first * width, c_first, token, C, width, real,
+            PRECISION, BLOCK_F, BLOCK_C,
         )  # fmt: skip
-        slopes = members * (slopes - delta[None, :])
-        x = _columns(POINTS + first * width, token, real, column, width)
-        total += tl.dot(tl.trans(slopes), x, input_precision=PRECISION)
-    at = PARTIAL + ((batch * segments + piece) * C + cluster[:, None]) * width + column[None, :]
+        b_ds = b_u * (b_ds - b_delta[None, :])
+        b_x = _columns(p_points + first * width, token, real, column, width)
+        total += tl.dot(tl.trans(b_ds), b_x, input_precision=PRECISION)
+    at = p_partial + ((batch * segments + index) * C + cluster[:, None]) * width + column[None, :]
     tl.store(at, total, mask=(cluster < C)[:, None] & (column < width)[None, :])
 
 
 @triton.jit
 def _means_points_kernel(
-    POINTS, ANCHORS, REAL, NORMALISER, GRAD, DELTA, D_POINTS, N, C, width, anchor_batch,
-    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    p_points, p_anchors, p_real, p_normalizer, p_grad, p_delta, p_dpoints, N, C, width,
+    anchor_batch, PRECISION: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one tile of points, one tile of columns of it; 0 at padding.
+    """Compute the gradient of one tile of points and columns; 0 at padding.
 
-    Traffic: B N (8 W + 1) bytes; 2 B N C W (2 V + 2) operations in float32.
+    Traffic: B N (8 F + 1) bytes; 2 B N C F (2 Y + 2) operations in float32.
     """
-    parts = tl.cdiv(width, BLOCK_V)
+    parts = tl.cdiv(width, BLOCK_COLUMNS)
     batch = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) % parts * BLOCK_V + tl.arange(0, BLOCK_V)
+    column = tl.program_id(0) % parts * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     start = tl.program_id(0) // parts * BLOCK_N
     first = batch * N + start
     token = tl.arange(0, BLOCK_N)
     inside = token < N - start
-    real = inside & (tl.load(REAL + first + token, mask=inside, other=0) != 0)
-    ANCHORS += batch * anchor_batch
-    GRAD += batch * C * width
-    total = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
+    real = inside & (tl.load(p_real + first + token, mask=inside, other=0) != 0)
+    p_anchors += batch * anchor_batch
+    p_grad += batch * C * width
+    total = tl.zeros([BLOCK_N, BLOCK_COLUMNS], tl.float32)
     for c_first in range(0, C, BLOCK_C):
-        members = _memberships(
-            ANCHORS, POINTS + first * width, NORMALISER + batch * C, c_first, token, C, width,
-            real, PRECISION, BLOCK_P, BLOCK_C,
+        b_u = _memberships(
+            p_anchors, p_points + first * width, p_normalizer + batch * C, c_first, token, C, width,
+            real, PRECISION, BLOCK_F, BLOCK_C,
         )  # fmt: skip
-        slopes = _scores(
-            GRAD, POINTS + first * width, c_first, token, C, width, real, PRECISION, BLOCK_P,
+        b_ds = _scores(
+            p_grad, p_points + first * width, c_first, token, C, width, real, PRECISION, BLOCK_F,
             BLOCK_C,
         )  # fmt: skip
         cluster = c_first + tl.arange(0, BLOCK_C)
-        delta = tl.load(DELTA + batch * C + cluster, mask=cluster < C, other=0.0)
-        slopes = members * (slopes - delta[None, :])
-        grad = _columns(GRAD, cluster, cluster < C, column, width)
-        total += tl.dot(members, grad, input_precision=PRECISION)
-        anchor = _columns(ANCHORS, cluster, cluster < C, column, width)
-        total += tl.dot(slopes, anchor, input_precision=PRECISION)
-    at = D_POINTS + first * width + token[:, None] * width + column[None, :]
+        b_delta = tl.load(p_delta + batch * C + cluster, mask=cluster < C, other=0.0)
+        b_ds = b_u * (b_ds - b_delta[None, :])
+        grad = _columns(p_grad, cluster, cluster < C, column, width)
+        total += tl.dot(b_u, grad, input_precision=PRECISION)
+        anchor = _columns(p_anchors, cluster, cluster < C, column, width)
+        total += tl.dot(b_ds, anchor, input_precision=PRECISION)
+    at = p_dpoints + first * width + token[:, None] * width + column[None, :]
     tl.store(at, total, mask=inside[:, None] & (column < width)[None, :])
 
 
 @torch.library.custom_op("clusterformer::centroid_means_triton", mutates_args=())
 def centroid_means(points: Tensor, anchors: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Means U X, (B, C, W), and normalisers (B, C), with S = anchors points^T over real tokens.
+    """Compute means U X, (B, C, F), and normalizers, (B, C), with S = anchors points^T.
 
-    normaliser_i = logsumexp_j S_ij; U_ij = exp(S_ij - normaliser_i). For a sequence without a token
-    0 and -inf. The means have gradients, the normalisers none.
+    normalizer_i = logsumexp_j S_ij over real tokens j; U_ij = exp(S_ij - normalizer_i). They are 0
+    and -inf for a sequence without a token. The means have gradients, the normalizers none.
 
     Args:
-        points: X, (B, N, W), float32 and contiguous, as are all of these.
-        anchors: (C, W) or (B, C, W).
+        points: X, (B, N, F). All arguments are contiguous; numbers are float32.
+        anchors: (C, F) or (B, C, F).
         real: (B, N), True at real tokens.
 
-    Cost: O(N C W V) time; O(C W) memory a segment.
+    Cost: O(N C F Y) time; O(G C F) memory.
     """
     means, grid, sizes, constants = _segments(points, anchors)
     sums = means.new_empty(means.shape[:3])
     _means_kernel[grid](points, anchors, real, means, sums, *sizes, **constants)
-    normaliser = sums.logsumexp(1)
-    shares = (sums - normaliser.masked_fill(normaliser == float("-inf"), 0.0)[:, None]).exp()
-    return (means * shares[..., None]).sum(1), normaliser
+    normalizer = sums.logsumexp(1)
+    shares = (sums - normalizer.masked_fill(normalizer == float("-inf"), 0.0)[:, None]).exp()
+    return (means * shares[..., None]).sum(1), normalizer
 
 
 @torch.library.custom_op("clusterformer::centroid_means_triton_backward", mutates_args=())
 def _backward(
-    grad: Tensor, points: Tensor, anchors: Tensor, real: Tensor, normaliser: Tensor, means: Tensor
+    grad: Tensor, points: Tensor, anchors: Tensor, real: Tensor, normalizer: Tensor, means: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of points and anchors, from G, that of the means M.
+    """Compute gradients of points and anchors from dM, the gradient of the means M.
 
-    dS_ij = U_ij (G_i . x_j - G_i . M_i); dX = U^T G + dS^T anchors; d anchors = dS X.
+    dS_ij = U_ij (dM_i . x_j - dM_i . M_i); dX = U^T dM + dS^T anchors; d anchors = dS X.
     """
     grad = grad.contiguous()
-    given = points, anchors, real, normaliser, grad, (grad * means).sum(-1)
+    given = points, anchors, real, normalizer, grad, (grad * means).sum(-1)
     d_anchors, grid, sizes, constants = _segments(points, anchors)
     _means_anchors_kernel[grid](*given, d_anchors, *sizes, **constants)
     d_anchors = d_anchors.sum(1)
@@ -226,9 +227,9 @@ def _(grad: Tensor, points: Tensor, anchors: Tensor, *_: Tensor) -> tuple[Tensor
 
 
 def _setup(ctx, inputs, output) -> None:
-    means, normaliser = output
-    ctx.mark_non_differentiable(normaliser)
-    ctx.save_for_backward(*inputs, normaliser, means)
+    means, normalizer = output
+    ctx.mark_non_differentiable(normalizer)
+    ctx.save_for_backward(*inputs, normalizer, means)
 
 
 def _differentiate(ctx, grad: Tensor, _: Tensor):
@@ -241,10 +242,10 @@ centroid_means.register_autograd(_differentiate, setup_context=_setup)
 def _segments(
     points: Tensor, anchors: Tensor
 ) -> tuple[Tensor, tuple[int, int], tuple[int, ...], dict[str, Any]]:
-    """Room for what programs find of each segment of tokens, (B, segments, C, W), and their launch.
+    """Prepare a launch over segments of tokens.
 
     Returns:
-        That, the grid, sizes and constants.
+        Empty room for the sums of each segment, (B, G, C, F), the grid, sizes and constants.
     """
     batch, length, width = points.shape
     shapes = means_tile(width, points=False)
@@ -264,7 +265,7 @@ def _sizes(points: Tensor, anchors: Tensor) -> tuple[int, ...]:
 def _constants(points: Tensor, shapes: MeansTile) -> dict[str, Any]:
     return {
         "PRECISION": Device.of(points.device).exact,
-        "BLOCK_P": COLUMNS,
-        "BLOCK_V": shapes.columns,
+        "BLOCK_F": COLUMNS,
+        "BLOCK_COLUMNS": shapes.columns,
         "num_warps": shapes.warps,
     }

@@ -1,10 +1,10 @@
-"""Index structures: tokens in the order of their clusters, and which blocks they stand in.
+"""Index structures: tokens in the order of their clusters, and the blocks that they stand in.
 
-B batch   N tokens   C clusters   G blocks   S slots a block (block width)
-R blocks that a block sees   L = G + R - 1 places
+B batch   N tokens   C clusters   S block size (slots)   G blocks (segments of the sorted tokens)
+J blocks that a block sees
 
-The road is assign -> sort -> chunk -> attend -> resort. Sorting and chunking give only indices;
-rows move once, into the blocks, and once back.
+The order of work is assign -> sort -> chunk -> attend -> resort. Sorting and chunking give only
+indices; rows move once, into the blocks, and once back.
 """
 
 from typing import NamedTuple
@@ -17,9 +17,9 @@ class Sorted(NamedTuple):
     """Tokens in the order of their clusters.
 
     Attributes:
-        order: (B, N) token at each place; padding last.
-        inverse: (B, N) place of each token.
-        counts: (B, C) real tokens of each cluster.
+        order: (B, N) token at each sorted position; padding last.
+        inverse: (B, N) sorted position of each token.
+        counts: (B, C) number of real tokens of each cluster.
     """
 
     order: Tensor
@@ -28,20 +28,20 @@ class Sorted(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Which token stands in which slot, and which blocks a block sees.
+    """The token in each slot, and the blocks that each block sees.
 
-    G blocks lie on L = G + R - 1 places in a row, so that what block g sees lies on the places
-    g .. g + R - 1, its own being place g + back. Where the row is a circle, its first and last
-    places repeat blocks of the other end.
+    The G blocks lie in a row of G + J - 1 entries: block g is entry g + look_back, and sees the
+    entries g .. g + J - 1. Where the row is a circle, its first and last entries repeat blocks of
+    the other end.
 
     Attributes:
-        members: (B, L, S) token in each slot; 0 where the slot is empty.
-        filled: (B, L, S) bool, True where a slot holds a token.
-        slot: (B, N) flat slot (place * S + rank) of each token; -1 at padding.
-        copies: (B, N, K) all flat slots that hold a token; -1 for none.
-        visible: (B, G, R) bool, False where a block does not see what lies there; all False
-            for a block without a token.
-        back: Blocks seen before the own one.
+        members: (B, G + J - 1, S) token in each slot; 0 where the slot is empty.
+        filled: (B, G + J - 1, S) bool, True where a slot holds a token.
+        slot: (B, N) flat slot (entry * S + rank) of each token; -1 at padding.
+        copies: (B, N, any) all flat slots that hold a token; -1 for none.
+        visible: (B, G, J) bool, False where a block does not see an entry; all False for a block
+            without a token.
+        look_back: Number of blocks seen before the own one.
         padded: True if some token may be padding.
         whole: True if every token sees all of its sequence: the circle is no longer than a window.
     """
@@ -51,14 +51,14 @@ class Blocks(NamedTuple):
     slot: Tensor
     copies: Tensor
     visible: Tensor
-    back: int
+    look_back: int
     padded: bool
     whole: bool = False
 
     @property
     def own(self) -> slice:
-        """Places of the G blocks themselves."""
-        return slice(self.back, self.back + self.visible.shape[1])
+        """Entries of the G blocks themselves."""
+        return slice(self.look_back, self.look_back + self.visible.shape[1])
 
     @property
     def own_filled(self) -> Tensor:
@@ -76,44 +76,44 @@ def equal_blocks(
 ) -> Blocks:
     """Chunk sorted tokens into blocks of equal width, seen around a circle (eq. 8).
 
-    The width is ceil(n / num_blocks) of the n real tokens of each sequence on its own, but at
-    least `min_width`. The circle runs over blocks that hold tokens, and a block that it reaches
-    twice counts once.
+    The width is ceil(n / num_blocks) of the n real tokens of each sequence, but at least
+    `min_width`. The circle runs over blocks that hold tokens, and a block that it reaches twice
+    counts once.
 
     Args:
         grouped: Tokens in sorted order.
         num_blocks: G, the paper's k. One block is full attention.
         key_mask: (B, N), True at real tokens; None means all real.
-        look_back: Blocks seen before the own one (1 in the paper).
-        look_ahead: Blocks seen after it (0 in the paper).
-        min_width: Fewest tokens a block, the last one apart (1 in the paper).
+        look_back: Number of blocks seen before the own one (1 in the paper).
+        look_ahead: Number of blocks seen after it (0 in the paper).
+        min_width: Minimum number of tokens in a block, except the last one (1 in the paper).
     """
     order, inverse, _ = grouped
     batch, length = order.shape
     width = max(-(-length // num_blocks), min_width)
-    most_blocks, num_blocks = num_blocks, min(num_blocks, -(-length // min_width))
+    max_blocks, num_blocks = num_blocks, min(num_blocks, -(-length // min_width))
     device = order.device
     if key_mask is None:
         lengths = torch.full((batch, 1), length, device=device)
     else:
         lengths = key_mask.sum(-1, keepdim=True)
-    widths = _ceil_div(lengths, most_blocks).clamp(min=min_width)
+    widths = _ceil_div(lengths, max_blocks).clamp(min=min_width)
     used = _ceil_div(lengths, widths).clamp(min=1)  # (B, 1) blocks that hold tokens
 
-    place = torch.arange(num_blocks + look_back + look_ahead, device=device)
-    block = place - look_back
+    entry = torch.arange(num_blocks + look_back + look_ahead, device=device)
+    block = entry - look_back
     held = (block < used + look_ahead) & (block >= -used)  # once around the circle
     rank = torch.arange(width, device=device)
-    position = (block % used * widths)[..., None] + rank  # (B, L, S)
+    position = (block % used * widths)[..., None] + rank  # (B, G + J - 1, S)
     filled = held[..., None] & (rank < widths[..., None]) & (position < lengths[..., None])
     members = order.gather(1, position.clamp(max=length - 1).flatten(1)).view(position.shape)
     members = members.masked_fill(~filled, 0)
 
-    home, rank = inverse.div(widths, rounding_mode="floor"), inverse % widths
+    own_block, rank = inverse.div(widths, rounding_mode="floor"), inverse % widths
     turns = torch.tensor([0, -1, 1], device=device) * used  # (B, 3)
-    places = (home + look_back)[..., None] + turns[:, None]  # (B, N, 3)
-    there = (places >= 0) & (places < used[..., None] + look_back + look_ahead)
-    copies = (places * width + rank[..., None]).masked_fill(~there, -1)
+    entries = (own_block + look_back)[..., None] + turns[:, None]  # (B, N, 3)
+    exists = (entries >= 0) & (entries < used[..., None] + look_back + look_ahead)
+    copies = (entries * width + rank[..., None]).masked_fill(~exists, -1)
     if key_mask is not None:
         copies = copies.masked_fill(~key_mask[..., None], -1)
 
@@ -131,16 +131,16 @@ def equal_blocks(
 def cluster_chunks(
     grouped: Sorted, chunk_size: int, key_mask: Tensor | None = None, look_back: int = 1
 ) -> Blocks:
-    """Chunk each cluster on its own, so that a chunk is known as soon as its tokens are.
+    """Chunk each cluster separately, so that a chunk is known as soon as its tokens are.
 
-    A token of rank r within its cluster stands in that cluster's chunk r // chunk_size and sees
-    its own and the `look_back` chunks before it OF ITS CLUSTER. No later token moves it.
+    A token of rank r within its cluster stands in that cluster's chunk r // chunk_size. It sees
+    its own chunk and the `look_back` chunks before it OF ITS CLUSTER. No later token moves it.
 
     Args:
         grouped: Tokens in sorted order.
-        chunk_size: S, tokens a chunk.
+        chunk_size: S, tokens per chunk.
         key_mask: (B, N), True at real tokens; None means all real.
-        look_back: Chunks seen before the own one.
+        look_back: Number of chunks seen before the own one.
     """
     order, inverse, counts = grouped
     batch, length = order.shape
@@ -153,7 +153,7 @@ def cluster_chunks(
     chunk_start, token_start = chunk_end - chunks, token_end - counts
 
     block = torch.arange(-look_back, blocks, device=device).expand(batch, -1).contiguous()
-    owner = torch.searchsorted(chunk_end, block, right=True).clamp(max=clusters - 1)  # (B, L)
+    owner = torch.searchsorted(chunk_end, block, right=True).clamp(max=clusters - 1)
     within = block - chunk_start.gather(1, owner)  # chunk of its cluster; negative before all
     rank = within[..., None] * chunk_size + torch.arange(chunk_size, device=device)
     filled = (rank >= 0) & (rank < counts.gather(1, owner)[..., None])
@@ -182,33 +182,42 @@ def window_blocks(
     look_back: int = 1,
     look_ahead: int = 0,
 ) -> Blocks:
-    """Chunks of `width` neighbouring tokens in a row that is no circle: a local window.
+    """Chunk neighbouring tokens, in a row that is no circle: a local window.
 
     Looking back once and causal, a token sees between `width` and 2 * `width` - 1 tokens up to
     itself, less near the start; `window_mask` can draw the border at an exact distance.
+
+    Args:
+        length: N.
+        batch: B.
+        width: S, tokens per block.
+        key_mask: (B, N), True at real tokens; None means all real.
+        device: Device of the indices.
+        look_back: Number of blocks seen before the own one.
+        look_ahead: Number of blocks seen after it.
     """
     order = torch.arange(length, device=device).expand(batch, length)
     inverse, lengths = order, torch.full((batch, 1), length, device=device)
     if key_mask is not None:
         order = (~key_mask).int().argsort(dim=-1, stable=True)  # padding last
         inverse, lengths = order.argsort(dim=-1), key_mask.sum(-1, keepdim=True)
-    groups = -(-length // width)
-    block = torch.arange(-look_back, groups + look_ahead, device=device)
-    position = block[:, None] * width + torch.arange(width, device=device)  # (L, S)
+    blocks = -(-length // width)
+    block = torch.arange(-look_back, blocks + look_ahead, device=device)
+    position = block[:, None] * width + torch.arange(width, device=device)  # (G + J - 1, S)
     filled = (position >= 0) & (position < lengths[..., None])
     members = order[:, position.clamp(0, length - 1).flatten()].view(batch, *position.shape)
     slot = inverse + look_back * width
     if key_mask is not None:
         slot = slot.masked_fill(~key_mask, -1)
     used = filled.any(-1)
-    visible = used.unfold(1, look_back + look_ahead + 1, 1)  # (B, G, R)
+    visible = used.unfold(1, look_back + look_ahead + 1, 1)  # (B, G, J)
     visible = visible & visible[..., look_back, None]
     members = members.masked_fill(~filled, 0)
     return Blocks(members, filled, slot, slot[..., None], visible, look_back, key_mask is not None)
 
 
 def capped_blocks(grouped: Sorted, capacity: int, key_mask: Tensor | None = None) -> Blocks:
-    """One block a cluster, of `capacity` slots each; no cluster may have more tokens.
+    """Give each cluster one block of `capacity` slots; no cluster may have more tokens.
 
     Args:
         grouped: Tokens in sorted order.
@@ -232,7 +241,7 @@ def capped_blocks(grouped: Sorted, capacity: int, key_mask: Tensor | None = None
 def single_block(
     length: int, batch: int, key_mask: Tensor | None = None, *, device: torch.device
 ) -> Blocks:
-    """One block a sequence, in which every token sees every other.
+    """Put each sequence into one block, in which every token sees every other.
 
     Args:
         length: N.
@@ -246,24 +255,24 @@ def single_block(
     live = filled.any(-1)[:, None, None]
     return Blocks(
         slot[:, None], filled[:, None], own, own[..., None], live,
-        back=0, padded=key_mask is not None, whole=True,
+        look_back=0, padded=key_mask is not None, whole=True,
     )  # fmt: skip
 
 
 def windows(x: Tensor, reach: int) -> Tensor:
-    """What lies before each block: (B, L, S, ...) -> (B, G, R * S, ...), G = L - R + 1."""
-    seen = x.unfold(1, reach, 1)  # (B, G, S, ..., R)
+    """Join the entries that each block sees: (B, G + J - 1, S, ...) -> (B, G, J * S, ...)."""
+    seen = x.unfold(1, reach, 1)  # (B, G, S, ..., J)
     return seen.movedim(-1, 2).flatten(2, 3)
 
 
 def window_mask(blocks: Blocks, causal: bool = False, within: int | None = None) -> Tensor:
-    """Which slots of its window a slot may attend to, (B, G, S, R * S).
+    """Find the slots of its window that a slot may attend to, (B, G, S, J * S).
 
-    The same for all slots of a block, (B, G, 1, R * S), if neither causal nor `within` a distance.
+    The same for all slots of a block, (B, G, 1, J * S), if neither causal nor `within` a distance.
     A slot without a token sees everything, so that no row is empty; nothing reads it.
 
     Args:
-        blocks: Which token stands where and sees what.
+        blocks: Members and visibility of the blocks.
         causal: A token attends to itself and tokens before it only.
         within: A token attends only to slots fewer than this away from its own.
     """
@@ -279,7 +288,7 @@ def window_mask(blocks: Blocks, causal: bool = False, within: int | None = None)
         seen = seen & (keys[:, :, None] <= queries[..., None])
     if within is not None:
         slots = torch.arange(reach * width, device=seen.device)
-        distance = slots - slots[blocks.back * width :][:width, None]
+        distance = slots - slots[blocks.look_back * width :][:width, None]
         seen = seen & (distance.abs() < within)
     return seen | ~own[..., None]
 

@@ -1,4 +1,4 @@
-"""Which implementation serves an operation: Triton on a GPU, plain PyTorch elsewhere.
+"""The choice of an implementation: Triton on a GPU, plain PyTorch elsewhere.
 
 CLUSTERFORMER_KERNELS=triton or =reference forces one; on CPU, Triton needs TRITON_INTERPRET=1 and
 is for tests.
@@ -14,10 +14,10 @@ CHOICES = ("triton", "reference")
 
 
 def forced() -> str | None:
-    """What the environment asks for; None if nothing.
+    """Return the implementation that the environment asks for; None if none.
 
     Raises:
-        ValueError: if it asks for something else.
+        ValueError: if it asks for an unknown one.
     """
     choice = os.environ.get(VARIABLE)
     if choice is not None and choice not in CHOICES:
@@ -26,10 +26,10 @@ def forced() -> str | None:
 
 
 def use_triton(device: torch.device) -> bool:
-    """Whether Triton serves tensors on `device`.
+    """Tell whether Triton serves tensors on `device`.
 
     Raises:
-        ValueError: if it is asked for and not installed.
+        ValueError: if the environment asks for Triton and it is not installed.
     """
     choice = forced()
     if choice == "reference":

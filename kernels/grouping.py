@@ -1,6 +1,6 @@
-"""Assign and sort: the public operations and their choice of a kernel.
+"""Assigning and sorting: the public operations and their choice of a kernel.
 
-B batch   N tokens   C clusters   P width of the clustering space
+B batch   N tokens   C clusters   F features (width of the clustering space)
 """
 
 import torch
@@ -12,43 +12,49 @@ from clusterformer.kernels.dispatch import use_triton
 
 
 def assign(
-    points: Tensor, anchors: Tensor, key_mask: Tensor | None = None, *, alone: bool = False
+    points: Tensor,
+    anchors: Tensor,
+    key_mask: Tensor | None = None,
+    *,
+    without_normalizer: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Cluster of each token, and the means U X of the memberships (ClusterFormer, eq. 2-4).
+    """Assign tokens to clusters, and average points by membership (ClusterFormer, eq. 2-4).
 
     S = anchors points^T; U_ij = exp(S_ij - logsumexp_j' S_ij'); I_j = argmax_i U_ij.
 
     Args:
-        points: X, (B, N, P).
-        anchors: (C, P), or (B, C, P).
+        points: X, (B, N, F).
+        anchors: (C, F), or (B, C, F).
         key_mask: (B, N), True at real tokens; None means all real.
-        alone: Choose argmax_i S_ij, by the token alone, as strict causality wants.
+        without_normalizer: Choose argmax_i S_ij, which depends on no other token, as strict
+            causality requires.
 
     Returns:
-        The assignment (B, N), and U X (B, C, P), 0 for a sequence without a token.
+        The assignment (B, N), and the means U X (B, C, F), 0 for a sequence without a token.
 
-    Cost: O(N C) memory without Triton; with it O(N), and O(C P) for every 1,024 tokens at most.
-    O(N C P) time, with Triton P / 256 times that for the means of wide points.
+    Cost: O(N C) memory without Triton; with it O(N), and O(C F) for every 1,024 tokens at most.
+    O(N C F) time, with Triton F / 256 times that for the means of wide points.
     """
     if not use_triton(points.device):
         scores = anchors @ points.transpose(1, 2)
-        assigned = reference.assign(scores, key_mask)
-        chosen = reference.place_of_largest(scores.detach(), 1) if alone else assigned.assignment
-        return chosen, assigned.memberships @ points
+        assignment, memberships = reference.assign(scores, key_mask)
+        if without_normalizer:
+            assignment = reference.argmax_first(scores.detach(), 1)
+        return assignment, memberships @ points
     from clusterformer.kernels import _grouping_triton, _means_triton
 
     points, anchors = points.float().contiguous(), anchors.float().contiguous()
     if key_mask is None:
         key_mask = points.new_ones(points.shape[:2], dtype=torch.bool)
     key_mask = key_mask.contiguous()
-    means, normaliser = _means_triton.centroid_means(points, anchors, key_mask)
-    against = torch.zeros_like(normaliser) if alone else normaliser
-    given = points.detach(), anchors.detach(), key_mask, against.detach()
-    return _grouping_triton.assign(*given), means
+    means, normalizer = _means_triton.centroid_means(points, anchors, key_mask)
+    subtracted = torch.zeros_like(normalizer) if without_normalizer else normalizer
+    inputs = points.detach(), anchors.detach(), key_mask, subtracted.detach()
+    return _grouping_triton.assign(*inputs), means
 
 
 def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) -> Sorted:
-    """Stable sort of tokens by cluster, padding behind all clusters (eq. 5).
+    """Sort tokens by cluster, stably, padding behind all clusters (eq. 5).
 
     Args:
         assignment: (B, N) integers in 0..C-1.

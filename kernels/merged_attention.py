@@ -1,4 +1,4 @@
-"""Causal attention to near keys, merged with what a far field gives.
+"""Causal attention to near keys, merged with the values of far keys.
 
 B batch   N tokens   D width
 """
@@ -11,13 +11,13 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def merged_attention(q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor) -> Tensor:
-    """Causal softmax attention within blocks, joined with other keys' share (MuSe, eq. 8).
+    """Apply causal softmax attention within blocks, and merge far keys (MuSe, eq. 8).
 
     out = (exp(near_mass) near + exp(far_mass) far) / (exp(near_mass) + exp(far_mass))
 
     Args:
-        q, k, v: (B, N, D), a block each; the scale is folded into q.
-        far: (B, N, D) values that attention to other keys gave.
+        q, k, v: (B, N, D), one block per row; the scale is folded into q.
+        far: (B, N, D) values of attention to other keys.
         far_mass: (B, N, 1) log of the sum of exp(q . k) over them; -1e30 for none.
 
     Cost: O(N^2 D) time, O(N D) memory on CPU.
@@ -28,7 +28,7 @@ def merged_attention(q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Ten
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor) -> Tensor:
-    """The definition of `merged_attention`."""
+    """Define `merged_attention`."""
     length = q.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     scores = (q @ k.transpose(1, 2)).masked_fill(~before, float("-inf"))
@@ -40,7 +40,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor) ->
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Values (B, N, D) and the log-sum-exp (B, N, 1) over near and far keys."""
+    """Compute values (B, N, D) and the log-sum-exp (B, N, 1) over near and far keys."""
     near, near_mass = _flash(q[:, None], k[:, None], v[:, None], 0.0, True, scale=1.0)
     near_mass = near_mass[:, 0, :, None]
     mass = torch.logaddexp(near_mass, far_mass)
@@ -59,13 +59,13 @@ def _backward(
     out: Tensor,
     mass: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients: from values and mass of ALL keys, the fused backward gives those of the near."""
+    """Compute gradients: the fused backward serves near keys, given values and mass of ALL keys."""
     near = _flash_backward(
         *(x[:, None] for x in (grad, q, k, v, out)), mass[:, None, :, 0], 0.0, True, scale=1.0
     )
-    d_q, d_k, d_v = (x[:, 0].contiguous() for x in near)
+    dq, dk, dv = (x[:, 0].contiguous() for x in near)
     share = (far_mass - mass).exp()
-    return d_q, d_k, d_v, share * grad, share * (grad * (far - out)).sum(-1, keepdim=True)
+    return dq, dk, dv, share * grad, share * (grad * (far - out)).sum(-1, keepdim=True)
 
 
 @_forward.register_fake

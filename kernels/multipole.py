@@ -1,7 +1,7 @@
 """Multipole expansions of attention to clusters of keys (MuSe, Mitchell and Kersting, 2025).
 
-B batch   D head width   P expansion points (centroids of queries)   C clusters of keys
-U places a cluster   R clusters seen exactly   G groups of queries   S queries a group
+B batch   D head width   C clusters of keys   S block size (slots of a cluster or group)
+P points of expansion (centroids of queries)   K kept clusters (seen exactly)   G groups of queries
 """
 
 from typing import NamedTuple
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 NOTHING = -1e30
-"""Log-mass of no keys: finite, so that differences and gradients stay so."""
+"""Log-mass of no keys: finite, so that differences and gradients are finite."""
 
 
 class Expansion(NamedTuple):
-    """What queries near an expansion point need to know about all keys.
+    """Summary of all keys for queries near an expansion point.
 
     Attributes:
         points: (B, P, D) expansion points.
-        keys: (B, P, C + R U, D) mean key of each cluster, tilted by the expansion point (eq. 5);
-            behind them the single keys of the clusters seen exactly.
-        values: (B, P, C + R U, D) mean value likewise; zeros without monopoles.
-        mass: (B, P, C + R U) log of the sum of exp(q . k) over the cluster, mu of algorithm 3, or
+        keys: (B, P, C + K S, D) mean key of each cluster, tilted by the expansion point (eq. 5);
+            then the single keys of the clusters seen exactly.
+        values: (B, P, C + K S, D) mean value likewise; zeros without monopoles.
+        mass: (B, P, C + K S) log of the sum of exp(q . k) over the cluster, mu of algorithm 3, or
             q . k of a single key.
         dipole: (B, P, D, D) covariance of keys and values, joined over clusters (algorithm 5);
             (B, P, D, 0) without dipoles.
@@ -49,18 +49,18 @@ def expand(
 
     Args:
         points: (B, P, D); the scale of the logits is folded into them.
-        k, v: (B, C, U, D), keys and values in their clusters.
-        filled: (B, C, U) bool, False at places that hold none.
-        monopole: Whether to keep the mean values.
-        dipole: Whether to keep the covariances.
-        damped: Whether a cluster's covariance, which is not tilted, counts only by the share of
-            its keys that the point looks at, 1 / sum p^2 of them (Kish's effective number).
-        exact: R, clusters of most mass whose keys each point keeps one by one.
+        k, v: (B, C, S, D), keys and values in their clusters.
+        filled: (B, C, S) bool, False at empty slots.
+        monopole: Keep the mean values.
+        dipole: Keep the covariances.
+        damped: Scale a cluster's covariance, which is not tilted, by the share of its keys with
+            weight for the point: 1 / sum p^2 of them (Kish's effective number).
+        exact: K, number of clusters of largest mass whose keys each point keeps one by one.
 
-    Cost: O(P C U D) time, and O(C U D^2) for the dipoles; O(P (C + R U) D) memory.
+    Cost: O(P C S D) time, and O(C S D^2) for the dipoles; O(P (C + K S) D) memory.
     """
     width = k.shape[-1]
-    scores = points[:, None] @ k.transpose(2, 3)  # (B, C, P, U)
+    scores = points[:, None] @ k.transpose(2, 3)  # (B, C, P, S)
     scores = scores.masked_fill(~filled[:, :, None], NOTHING)
     mass = scores.logsumexp(-1)
     tilted = (scores - mass[..., None]).exp() @ torch.cat([k, v], -1)
@@ -68,21 +68,21 @@ def expand(
     keys, values = tilted.split(width, -1)
     if not monopole:
         values = torch.zeros_like(values)
-    looked_at = (2 * mass - (2 * scores).logsumexp(-1).transpose(1, 2)).exp() if damped else None
+    effective = (2 * mass - (2 * scores).logsumexp(-1).transpose(1, 2)).exp() if damped else None
     if exact:
         row = torch.arange(len(k), device=k.device)[:, None, None]
         point = torch.arange(points.shape[1], device=k.device)[:, None]
-        top = mass.detach().topk(min(exact, k.shape[1]), sorted=False).indices  # (B, P, R)
+        top = mass.detach().topk(min(exact, k.shape[1]), sorted=False).indices  # (B, P, K)
         mass = mass.scatter(-1, top, NOTHING)
         keys, values = (
-            torch.cat([of_clusters, x[row, top].flatten(2, 3)], 2)
-            for of_clusters, x in ((keys, k), (values, v))
+            torch.cat([summary, x[row, top].flatten(2, 3)], 2)
+            for summary, x in ((keys, k), (values, v))
         )
         mass = torch.cat([mass, scores[row, top, point].flatten(2)], -1)
     if dipole:
         weights = mass.softmax(-1)[..., : k.shape[1]]
-        if looked_at is not None:
-            weights = weights * looked_at / filled.sum(-1).clamp(min=1)[:, None]
+        if effective is not None:
+            weights = weights * effective / filled.sum(-1).clamp(min=1)[:, None]
         joint = weights @ covariances(k, v, filled).flatten(2)
         joint = joint.unflatten(-1, (width, width))
     else:
@@ -91,7 +91,7 @@ def expand(
 
 
 def covariances(k: Tensor, v: Tensor, filled: Tensor) -> Tensor:
-    """Cov(k, v) within each cluster, not tilted, (B, C, D, D): keys first."""
+    """Compute Cov(k, v) within each cluster, not tilted, (B, C, D, D): keys first."""
     real = filled[..., None].to(k.dtype)
     share = real / real.sum(2, keepdim=True).clamp(min=1)
     centred = (k - (k * share).sum(2, keepdim=True)) * share
@@ -99,16 +99,16 @@ def covariances(k: Tensor, v: Tensor, filled: Tensor) -> Tensor:
 
 
 def evaluate(q: Tensor, expansion: Expansion) -> tuple[Tensor, Tensor]:
-    """Attend from queries to what their expansion point knows (algorithm 4).
+    """Attend from queries to the summary of their expansion point (algorithm 4).
 
     Args:
         q: (B, G, S, D), the queries of each group.
-        expansion: Of each group's point, P = G.
+        expansion: Summary for each group's point, P = G.
 
     Returns:
         Values (B, G, S, D), and the log of their mass (B, G, S, 1).
 
-    Cost: O(G S (C + R U + D) D).
+    Cost: O(G S (C + K S + D) D).
     """
     points, keys, values, mass, dipole = expansion
     residual = q - points[:, :, None]

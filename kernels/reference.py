@@ -1,7 +1,7 @@
 """The operations of clustered attention in plain PyTorch: the specification of the kernels.
 
-B batch   H heads   N tokens   D head width   P extra columns   C clusters
-G blocks   S slots a block (block width)   R blocks that a block sees
+B batch   H heads   N tokens   D head width   A additional columns   C clusters
+S block size   R hash rounds   G blocks   J blocks that a block sees
 """
 
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from torch import Tensor
 from clusterformer.kernels.blocks import Blocks, Sorted, windows
 from clusterformer.kernels.rows import gather_own, gather_rows, resort
 
-LATER = 1.2
-"""In rounds after the first, a token's logit with itself is lower by this factor of `itself`: as a
-last resort it then counts once. Reformer's -5e4 and this much of it are numbers of float16."""
+LATER_ROUNDS = 1.2
+"""Factor on `self_bias` in hash rounds after the first: a token that sees nothing else then counts
+once. Float16 holds 1.2 times Reformer's -5e4."""
 
 
 class Assigned(NamedTuple):
@@ -26,7 +26,7 @@ class Assigned(NamedTuple):
 
 
 def assign(similarity: Tensor, key_mask: Tensor | None = None) -> Assigned:
-    """Membership of tokens in clusters, normalised over tokens (ClusterFormer, eq. 2 and 4).
+    """Compute memberships, normalised over tokens, and clusters (ClusterFormer, eq. 2 and 4).
 
     U_ij = exp(S_ij - logsumexp_j' S_ij');  I_j = argmax_i U_ij.
 
@@ -43,17 +43,17 @@ def assign(similarity: Tensor, key_mask: Tensor | None = None) -> Assigned:
     if key_mask is not None:
         scores = scores.masked_fill(~key_mask[:, None], torch.finfo(scores.dtype).min)
     memberships = scores.log_softmax(-1)
-    assignment = place_of_largest(memberships.detach(), 1)
+    assignment = argmax_first(memberships.detach(), 1)
     memberships = memberships.exp()
     if key_mask is not None:
         memberships = memberships.masked_fill(~key_mask[:, None], 0.0)
     return Assigned(assignment, memberships)
 
 
-def place_of_largest(values: Tensor, dim: int) -> Tensor:
-    """The argmax over one dimension, the first of equals.
+def argmax_first(values: Tensor, dim: int) -> Tensor:
+    """Return the argmax over one dimension, the first index where values are equal.
 
-    By two maxima, which together are faster than one argmax, the more so in small integers.
+    Two maxima are faster than one argmax, above all on small integers.
     """
     last = values.shape[dim] - 1
     dtype = torch.int16 if last < 2**15 else torch.int32
@@ -65,7 +65,7 @@ def place_of_largest(values: Tensor, dim: int) -> Tensor:
 
 
 def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) -> Sorted:
-    """Stable sort of tokens by cluster, padding behind all clusters (eq. 5).
+    """Sort tokens by cluster, stably, padding behind all clusters (eq. 5).
 
     Args:
         assignment: (B, N) integers in 0..C-1.
@@ -76,8 +76,8 @@ def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) 
     if key_mask is not None:
         assignment = assignment.masked_fill(~key_mask, num_clusters)
     order = assignment.sort(dim=-1, stable=True).indices
-    places = torch.arange(length, device=order.device).expand(batch, length)
-    inverse = torch.empty_like(order).scatter_(1, order, places)
+    positions = torch.arange(length, device=order.device).expand(batch, length)
+    inverse = torch.empty_like(order).scatter_(1, order, positions)
     counts = order.new_zeros(batch, num_clusters + 1)
     counts = counts.scatter_add(1, assignment, torch.ones_like(assignment))
     return Sorted(order, inverse, counts[:, :num_clusters])
@@ -91,31 +91,31 @@ def chunk_attention(
     *,
     mask: Tensor,
     scale: float,
-    itself: float,
+    self_bias: float,
     extra: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Softmax attention of each block over the blocks that it sees.
+    """Apply softmax attention of each block over the blocks that it sees.
 
     Args:
         q, k, v: (B, H, N, D). The logits are scale * q . k.
-        blocks: Which token stands where and sees what: of each sequence (B, ...), of each head
-            (B * H, ...), or of each head in several rounds (rounds * B * H, ...), whose softmax
-            is one over all that a token sees in any round.
-        mask: Which slots of its window a slot may attend to, as from `window_mask`.
+        blocks: Index structure of each sequence (B, ...), of each head (B * H, ...), or of each
+            head in several hash rounds (R * B * H, ...). With rounds, the softmax is one over all
+            that a token sees in any round.
+        mask: Slots of its window that a slot may attend to, as from `window_mask`.
         scale: Factor on the logits.
-        itself: Added to the logit of a token with itself; `LATER` times that in later rounds.
-        extra: Further columns of q and of k, (B, N, P) each, the same for all heads; P may be 0.
+        self_bias: Bias on the logit of a token with itself; in later rounds `LATER_ROUNDS` times.
+        extra: Additional columns of q and of k, (B, N, A) each, the same for all heads; A may be 0.
 
     Returns:
         (B, H, N, D); 0 at padding.
     """
     batch, heads = q.shape[:2]
     if blocks.members.shape[0] == batch:
-        return _attend(q, k, v, blocks, mask, scale, itself, extra, batch)[0]
+        return _attend(q, k, v, blocks, mask, scale, self_bias, extra, batch)[0]
     rounds = blocks.members.shape[0] // (batch * heads)
     q, k, v = (x.flatten(0, 1)[:, None].repeat(rounds, 1, 1, 1) for x in (q, k, v))
     columns = tuple(x.repeat_interleave(heads, 0).repeat(rounds, 1, 1) for x in extra)
-    out, logsumexp = _attend(q, k, v, blocks, mask, scale, itself, columns, batch * heads)
+    out, logsumexp = _attend(q, k, v, blocks, mask, scale, self_bias, columns, batch * heads)
     if rounds > 1:
         weights = logsumexp.unflatten(0, (rounds, -1)).softmax(0).to(out.dtype)
         out = (out.unflatten(0, (rounds, -1)) * weights).sum(0)
@@ -129,13 +129,14 @@ def _attend(
     blocks: Blocks,
     mask: Tensor,
     scale: float,
-    itself: float,
+    self_bias: float,
     extra: tuple[Tensor, ...],
-    first: int,
+    first_rows: int,
 ) -> tuple[Tensor, Tensor]:
-    """Values (B, H, N, D) of each row of `blocks` alone, and log-sum-exps (B, H, N, 1).
+    """Values (B, H, N, D) and log-sum-exps (B, H, N, 1) of each row of `blocks`.
 
-    The `first` rows are those of the first round; log-sum-exps are found only if there are others.
+    The first `first_rows` rows are those of the first round; log-sum-exps are computed only if
+    there are others.
     """
     heads, reach = q.shape[1], blocks.visible.shape[-1]
     query, key, value = (x.transpose(1, 2).flatten(2) for x in (q, k, v))  # (B, N, H * D)
@@ -146,11 +147,11 @@ def _attend(
     columns = gather_own(extra[0], blocks), windows(gather_rows(extra[1], blocks), reach)
     blocked, width = query.shape[:2], query.shape[2]
     query, key = widen(query, columns[0]), widen(key, columns[1])
-    here = torch.eye(width, device=mask.device)
-    here = F.pad(here, (blocks.back * width, (reach - 1 - blocks.back) * width))
-    later = torch.arange(mask.shape[0], device=mask.device) >= first
-    alone = itself * torch.where(later, LATER, 1.0)[:, None, None, None]
-    bias = (alone * here).masked_fill(~mask, float("-inf")).flatten(0, 1)[:, None]
+    diagonal = torch.eye(width, device=mask.device)
+    diagonal = F.pad(diagonal, (blocks.look_back * width, (reach - 1 - blocks.look_back) * width))
+    later = torch.arange(mask.shape[0], device=mask.device) >= first_rows
+    row_bias = self_bias * torch.where(later, LATER_ROUNDS, 1.0)[:, None, None, None]
+    bias = (row_bias * diagonal).masked_fill(~mask, float("-inf")).flatten(0, 1)[:, None]
 
     def unblock(x: Tensor) -> Tensor:
         rows = resort(x.transpose(1, 2).flatten(2).unflatten(0, blocked), blocks)
@@ -161,17 +162,17 @@ def _attend(
         query, key, value, attn_mask=bias.to(query.dtype), scale=scale
     )
     out = unblock(out[..., : v.shape[-1]])
-    if first == mask.shape[0]:
+    if first_rows == mask.shape[0]:
         return out, out.new_empty(0)
     logits = scale * query.float() @ key.float().transpose(-1, -2) + bias
     return out, unblock(logits.logsumexp(-1, keepdim=True))
 
 
 def widen(x: Tensor, extra: Tensor | None, like: Tensor | None = None) -> Tensor:
-    """(B, G, S, H, D) with columns (B, G, S, P) appended, as (B * G, H, S, D + P).
+    """Append columns (B, G, S, A) to (B, G, S, H, D), giving (B * G, H, S, D + A).
 
-    Without columns, zeros as many as those of `like`: fused attention wants one width for queries,
-    keys and values.
+    Without columns, append as many zeros as `like` has columns: fused attention wants one width
+    for queries, keys and values.
     """
     x = x.flatten(0, 1)
     if extra is not None and extra.shape[-1]:

@@ -208,7 +208,7 @@ def reach(groupings: Sequence[Grouping | None], partner: Tensor) -> Tensor:
 def _sees(blocks: Blocks, other: Tensor) -> Tensor:
     """Whether the block of each token sees the token `other`, both (B, N)."""
     width, span = blocks.members.shape[-1], blocks.visible.shape[-1]
-    own = (blocks.slot // width - blocks.back).clamp(min=0)  # (B, N)
+    own = (blocks.slot // width - blocks.look_back).clamp(min=0)  # (B, N)
     copies = blocks.copies.gather(1, other[..., None].expand_as(blocks.copies))  # (B, N, K)
     ahead = copies // width - own[..., None]
     visible = blocks.visible.gather(1, own[..., None].expand(-1, -1, span))  # (B, N, R)

@@ -111,6 +111,6 @@ class KeyClusteringAttention(AttentionCore):
         ends = grouped.counts.cumsum(1)
         middle = torch.minimum(ends - (grouped.counts + 1) // 2, ends[:, -1:] - 1).clamp(min=0)
         slot = blocks.slot.gather(1, grouped.order.gather(1, middle))
-        block = (slot // blocks.members.shape[-1] - blocks.back).clamp(min=0)  # (B * H, C)
+        block = (slot // blocks.members.shape[-1] - blocks.look_back).clamp(min=0)  # (B * H, C)
         index = block[..., None].expand(-1, -1, keys.shape[-1])
         return keys.gather(1, index), counting.gather(1, index)

@@ -183,7 +183,7 @@ class NeuralClusteringAttention(AttentionCore):
         if centroids is None:
             raise ValueError("this layer's centroids come from the layer below: pass `previous`")
         points, anchors = self._similarity(hidden, centroids)
-        assignment, updated = assign(points, anchors, key_mask, alone=strict)
+        assignment, updated = assign(points, anchors, key_mask, without_normalizer=strict)
         if self.similarity == "dot":
             updated = F.linear(updated, self.space.weight.float())  # (U X) W of eq. 3, never X W
         grouped = sort(assignment, self.num_clusters, key_mask)

@@ -106,7 +106,7 @@ class ReformerAttention(AttentionCore):
             scale=self.head_width**-0.5,
             causal=bool(self.causal),
             mask=mask,
-            itself=LAST_RESORT,
+            self_bias=LAST_RESORT,
         )
         return out, Grouping(buckets[0], most)
 

@@ -15,7 +15,7 @@ from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, single_block, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import sort
-from clusterformer.kernels.reference import place_of_largest
+from clusterformer.kernels.reference import argmax_first
 
 
 class RoutingAttention(AttentionCore):
@@ -156,7 +156,7 @@ class RoutingAttention(AttentionCore):
             points = F.layer_norm(x[:, self.local_heads :].float(), (self.head_width,))
             points = points * self.head_width**-0.5  # on the unit sphere
             scores = self.means(points)
-        nearest = place_of_largest(scores, 2)
+        nearest = argmax_first(scores, 2)
         if self.training:
             self.means.observe(points, nearest, mask, x)
         return scores, nearest

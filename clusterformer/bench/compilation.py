@@ -140,7 +140,7 @@ def _launches(shape: Shape, device: Device) -> list[Launch]:
     with ExitStack() as stack:
         for kernel in (
             _grouping_triton._assign_kernel, _grouping_triton._count_kernel,
-            _grouping_triton._place_kernel,
+            _grouping_triton._position_kernel,
             _means_triton._means_kernel, _means_triton._means_anchors_kernel,
             _means_triton._means_points_kernel, chunks.forward_kernel, chunks.dq_kernel,
             chunks.dkv_kernel,
@@ -168,7 +168,8 @@ def _example(shape: Shape) -> tuple[Any, ...]:
     rows = torch.zeros(1, length, HEADS, shape.width, dtype=dtype, requires_grad=True)
     columns = torch.zeros(1, length, shape.wide, dtype=dtype)
     options: dict[str, Any] = {
-        "mask": None, "causal": causal, "within": None, "itself": 0.0, "extra": (columns, columns)
+        "mask": None, "causal": causal, "within": None, "self_bias": 0.0,
+        "extra": (columns, columns),
     }  # fmt: skip
     batch = {"round": HEADS, "rounds": 2 * HEADS}.get(shape.form, 1)
     grouped = reference.sort(torch.zeros(batch, length, dtype=torch.long), GROUPS)
@@ -181,7 +182,7 @@ def _example(shape: Shape) -> tuple[Any, ...]:
         back, ahead = min(1, shape.reach - 1), max(0, shape.reach - 2)
         blocks = index.equal_blocks(grouped, GROUPS, look_back=back, look_ahead=ahead)
     if shape.form.startswith("round"):
-        options["itself"] = LAST_RESORT
+        options["self_bias"] = LAST_RESORT
     if shape.form == "rounds":
         options["mask"] = index.window_mask(blocks, causal=True)
     return *(rows.transpose(1, 2) for _ in range(3)), blocks, options

@@ -92,7 +92,7 @@ class Problem:
         one = partial(roofline.work, size=self.size)
         assigning = roofline.total(map(one, roofline.ASSIGNING))
         with_gradient = roofline.total(map(one, (*roofline.ASSIGNING, *roofline.MEANS_BACKWARD)))
-        sorting = roofline.total(map(one, ("_count_kernel", "_place_kernel")))
+        sorting = roofline.total(map(one, ("_count_kernel", "_position_kernel")))
         forward = one("forward_kernel")
         both = roofline.total(map(one, ("forward_kernel", "dq_kernel", "dkv_kernel")))
         return {
@@ -143,8 +143,8 @@ class Problem:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         size, device = self.size, self.q.device
-        back, groups = self.blocks.back, -(-size.N // size.S)
-        reach = self.size.R
+        back, groups = self.blocks.look_back, -(-size.N // size.S)
+        reach = self.size.J
         order, inverse, _ = self._sort()
 
         def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -194,12 +194,12 @@ class Problem:
         return both
 
     def _assign(self) -> Tensor:
-        return assign(self.points, self.anchors, alone=self.causal)[0]
+        return assign(self.points, self.anchors, without_normalizer=self.causal)[0]
 
     def _means(self, sequences: int | None = None) -> list[Tensor]:
         """Centroid means, and the gradients of points and anchors, of the first sequences."""
         leaves = [x.detach().requires_grad_() for x in (self.points[:sequences], self.anchors)]
-        _, means = assign(leaves[0], leaves[1], alone=self.causal)
+        _, means = assign(leaves[0], leaves[1], without_normalizer=self.causal)
         return [means.detach(), *torch.autograd.grad(means.square().sum(), leaves)]
 
     def _sort(self) -> Sorted:
@@ -249,7 +249,7 @@ class Problem:
             out = kernel(q, k, v, blocks, scale=self.size.D**-0.5, extra=extra)
             return [out, *torch.autograd.grad(out, (q, k, v), self.gradient[:1].to(dtype))]
 
-        plain = partial(reference.chunk_attention, mask=mask, itself=0.0)
+        plain = partial(reference.chunk_attention, mask=mask, self_bias=0.0)
         truth = run(plain, torch.float32)
         ours = run(partial(chunk_attention, causal=self.causal), self.q.dtype)
         theirs = run(plain, self.q.dtype)

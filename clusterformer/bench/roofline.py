@@ -48,10 +48,10 @@ class Size(NamedTuple):
 
     Attributes:
         B, N: Sequences, tokens of each.
-        H, D, P: Heads, their width, extra columns.
-        W, C: Width of the clustering space, clusters.
-        V: Parts of that width, for each of which the means' kernels compute scores anew.
-        S, R: Slots a block, blocks seen.
+        H, D, A: Heads, their width, additional columns.
+        F, C: Width of the clustering space, clusters.
+        Y: Parts of that width; the kernels of the means compute scores again for each.
+        S, J: Slots per block, blocks that a block sees.
         i: Bytes a number.
     """
 
@@ -59,27 +59,27 @@ class Size(NamedTuple):
     N: int
     H: int
     D: int
-    P: int
-    W: int
+    A: int
+    F: int
     C: int
-    V: int
+    Y: int
     S: int
-    R: int
+    J: int
     i: int
 
 
 MODEL: dict[str, tuple[str, str, str]] = {
-    "forward_kernel": ("B H N ((4 D + 2 P) i + 8)", "B H N R S (4 D + 2 P)", "0"),
-    "dq_kernel": ("B H N ((6 D + 2 P) i + 4 P + 12)", "B H N R S (6 D + 4 P)", "0"),
-    "dkv_kernel": ("B H N ((6 D + 2 P) i + 4 P + 12)", "B H N R S (8 D + 4 P)", "0"),
-    "_assign_kernel": ("B N (4 W + 9)", "12 B N C W", "0"),
+    "forward_kernel": ("B H N ((4 D + 2 A) i + 8)", "B H N J S (4 D + 2 A)", "0"),
+    "dq_kernel": ("B H N ((6 D + 2 A) i + 4 A + 12)", "B H N J S (6 D + 4 A)", "0"),
+    "dkv_kernel": ("B H N ((6 D + 2 A) i + 4 A + 12)", "B H N J S (8 D + 4 A)", "0"),
+    "_assign_kernel": ("B N (4 F + 9)", "12 B N C F", "0"),
     "_count_kernel": ("B N (8 + C / 8)", "0", "0"),
-    "_place_kernel": ("B N 32", "0", "0"),
-    "_means_kernel": ("B N (4 W + 1 + C (W + 1) / 256)", "12 B N C W (V + 1)", "0"),
-    "_means_anchors_kernel": ("B N (4 W + 1 + C W / 256)", "12 B N C W (2 V + 1)", "0"),
-    "_means_points_kernel": ("B N (8 W + 1)", "12 B N C W (2 V + 2)", "0"),
-    "points": ("B N 4 (H D + W)", "0", "2 B N H D W"),
-    "points backward": ("B N 4 (2 H D + W)", "0", "4 B N H D W"),
+    "_position_kernel": ("B N 32", "0", "0"),
+    "_means_kernel": ("B N (4 F + 1 + C (F + 1) / 256)", "12 B N C F (Y + 1)", "0"),
+    "_means_anchors_kernel": ("B N (4 F + 1 + C F / 256)", "12 B N C F (2 Y + 1)", "0"),
+    "_means_points_kernel": ("B N (8 F + 1)", "12 B N C F (2 Y + 2)", "0"),
+    "points": ("B N 4 (H D + F)", "0", "2 B N H D F"),
+    "points backward": ("B N 4 (2 H D + F)", "0", "4 B N H D F"),
     "hashing": ("B H N (D i + 4 C)", "0", "B H N D C"),
     "routing": ("B H N (D i + 8 C)", "0", "2 B H N D C"),
     "routed rows": ("8 B H N D i", "0", "0"),
@@ -97,7 +97,7 @@ MEANS_BACKWARD = ("_means_anchors_kernel", "_means_points_kernel")
 
 
 class Form(NamedTuple):
-    """Attributes: whether coupled (P = 16, else P = 0); blocks seen; whether strictly causal."""
+    """Attributes: whether coupled (A = 16, else A = 0); blocks seen; whether strictly causal."""
 
     coupled: bool
     reach: int
@@ -137,7 +137,7 @@ def kernels(form: str, backward: bool) -> list[str]:
     """
     coupled = FORMS[form].coupled
     names = ["points"] if coupled else []
-    names += [*ASSIGNING, "_count_kernel", "_place_kernel", "forward_kernel"]
+    names += [*ASSIGNING, "_count_kernel", "_position_kernel", "forward_kernel"]
     if backward:
         names += ["dq_kernel", "dkv_kernel"] + (["points backward"] if coupled else [])
     return names
@@ -152,14 +152,14 @@ def rival(name: str, size: Size, causal: bool) -> tuple[Work, Work]:
     """
     routed = name == "RoutingAttention" and not causal
     heads = size._replace(B=size.B * size.H)
-    size = size._replace(P=0, R=1 if routed else 2)
+    size = size._replace(A=0, J=1 if routed else 2)
     grouping = [work("hashing" if name == "ReformerAttention" else "routing", size)]
     rows = []
     if routed:
         grouping *= 2  # queries and keys
         rows = [work("routed rows", size)]
     else:
-        grouping += [work(kernel, heads) for kernel in ("_count_kernel", "_place_kernel")]
+        grouping += [work(kernel, heads) for kernel in ("_count_kernel", "_position_kernel")]
     forward = [*grouping, *rows, work("forward_kernel", size)]
     backward = [*rows, *(work(kernel, size) for kernel in ("dq_kernel", "dkv_kernel"))]
     return total(forward), total(forward + backward)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.clustering.seeding import seeds
-from clusterformer.kernels.reference import place_of_largest, sort
+from clusterformer.kernels.reference import argmax_first, sort
 
 
 @torch.library.custom_op("clusterformer::kmeans", mutates_args=())
@@ -65,7 +65,7 @@ def _(points: Tensor, *_others: object, **_options: object) -> Tensor:
 
 def nearest(points: Tensor, centroids: Tensor) -> Tensor:
     """Index (B, N) of the centroid (B, C, D) nearest to each point (B, N, D)."""
-    return place_of_largest(_closeness(points, centroids), -1)
+    return argmax_first(_closeness(points, centroids), -1)
 
 
 def cluster_means(
@@ -123,7 +123,7 @@ def _capped(closeness: Tensor, ground: Tensor, mask: Tensor | None, cap: float) 
     waiting, assignment = mask, torch.zeros_like(mask, dtype=torch.long)
     for _ in range(2):
         open_only = closeness.masked_fill((room <= 0)[:, None], float("-inf"))
-        choice = place_of_largest(open_only, -1).masked_fill(~waiting, num_clusters)
+        choice = argmax_first(open_only, -1).masked_fill(~waiting, num_clusters)
         wish = open_only.amax(-1) - ground
         taken, counts = _first_in(choice, wish, room)
         assignment = torch.where(taken, choice, assignment)

@@ -43,7 +43,7 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
         block = None
         if grouping.blocks is not None:
             place = grouping.blocks.slot[row] // grouping.blocks.members.shape[-1]
-            block = (place - grouping.blocks.back)[mask]
+            block = (place - grouping.blocks.look_back)[mask]
         paths.append(run.pictures / f"clusters-layer{layer}.png")
         token_clusters(
             task.describe(batch, row),

@@ -15,7 +15,7 @@ from clusterformer.kernels.dispatch import VARIABLE
 
 TINY = ["bench", "kernels", "--device", "cpu", "--dtype", "fp32", "--repeats", "1"]
 TINY += ["--num_heads", "1", "--width", "16", "--tokens", "9", "--lengths", "9"]
-SIZE = Size(B=2, N=4096, H=8, D=64, P=16, W=16, C=64, V=1, S=64, R=3, i=2)
+SIZE = Size(B=2, N=4096, H=8, D=64, A=16, F=16, C=64, Y=1, S=64, J=3, i=2)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_model_is_that_of_the_docstrings() -> None:
                 traffic, *operations = (part for part in roofline.MODEL[name][:2] if part != "0")
                 assert f"{traffic} bytes" in told, name
                 for formula in operations:
-                    assert formula.replace("12 B N C W", "2 B N C W") in told, name
+                    assert formula.replace("12 B N C F", "2 B N C F") in told, name
 
 
 def test_formulas_are_evaluated_as_they_read() -> None:

@@ -37,11 +37,11 @@ ROWS = {"sequences": 1, "heads": 2, "rounds of heads": 6}  # of blocks, a sequen
 @pytest.mark.parametrize(("batch", "length", "width"), [(1, 1, 1), (3, 17, 12), (2, 63, 9)])
 @pytest.mark.parametrize("kind", ["blocks", "chunks", "window"])
 @pytest.mark.parametrize(
-    ("causal", "extra", "padded", "itself"),
+    ("causal", "extra", "padded", "self_bias"),
     [(False, 0, False, -2.0), (False, 4, True, 0.0), (True, 0, True, -2.0)],
 )
 def test_pieces_are_the_reference(
-    rows, piece, batch, length, width, kind, causal, extra, padded, itself, monkeypatch
+    rows, piece, batch, length, width, kind, causal, extra, padded, self_bias, monkeypatch
 ) -> None:
     monkeypatch.setattr(_chunk_attention_cpu, "PIECE", piece)
     lengths = torch.tensor([length, length // 2, 0])[:batch]
@@ -52,7 +52,7 @@ def test_pieces_are_the_reference(
     tensors = inputs(batch, length, width, extra)
     q, k, v, *columns = tensors
     seen = window_mask(blocks, causal, 3 if kind == "window" else None)
-    options = {"scale": 0.3, "mask": seen, "itself": itself, "extra": tuple(columns)}
+    options = {"scale": 0.3, "mask": seen, "self_bias": self_bias, "extra": tuple(columns)}
     ours = _chunk_attention_cpu.chunk_attention(q, k, v, blocks, **options)
     theirs = reference.chunk_attention(q, k, v, blocks, **options)
     torch.testing.assert_close(ours, theirs)
@@ -66,10 +66,10 @@ def test_pieces_are_the_reference(
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("clusters", "ahead"), [(1, 0), (2, 0), (3, 1)])
 @pytest.mark.parametrize(
-    ("heads", "causal", "itself"),
+    ("heads", "causal", "self_bias"),
     [(1, False, 0.0), (2, False, -5e4), (2, True, -5e4), (1, True, 0)],
 )
-def test_what_sees_all_is_the_reference(heads, causal, itself, clusters, ahead, padded) -> None:
+def test_what_sees_all_is_the_reference(heads, causal, self_bias, clusters, ahead, padded) -> None:
     batch, length = 3, 17
     mask = torch.arange(length) < torch.tensor([length, 5, 0])[:, None] if padded else None
     rows = None if mask is None else mask.repeat_interleave(heads, 0)
@@ -78,7 +78,7 @@ def test_what_sees_all_is_the_reference(heads, causal, itself, clusters, ahead, 
     assert blocks.whole
     tensors = inputs(batch, length, 12)
     q, k, v, *columns = tensors
-    options = {"scale": 0.3, "itself": itself, "extra": tuple(columns)}
+    options = {"scale": 0.3, "self_bias": self_bias, "extra": tuple(columns)}
     ours = chunk_attention(q, k, v, blocks, causal=causal, **options)
     options["mask"] = window_mask(blocks, causal)
     theirs = reference.chunk_attention(q, k, v, blocks, **options)
@@ -95,16 +95,16 @@ def test_the_operator_is_sound_for_compilers() -> None:
     blocks = some_blocks("blocks", 2, 17, None)
     rows = (x.detach().transpose(1, 2).flatten(0, 1).requires_grad_() for x in (q, k, v))
     columns = (x.detach().flatten(0, 1).requires_grad_() for x in columns)
-    places = (blocks.members + torch.tensor([0, 17])[:, None, None])[None]
-    index = places, blocks.own_filled[None], window_mask(blocks)[None]
-    arguments = (*rows, *columns, *index, blocks.back, 0.3, 0.0)
+    slot_rows = (blocks.members + torch.tensor([0, 17])[:, None, None])[None]
+    index = slot_rows, blocks.own_filled[None], window_mask(blocks)[None]
+    arguments = (*rows, *columns, *index, blocks.look_back, 0.3, 0.0)
     torch.library.opcheck(torch.ops.clusterformer.chunk_attention, arguments)
 
 
 def test_bfloat16_is_at_least_as_good_as_plain_torch() -> None:
     q, k, v, *columns = inputs(2, 63, 12)
     blocks = some_blocks("blocks", 2, 63, None)
-    options = {"scale": 0.3, "mask": window_mask(blocks), "itself": 0.0}
+    options = {"scale": 0.3, "mask": window_mask(blocks), "self_bias": 0.0}
     exact = reference.chunk_attention(q, k, v, blocks, extra=tuple(columns), **options)
     low = [x.bfloat16() for x in (q, k, v, *columns)]
     kernels = (_chunk_attention_cpu.chunk_attention, reference.chunk_attention)

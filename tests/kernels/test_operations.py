@@ -41,8 +41,8 @@ def test_chunk_attention_in_triton(blocks) -> None:
 
     rows = leaves(*3 * ((1, 1, N, 4),), (1, N, 3), (1, N, 3))
     none = torch.empty(0, dtype=torch.bool)
-    inputs = *rows, blocks.members.int(), blocks.visible, module._homes(blocks), none
-    options = (blocks.back, 0.3, 0.0, False, 0, False)
+    inputs = *rows, blocks.members.int(), blocks.visible, module._own_entries(blocks), none
+    options = (blocks.look_back, 0.3, 0.0, False, 0, False)
     check(module, inputs, module._forward(*inputs, *options), options)
 
 
@@ -50,7 +50,7 @@ def test_chunk_attention_on_cpu(blocks) -> None:
     rows = leaves(*3 * ((N, 1, 4),), (N, 3), (N, 3))
     mask = window_mask(blocks)[None]
     inputs = *rows, blocks.members[None], blocks.own_filled[None], mask
-    options = (blocks.back, 0.3, 0.0)
+    options = (blocks.look_back, 0.3, 0.0)
     outputs = _chunk_attention_cpu._forward(*inputs, *options)
     check(_chunk_attention_cpu, inputs, outputs, options)
 

@@ -1,4 +1,4 @@
-"""The reference operations: what the kernels are held to must itself be right."""
+"""The reference operations: what the kernels are held to must self_bias be right."""
 
 import pytest
 import torch
@@ -156,7 +156,7 @@ def test_memberships_sum_to_one_over_real_tokens() -> None:
 def test_the_place_of_the_largest_is_the_first_of_equals(dim: int) -> None:
     values = torch.randint(0, 3, (4, 9, 5)).float()
     expected = torch.from_numpy(values.numpy().argmax(dim))
-    torch.testing.assert_close(reference.place_of_largest(values, dim), expected)
+    torch.testing.assert_close(reference.argmax_first(values, dim), expected)
     values[0, 0] = float("nan")
-    found = reference.place_of_largest(values, dim)
+    found = reference.argmax_first(values, dim)
     assert ((found >= 0) & (found < values.shape[dim])).all()  # a place, whatever came in

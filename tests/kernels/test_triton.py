@@ -86,13 +86,13 @@ def test_any_length_and_width(length, monkeypatch) -> None:
 
 
 def test_heads_with_blocks_of_their_own_in_several_rounds(monkeypatch) -> None:
-    """Reformer's: one softmax over what a token sees in any round, itself as a last resort."""
+    """Reformer's: one softmax over the rounds, and a bias on a token's logit with itself."""
     length, rounds = 21, 2
     assignment = torch.randint(3, (rounds * BATCH * HEADS, length))
     blocks = equal_blocks(reference.sort(assignment, 3), 3, None, 1, 0)
     mask = window_mask(blocks).expand(-1, -1, blocks.members.shape[2], -1).clone()
     mask[BATCH * HEADS :, :, :, ::3] = False
-    agree(inputs(length, 8, 0), blocks, monkeypatch, mask=mask, itself=-5e4)
+    agree(inputs(length, 8, 0), blocks, monkeypatch, mask=mask, self_bias=-5e4)
 
 
 def test_half_precision_is_as_near_as_the_reference(monkeypatch) -> None:
@@ -131,7 +131,7 @@ def test_long_offsets_give_the_same(monkeypatch) -> None:
 
     tensors, blocks = inputs(9, 8, 5), blocks_of("look back", 9, None, 2)
     short = run("triton", tensors, blocks, monkeypatch)
-    monkeypatch.setattr(kernels, "REACH", 1)
+    monkeypatch.setattr(kernels, "MAX_OFFSET", 1)
     assert all(
         itertools.starmap(
             torch.equal, zip(short, run("triton", tensors, blocks, monkeypatch), strict=True)
