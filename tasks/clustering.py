@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
-from clusterformer.clustering.network import NeuralClusters, first_clusters, partner_loss
-from clusterformer.clustering.partners import Features, partners
+from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
+from clusterformer.clustering.network import NeuralClusters, initial_clusters, neighbor_loss
 from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.points import read_points
 from clusterformer.errors import InputError
@@ -54,7 +54,7 @@ class Clustering(Task):
         hidden: Units of a hidden layer; None is a linear W, as in eq. 2.
         n_neighbors: K.
         n_components: F, principal components that neighbours and clusters see.
-        balance: 1 for the likelihood of `partner_loss`; more makes clusters more alike in size.
+        balance: 1 for the likelihood of `neighbor_loss`; more makes clusters more alike in size.
         merge_at: Training step at which surplus clusters are merged; 0 begins with none.
         batch_size: Points a batch, over all processes.
     """
@@ -90,7 +90,7 @@ class Clustering(Task):
         self._n_clusters, self._hidden = n_clusters, hidden
         self._n_neighbors, self._n_components = n_neighbors, n_components
         self._balance, self._merge_at, self._batch_size = balance, merge_at, batch_size
-        self._features: Features | None = None
+        self._features: PrincipalComponents | None = None
         self._labels: list[str] = []
         self._image: tuple[int, int] | None = None
         self._parts: dict[str, _Points] = {}
@@ -114,11 +114,11 @@ class Clustering(Task):
             y["test"] = data.test_labels
         if self._features is None:
             shown = torch.as_tensor(np.asarray(x["train"][:_SHOWN], dtype=np.float32))
-            self._features = Features(shown.shape[1], self._n_components).learn(shown)
+            self._features = PrincipalComponents(shown.shape[1], self._n_components).learn(shown)
             self._labels = [] if y["train"] is None else sorted(map(str, np.unique(y["train"])))
         for part, points in x.items():
             features = self._compute(points)
-            near = partners(features, self._n_neighbors)
+            near = nearest_neighbors(features, self._n_neighbors)
             self._parts[part] = _Points(features, near, self._numbers(y[part], len(features)))
 
     def _compute(self, points: NDArray) -> Tensor:
@@ -199,13 +199,13 @@ class Clustering(Task):
         if not real.any():
             return output.logits.sum() * 0.0, real.sum()
         logits, partner_logits = output.logits[real].unbind(1)
-        return partner_loss(logits, partner_logits, self._balance) * real.sum(), real.sum()
+        return neighbor_loss(logits, partner_logits, self._balance) * real.sum(), real.sum()
 
     def metrics(self) -> MetricCollection:
         """Purity, where there are labels: the share of points of their cluster's majority."""
         if not self._labels:
             return MetricCollection({})
-        purity = Purity(first_clusters(self._n_clusters), len(self._labels))
+        purity = Purity(initial_clusters(self._n_clusters), len(self._labels))
         return MetricCollection({"purity": purity})
 
     def update(self, metrics: MetricCollection, output: Output, batch: PointBatch) -> None:
@@ -218,7 +218,7 @@ class Clustering(Task):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._labels = state["labels"]
-        self._features = Features(*state["features"]["projection"].shape)
+        self._features = PrincipalComponents(*state["features"]["projection"].shape)
         self._features.load_state_dict(state["features"])
 
     def predictions(self, output: Output, batch: PointBatch) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""The seam: what every attention mechanism is, and the projections around it.
+"""The base class of every attention mechanism, and the projections around it.
 
-B batch   H heads   N queries   M keys   D head width   E model width   C clusters
+B batch   H heads   N queries   M keys   D head width   E model width   C clusters   F features
 """
 
 from abc import ABC, abstractmethod
@@ -14,18 +14,18 @@ from clusterformer.kernels.blocks import Blocks
 
 Causal = bool | Literal["masked"]
 Cache = tuple[Tensor, ...]
-"""What a mechanism keeps while it decodes; every tensor has the batch first."""
+"""State of a mechanism while it decodes; every tensor has the batch first."""
 
 
 class Grouping(NamedTuple):
-    """What a mechanism grouped; losses, statistics and plots read it.
+    """Result of grouping; losses, statistics and plots read it.
 
     Attributes:
-        assignment: (B, N) or (B, H, N) integer, cluster of each token.
+        assignment: (B, N) or (B, H, N) integer cluster of each token.
         num_clusters: C.
-        blocks: Which slot each token took and which blocks see each other; None if there are none.
-        points: (B, N, P) what was clustered.
-        centroids: (B, C, P) updated centroids C' of eq. 3, in the same space.
+        blocks: Slot of each token, and blocks that see each other; None if there are none.
+        points: (B, N, F) clustered vectors.
+        centroids: (B, C, F) updated centroids C' of eq. 3, in the same space.
         similarity: phi of eq. 2: "cosine" or "dot".
     """
 
@@ -45,7 +45,7 @@ class Attended(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What cross-attention reads, projected once for all steps of decoding.
+    """Keys and values of cross-attention, projected once for all steps of decoding.
 
     Attributes:
         keys, values: (B, H, M, D).
@@ -58,31 +58,31 @@ class Memory(NamedTuple):
 
 
 class AttentionCore(nn.Module, ABC):
-    """Mixes values; knows no projections.
+    """An attention mechanism: it mixes values and has no projections of queries, keys and values.
 
-    Subclass it in a new file of this folder, and it is a mechanism by its class name, in Python,
-    in configurations and on the command line.
+    A subclass in a new file of this folder is a mechanism under its class name, in Python, in
+    configurations and on the command line.
 
     The contract (tested over all subclasses): any length; padding changes nothing; `causal=True`
     is truly causal; every real token gets a value; the same bits twice; finite gradients.
 
     Args:
-        d_model: E, width of the hidden states.
-        num_heads: H; must divide d_model.
-        causal: False; True: strictly causal; "masked": the paper's causal form where it differs
-            (it leaks: see the mechanism's docstring).
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H); must divide d_model.
+        causal: Causal form: False; True, strictly causal; "masked", the paper's form where it
+            differs (it leaks: see the docstring of the mechanism).
 
     Attributes:
         cross: True if queries and keys may come from different sequences.
         shared_qk: True if queries are keys too: there is then no projection of keys, and `forward`
             and `step` get the queries for both.
-        reads_alone: True if, in cross-attention, what a query gets depends on no other query: by
-            such a mechanism a decoder may read its memory.
-        causal_forms: Values of `causal` that the mechanism can keep its word on.
+        independent_queries: True if, in cross-attention, the output of a query depends on no other
+            query; a decoder may attend to its memory only through such a mechanism.
+        causal_forms: Values of `causal` that the mechanism supports.
     """
 
     cross: ClassVar[bool] = False
-    reads_alone: ClassVar[bool] = False
+    independent_queries: ClassVar[bool] = False
     shared_qk: ClassVar[bool] = False
     causal_forms: ClassVar[tuple[Causal, ...]] = (False,)
 
@@ -119,7 +119,7 @@ class AttentionCore(nn.Module, ABC):
         Args:
             q: Queries, (B, H, N, D).
             k, v: Keys and values, (B, H, M, D).
-            hidden: What the queries were projected from, (B, N, E).
+            hidden: Hidden states from which the queries were projected, (B, N, E).
             query_mask: (B, N), True at real tokens; None means all real.
             key_mask: (B, M) likewise; in self-attention the same mask.
             previous: Grouping of the layer below.
@@ -129,21 +129,21 @@ class AttentionCore(nn.Module, ABC):
         """
 
     def inherit(self) -> None:
-        """Give up what the layer below will provide as `previous` (called for upper layers)."""
+        """Drop weights that `previous` replaces; called on layers above the first."""
 
     def cache(self, like: Tensor) -> Cache:
-        """An empty cache for decoding; `like` (B, ...) gives batch, dtype and device."""
+        """Make an empty cache for decoding; `like` (B, ...) gives batch size, dtype and device."""
         raise ValueError(f"{type(self).__name__}(causal={self.causal!r}) cannot decode stepwise")
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """One token further: q, k, v (B, H, 1, D), hidden (B, 1, E) -> values and the new cache."""
+        """Decode one token: q, k, v (B, H, 1, D), hidden (B, 1, E) -> values and the new cache."""
         raise ValueError(f"{type(self).__name__}(causal={self.causal!r}) cannot decode stepwise")
 
 
 class MultiHeadAttention(nn.Module):
-    """Projections around a mechanism: queries, keys and values in, mixed heads out.
+    """Multi-head attention: the projections around a mechanism.
 
     Examples:
         >>> core = NeuralClusteringAttention(d_model=256, num_heads=4, num_clusters=64)
@@ -152,9 +152,9 @@ class MultiHeadAttention(nn.Module):
         >>> out.grouping.assignment                            # (B, N)
 
     Args:
-        core: The mechanism; gives the widths.
-        bias: Whether the projections have a bias.
-        rotary_base: Gives self-attention rotary positions of this base; None: no positions.
+        core: Mechanism; it gives the widths.
+        bias: Give the projections a bias.
+        rotary_base: Base of rotary positions in self-attention; None for no positions.
     """
 
     def __init__(
@@ -185,24 +185,24 @@ class MultiHeadAttention(nn.Module):
         memory_mask: Tensor | None = None,
         previous: Grouping | None = None,
     ) -> Attended:
-        """Attend.
+        """Attend within x, or from x to `memory`.
 
         Args:
-            x: (B, N, E).
-            key_mask: (B, N) bool, True at real tokens; None means all real. What stands at
-                padding, NaN included, reaches nothing.
-            memory: (B, M, E) to attend to instead of x (cross-attention).
+            x: Hidden states, (B, N, E).
+            key_mask: (B, N) bool, True at real tokens; None means all real. Values at padding, NaN
+                included, affect no output.
+            memory: Hidden states to attend to instead of x (cross-attention), (B, M, E).
             memory_mask: (B, M) bool, for `memory`.
             previous: Grouping of the layer below.
 
         Raises:
-            ValueError: on shapes that do not fit, a mask that is not boolean, or `memory` for a
-                mechanism without cross-attention.
+            ValueError: if shapes do not fit, a mask is not boolean, or the mechanism has no
+                cross-attention for `memory`.
         """
         self._check(x, key_mask, "x", "key_mask")
         if memory is None:
             if memory_mask is not None:
-                raise ValueError("memory_mask came without memory")
+                raise ValueError("memory_mask needs memory, got memory=None")
             source, source_mask = x, key_mask
         else:
             if not self.core.cross:
@@ -220,10 +220,10 @@ class MultiHeadAttention(nn.Module):
         q = self._split(self.q_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(source))
         if self.rotary_base is not None and memory is None:
-            places = torch.arange(x.shape[1], device=x.device)
+            positions = torch.arange(x.shape[1], device=x.device)
             if key_mask is not None:  # of each real token among the real ones
-                places = (key_mask.cumsum(1) - 1)[:, None]
-            q, k = (rotate(heads, places, self.rotary_base) for heads in (q, k))
+                positions = (key_mask.cumsum(1) - 1)[:, None]
+            q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
         mixed, grouping = self.core(
             q,
             k,
@@ -236,29 +236,29 @@ class MultiHeadAttention(nn.Module):
         return Attended(self.out_proj(mixed.transpose(1, 2).flatten(2)), grouping)
 
     def cache(self, like: Tensor) -> Cache:
-        """An empty cache for `step`; `like` (B, ...) gives batch, dtype and device."""
+        """Make an empty cache for `step`; `like` (B, ...) gives batch size, dtype and device."""
         cache = self.core.cache(like)
         if self.rotary_base is None:
             return cache
         return torch.zeros(like.shape[0], dtype=torch.long, device=like.device), *cache
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """One token further: x (B, 1, E) -> its values (B, 1, E) and the next step's cache.
+        """Decode one token: x (B, 1, E) -> its values (B, 1, E) and the cache of the next step.
 
-        The values are those that `forward` on the whole text gives at this token.
+        The values are those of `forward` on the whole text at this token.
         """
         q, v = self._split(self.q_proj(x)), self._split(self.v_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(x))
-        place: Cache = ()
+        position: Cache = ()
         if self.rotary_base is not None:
-            place, cache = cache[:1], cache[1:]
-            q, k = (rotate(heads, place[0][:, None, None], self.rotary_base) for heads in (q, k))
-            place = (place[0] + 1,)
+            position, cache = cache[:1], cache[1:]
+            q, k = (rotate(x, position[0][:, None, None], self.rotary_base) for x in (q, k))
+            position = (position[0] + 1,)
         mixed, cache = self.core.step(q, k, v, hidden=x, cache=cache)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2)), place + cache
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)), position + cache
 
-    def remember(self, memory: Tensor, memory_mask: Tensor | None = None) -> Memory:
-        """Project `memory` (B, M, E) once, for many calls of `read`."""
+    def project_memory(self, memory: Tensor, memory_mask: Tensor | None = None) -> Memory:
+        """Project `memory` (B, M, E) once, for many calls of `cross_attend`."""
         if memory_mask is None:
             memory_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)
         memory = memory.masked_fill(~memory_mask[..., None], 0.0)
@@ -266,12 +266,12 @@ class MultiHeadAttention(nn.Module):
             self._split(self.k_proj(memory)), self._split(self.v_proj(memory)), memory_mask
         )
 
-    def read(self, x: Tensor, memory: Memory) -> Tensor:
-        """Cross-attend from x (B * K, 1, E) to `memory`; K rows in turn read one row of it.
+    def cross_attend(self, x: Tensor, memory: Memory) -> Tensor:
+        """Cross-attend from x (B * beams, 1, E) to `memory` (B rows).
 
-        So the hypotheses of a beam share their sentence's keys and values.
+        The hypotheses of a beam are neighbouring rows, and share their sentence's keys and values.
         """
-        together = x.view(memory.keys.shape[0], -1, x.shape[-1])  # (B, K, E)
+        together = x.view(memory.keys.shape[0], -1, x.shape[-1])  # (B, beams, E)
         mixed, _ = self.core(
             self._split(self.q_proj(together)),
             memory.keys,

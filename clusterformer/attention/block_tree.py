@@ -1,6 +1,7 @@
 """Causal multipole attention: a binary tree of blocks (MuSe, section 6).
 
-B batch, heads folded in   N tokens   D head width   P expansion points   C clusters   G groups
+B batch, heads folded in   N tokens   D head width   P points of expansion   C clusters
+G groups of queries
 """
 
 from typing import NamedTuple
@@ -10,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.clustering.kmeans import (
+    cluster_capacity,
     cluster_means,
     kmeans,
-    most_points,
     nearest,
 )
 from clusterformer.kernels.blocks import capped_blocks, cluster_chunks
@@ -23,7 +24,7 @@ from clusterformer.kernels.rows import gather_own, resort
 
 
 class Settings(NamedTuple):
-    """What multipole attention is told, in plain numbers: see `MultipoleAttention`."""
+    """Options of `MultipoleAttention` as plain numbers."""
 
     num_clusters: int
     iterations: int
@@ -39,7 +40,7 @@ class Settings(NamedTuple):
 def query_clusters(
     q: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings
 ) -> tuple[Tensor, int]:
-    """Cluster of each query (B, N), and the number of clusters: one without two stages."""
+    """Cluster the queries: (B, N), and the number of clusters, which is one without two stages."""
     if not settings.two_stage:
         return torch.zeros(q.shape[:2], dtype=torch.long, device=q.device), 1
     return _cluster(q, mask, offset, settings), settings.num_clusters
@@ -53,10 +54,10 @@ def expand_keys(
     offset: Tensor,
     settings: Settings,
 ) -> Expansion:
-    """Cluster the keys (B, N, D), and summarise them as seen from `points` (B, P, D)."""
+    """Cluster the keys (B, N, D), and summarise them for expansion at `points` (B, P, D)."""
     assignment = _cluster(k, mask, offset, settings)
     grouped = sort(assignment, settings.num_clusters, mask)
-    capacity = most_points(k.shape[1], settings.num_clusters, settings.cap)
+    capacity = cluster_capacity(k.shape[1], settings.num_clusters, settings.cap)
     blocks = capped_blocks(grouped, capacity, mask)
     return expand(
         points,
@@ -73,26 +74,26 @@ def expand_keys(
 def tree_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings
 ) -> Tensor:
-    """Strictly causal attention: exact within blocks, multipoles of completed blocks before.
+    """Apply strictly causal attention: exact within blocks, multipoles of completed blocks before.
 
     Args:
         q, k, v: (B, N, D), the scale folded into q.
-        mask: (B, N), True at real tokens; only those count as places.
-        offset: Where k-means starts.
-        settings: Of the mechanism.
+        mask: (B, N), True at real tokens; padding has no position.
+        offset: Number in 0..1 that starts k-means.
+        settings: Options of the mechanism.
 
     Returns:
-        (B, N, D); anything at padding.
+        (B, N, D); any values at padding.
     """
     if torch.compiler.is_exporting() or (
         torch.compiler.is_compiling() and not torch.is_grad_enabled()
     ):
-        return _opaque(q, k, v, mask, offset, *settings)
+        return _tree_attention_op(q, k, v, mask, offset, *settings)
     if mask is None:
         return _tree(q, k, v, offset, settings)
     grouped = sort(torch.zeros_like(mask, dtype=torch.long), 1, mask)
-    q, k, v = (_pick(x, grouped.order) for x in (q, k, v))
-    return _pick(_tree(q, k, v, offset, settings), grouped.inverse)
+    q, k, v = (_select(x, grouped.order) for x in (q, k, v))
+    return _select(_tree(q, k, v, offset, settings), grouped.inverse)
 
 
 def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -> Tensor:
@@ -103,10 +104,11 @@ def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -
         pairs = -(-(length - size) // (2 * size))
         halves = (_blocks(x, pairs, 2 * size).chunk(2, dim=1) for x in (q, k, v))
         (behind, looking), (keys, _), (values, _) = halves  # (B * pairs, size, D)
-        seen, mass = _recall(looking, remember(behind, keys, values, offset, settings))
+        summary = summarize_blocks(behind, keys, values, offset, settings)
+        seen, mass = _attend_to_summary(looking, summary)
         seen = F.pad(seen, (0, 0, size, 0)).reshape(batch, -1, width)
         mass = F.pad(mass, (0, 0, size, 0), value=NOTHING).reshape(batch, -1, 1)
-        rest = length - seen.shape[1]  # what a last block without a sibling leaves, or too much
+        rest = length - seen.shape[1]  # above 0: a last block without sibling; below: padding
         seen, mass = F.pad(seen, (0, 0, 0, rest)), F.pad(mass, (0, 0, 0, rest), value=NOTHING)
         far, far_mass = merge(far, far_mass, seen, mass)
         size *= 2
@@ -115,32 +117,34 @@ def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -
     return merged_attention(*near).view(batch, -1, width)[:, :length]
 
 
-def remember(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -> Expansion:
-    """Summarise completed blocks (B, N, D), as seen from the centroids of their own queries."""
+def summarize_blocks(
+    q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings
+) -> Expansion:
+    """Summarise completed blocks (B, N, D) for expansion at the centroids of their queries."""
     assignment, count = query_clusters(q, None, offset, settings)
     points, _ = cluster_means(q, assignment, count)
     return expand_keys(points, k, v, None, offset, settings)
 
 
-def _recall(q: Tensor, memory: Expansion) -> tuple[Tensor, Tensor]:
-    """Attend from queries (B, N, D), each through its nearest point: values, log-mass (B, N, 1)."""
-    count = memory.points.shape[1]
-    chosen = nearest(q.detach(), memory.points.detach())
+def _attend_to_summary(q: Tensor, summary: Expansion) -> tuple[Tensor, Tensor]:
+    """Attend from queries (B, N, D) through the nearest points: values, log-mass (B, N, 1)."""
+    count = summary.points.shape[1]
+    chosen = nearest(q.detach(), summary.points.detach())
     grouped = sort(chosen, count)
     groups = cluster_chunks(grouped, max(8, -(-q.shape[1] // count)), look_back=0)
     owner = chosen.gather(1, groups.members[..., 0])  # (B, G)
-    found = evaluate(gather_own(q, groups), through(memory, owner))
+    found = evaluate(gather_own(q, groups), select_points(summary, owner))
     values, mass = resort(torch.cat(found, -1), groups).split((q.shape[-1], 1), -1)
     return values, mass
 
 
-def through(memory: Expansion, owner: Tensor) -> Expansion:
-    """The expansions at the points `owner` (B, G)."""
-    return Expansion(*(_pick(x, owner) for x in memory))
+def select_points(expansion: Expansion, owner: Tensor) -> Expansion:
+    """Select the expansions at the points `owner` (B, G)."""
+    return Expansion(*(_select(x, owner) for x in expansion))
 
 
 def merge(a: Tensor, a_mass: Tensor, b: Tensor, b_mass: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention to two sets of keys as attention to both (eq. 8): (B, N, D), masses (B, N, 1)."""
+    """Merge attention to two sets of keys (eq. 8): values (B, N, D), log-masses (B, N, 1)."""
     mass = torch.logaddexp(a_mass, b_mass)
     return (a_mass - mass).exp() * a + (b_mass - mass).exp() * b, mass
 
@@ -157,19 +161,19 @@ def _cluster(x: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings)
 
 
 def _blocks(x: Tensor, count: int, size: int) -> Tensor:
-    """Cut (B, N, D) into (B * count, size, D), filling up with zeros."""
+    """Cut (B, N, D) into (B * count, size, D), padded with zeros."""
     x = F.pad(x, (0, 0, 0, count * size - x.shape[1]))
     return x.reshape(-1, size, x.shape[-1])
 
 
-def _pick(x: Tensor, index: Tensor) -> Tensor:
-    """Entries of x (B, N, ...) at index (B, G): (B, G, ...)."""
+def _select(x: Tensor, index: Tensor) -> Tensor:
+    """Select entries of x (B, N, ...) at index (B, G), giving (B, G, ...)."""
     row = torch.arange(len(index), device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (index + row).flatten()).unflatten(0, index.shape)
 
 
 @torch.library.custom_op("clusterformer::tree_attention", mutates_args=())
-def _opaque(
+def _tree_attention_op(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -185,7 +189,7 @@ def _opaque(
     exact_clusters: int,
     block_size: int,
 ) -> Tensor:
-    """`tree_attention` as one node of a graph: how many levels it has depends on the length."""
+    """Run `tree_attention` as one node of a graph: the number of levels depends on the length."""
     settings = Settings(
         num_clusters, iterations, cap, monopole, dipole, two_stage, damped, exact_clusters,
         block_size,
@@ -193,6 +197,6 @@ def _opaque(
     return tree_attention(q, k, v, mask, offset, settings).contiguous()
 
 
-@_opaque.register_fake
+@_tree_attention_op.register_fake
 def _(q: Tensor, *_others: object) -> Tensor:
     return torch.empty_like(q)

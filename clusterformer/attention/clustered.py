@@ -1,6 +1,6 @@
 """Clustered and improved clustered attention (Vyas, Katharopoulos, Fleuret, NeurIPS 2020).
 
-B batch   H heads   N queries   M keys   D head width   C clusters   W hash bits   K top keys
+B batch   H heads   N queries   M keys   D head width   C clusters   W hash bits   K kept keys
 """
 
 from typing import ClassVar
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.clustering.hamming import hamming_kmeans
-from clusterformer.clustering.hashing import MOST_BITS, SignHash
+from clusterformer.clustering.hashing import MAX_BITS, SignHash
 from clusterformer.clustering.kmeans import cluster_means, spread
 from clusterformer.kernels.blocks import cluster_chunks
 from clusterformer.kernels.gathered_attention import gathered_attention
@@ -20,23 +20,23 @@ from clusterformer.masks import mask_by_head
 
 
 class ClusteredAttention(AttentionCore):
-    """Queries that lie together attend once, through their mean (eq. 3-6).
+    """Attention of each cluster of queries through its mean query (eq. 3-6).
 
-    Queries are hashed to the signs of random projections and clustered in Hamming space, each
-    head by itself. V_i = softmax(mean(Q_c) K^T / sqrt(D)) V for every query i of cluster c.
-    Gradients flow as if the assignment were constant. There is no causal form: a cluster's mean
-    holds queries, and its one distribution keys, of all places.
+    Queries are hashed to the signs of random projections and clustered in Hamming space, separately
+    in each head. V_i = softmax(mean(Q_c) K^T / sqrt(D)) V for every query i of cluster c.
+    Gradients flow as if the assignment were constant. There is no causal form: the mean of a
+    cluster holds queries of all positions, and so does its distribution over keys.
 
     With a cluster for each different query it is full attention.
 
     Args:
-        d_model: E.
-        num_heads: H.
-        causal: Only False.
-        num_clusters: C (100 in the paper's benchmark).
-        bits: W, 1..63.
-        iterations: Of k-means, 10 in the paper.
-        seed: Of the planes; they are drawn once and lie in a buffer.
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: only False.
+        num_clusters: Number of clusters of queries (C); 100 in the paper's benchmark.
+        bits: Number of hash bits (W), 1..63.
+        iterations: Number of k-means iterations; 10 in the paper.
+        seed: Seed of the random hash planes, which are drawn once and kept in a buffer.
 
     Cost: O(N (W D + C iterations) + C M D) time, O((N + M) D) memory.
     """
@@ -51,7 +51,7 @@ class ClusteredAttention(AttentionCore):
         *,
         causal: Causal = False,
         num_clusters: int = 100,
-        bits: int = MOST_BITS,
+        bits: int = MAX_BITS,
         iterations: int = 10,
         seed: int = 0,
     ) -> None:
@@ -97,32 +97,34 @@ class ClusteredAttention(AttentionCore):
         query_mask: Tensor | None,
         key_mask: Tensor | None,
     ) -> Tensor:
-        """Values (B * H, N, D) of queries (B * H, N, D) in clusters (B * H, N)."""
+        """Compute values (B * H, N, D) of queries (B * H, N, D) in clusters (B * H, N)."""
         means, _ = cluster_means(q, assignment, self.num_clusters, query_mask)
         mask = None if key_mask is None else key_mask[:, None, None]
-        of_clusters = F.scaled_dot_product_attention(means[:, None], k[:, None], v[:, None], mask)
-        return spread(of_clusters[:, 0], assignment)
+        cluster_values = F.scaled_dot_product_attention(
+            means[:, None], k[:, None], v[:, None], mask
+        )
+        return spread(cluster_values[:, 0], assignment)
 
 
 class ImprovedClusteredAttention(ClusteredAttention):
-    """Clustered attention, exact on the keys that matter most to a cluster (eq. 9-11).
+    """Clustered attention that is exact on the keys of largest weight (eq. 9-11).
 
     The `top_k` keys of largest weight in a cluster's distribution keep their common mass m, but
-    each query of the cluster shares m out by its own dot products; the other keys keep the
-    cluster's weights. Never further from full attention than clustered attention, in the L1
-    distance of the weights (proposition 2). There is no causal form, as of clustered attention.
+    each query of the cluster distributes m by its own dot products; the other keys keep the
+    cluster's weights. It is never further from full attention than clustered attention, in the L1
+    distance of the weights (proposition 2). There is no causal form, as in clustered attention.
 
     With top_k no less than the number of keys it is full attention.
 
     Args:
-        d_model: E.
-        num_heads: H.
-        causal: Only False.
-        num_clusters: C.
-        bits: W, 1..63.
-        iterations: Of k-means.
-        seed: Of the planes.
-        top_k: K, keys a cluster, 32 in the paper.
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: only False.
+        num_clusters: Number of clusters of queries (C).
+        bits: Number of hash bits (W), 1..63.
+        iterations: Number of k-means iterations.
+        seed: Seed of the random hash planes.
+        top_k: Number of exact keys per cluster (K); 32 in the paper.
 
     Cost: O(N (W D + C iterations + K D) + C M D) time, O((N + M) D + C M) memory.
     """
@@ -134,7 +136,7 @@ class ImprovedClusteredAttention(ClusteredAttention):
         *,
         causal: Causal = False,
         num_clusters: int = 100,
-        bits: int = MOST_BITS,
+        bits: int = MAX_BITS,
         iterations: int = 10,
         seed: int = 0,
         top_k: int = 32,
@@ -169,7 +171,7 @@ class ImprovedClusteredAttention(ClusteredAttention):
         top = scores.detach().topk(torch.sym_min(self.top_k, k.shape[1]), sorted=False).indices
         others = scores.softmax(-1).scatter(-1, top, 0.0)
         rest, mass = others @ v, 1 - others.sum(-1, keepdim=True)
-        # Groups of few queries of one cluster, so that each group gathers its keys once.
+        # Small groups of queries of one cluster, so that each group gathers its keys once.
         width = max(8, -(-q.shape[1] // (2 * self.num_clusters)))
         grouped = sort(assignment, self.num_clusters, query_mask)
         blocks = cluster_chunks(grouped, width, query_mask, look_back=0)

@@ -1,4 +1,4 @@
-"""Softmax attention over all tokens: the yardstick.
+"""Softmax attention over all tokens: the standard of comparison.
 
 B batch   H heads   N queries   M keys   D head width   E model width
 """
@@ -17,15 +17,15 @@ class FullAttention(AttentionCore):
     """softmax(Q K^T / sqrt(D)) V over all real tokens (Vaswani et al., 2017, eq. 1).
 
     Args:
-        d_model: E.
-        num_heads: H.
-        causal: True: a token attends to itself and the tokens before it.
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: False or True (a token attends to itself and the tokens before it).
 
     Cost: O(N M D) time, O(N + M) memory through the fused kernels of PyTorch.
     """
 
     cross: ClassVar[bool] = True
-    reads_alone: ClassVar[bool] = True
+    independent_queries: ClassVar[bool] = True
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
 
     def forward(
@@ -40,13 +40,15 @@ class FullAttention(AttentionCore):
         previous: Grouping | None = None,
     ) -> tuple[Tensor, None]:
         mask = None if key_mask is None else attention_mask(key_mask, causal=bool(self.causal))
-        alone = mask is None and bool(self.causal)
+        is_causal = mask is None and bool(self.causal)
         if q.device.type != "cpu":
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=alone), None
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=is_causal
+            ), None
         # On CPU bfloat16 attention is up to ten times slower backward than float32 (torch 2.13).
         with torch.autocast("cpu", enabled=False):
             out = F.scaled_dot_product_attention(
-                q.float(), k.float(), v.float(), attn_mask=mask, is_causal=alone
+                q.float(), k.float(), v.float(), attn_mask=mask, is_causal=is_causal
             )
         return out.to(q.dtype), None
 
@@ -59,13 +61,13 @@ class FullAttention(AttentionCore):
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """One token further. Writes into `cache`, or a larger copy of it, and hands it back."""
+        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
         keys, values, count = cache
-        place = int(count[0])  # the same in every row
-        if place == keys.shape[2]:  # each growth by half: few copies, little room unused
-            room = k.new_empty(*k.shape[:2], place // 2 + 8, k.shape[3])
+        position = int(count[0])  # the same in every row
+        if position == keys.shape[2]:  # growth by half: few copies, little unused room
+            room = k.new_empty(*k.shape[:2], position // 2 + 8, k.shape[3])
             keys, values = (torch.cat([x.to(k.dtype), room], 2) for x in (keys, values))
-        keys[:, :, place], values[:, :, place] = k[:, :, 0], v[:, :, 0]
-        held = slice(place + 1)
+        keys[:, :, position], values[:, :, position] = k[:, :, 0], v[:, :, 0]
+        held = slice(position + 1)
         mixed = F.scaled_dot_product_attention(q, keys[:, :, held], values[:, :, held])
         return mixed, (keys, values, count + 1)

@@ -1,6 +1,6 @@
-"""Attention to the keys of one's own cluster: for a decoder that reads a long memory.
+"""Attention of queries to keys of their own cluster, for a decoder with a long memory.
 
-B batch   H heads   N queries   M keys   D head width   C clusters   G blocks   S slots a block
+B batch   H heads   N queries   M keys   D head width   C clusters   G blocks   S block size
 """
 
 from typing import ClassVar
@@ -16,30 +16,30 @@ from clusterformer.masks import mask_by_head
 
 
 class KeyClusteringAttention(AttentionCore):
-    """Each query attends to three blocks of keys, sorted by cluster (as ClusterFormer, eq. 5, 8).
+    """Attention of each query to three blocks of sorted keys (as ClusterFormer, eq. 5, 8).
 
-    Queries and keys take the anchor that is nearest by angle, of C random directions, each head by
-    itself. Keys are sorted by cluster and cut into C blocks of equal width; a query attends to the
-    block in which the middle of its cluster lies, and to the blocks before and after it.
+    Queries and keys are assigned to the nearest of C random directions, the anchors, separately in
+    each head. Keys are sorted by cluster and cut into C blocks of equal width. A query attends to
+    the block that holds the middle of its cluster, and to the blocks before and after it.
 
-    What a query gets depends on no other query. So a decoder may read its memory by it, where
-    mechanisms that group queries (clustered, multipole) would let later tokens speak.
+    The output of a query depends on no other query. So a decoder can attend to its memory through
+    it; under mechanisms that group queries (clustered, multipole) later tokens would affect it.
 
     With up to three clusters it is full attention.
 
     Args:
-        d_model: E.
-        num_heads: H.
-        causal: Only False.
-        num_clusters: C.
-        min_width: Fewest keys a block: with 16, up to 48 keys are seen whole.
-        seed: Of the anchors; they are drawn once and lie in a buffer.
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: only False.
+        num_clusters: Number of clusters of keys, and of blocks (C).
+        min_width: Minimum number of keys in a block; with 16, a query sees up to 48 keys whole.
+        seed: Seed of the random anchors, which are drawn once and kept in a buffer.
 
     Cost: O((N + M) C D + N S D) time, O((N + M) (C + D)) memory.
     """
 
     cross: ClassVar[bool] = True
-    reads_alone: ClassVar[bool] = True
+    independent_queries: ClassVar[bool] = True
     causal_forms: ClassVar[tuple[Causal, ...]] = (False,)
     anchors: Tensor
 
@@ -78,7 +78,7 @@ class KeyClusteringAttention(AttentionCore):
             query, key, value = (x.float().flatten(0, 1) for x in (q, k, v))  # (B * H, N, D)
             q_assignment, k_assignment = (self._nearest(x).flatten(0, 1) for x in (q, k))
             seen, mask = self._windows(k_assignment, mask_by_head(key_mask, self.num_heads))
-            # Groups of few queries of one cluster, so that each group gathers its keys once.
+            # Small groups of queries of one cluster, so that each group gathers its keys once.
             size = max(8, -(-q.shape[2] // (2 * self.num_clusters)))
             q_mask = mask_by_head(query_mask, self.num_heads)
             grouped = sort(q_assignment, self.num_clusters, q_mask)
@@ -99,18 +99,18 @@ class KeyClusteringAttention(AttentionCore):
         return values.unflatten(0, q.shape[:2]).to(q.dtype), Grouping(assignment, self.num_clusters)
 
     def _nearest(self, x: Tensor) -> Tensor:
-        """Anchor nearest to each row of x (B, H, N, D), (B, H, N)."""
+        """Find the nearest anchor (B, H, N) of each row of x (B, H, N, D)."""
         return (x.detach().float() @ self.anchors.float().transpose(1, 2)).argmax(-1)
 
     def _windows(self, assignment: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys that the queries of each cluster see, and which of them count, (B * H, C, 3 S)."""
+        """Find the keys that the queries of each cluster see, and their mask, (B * H, C, 3 S)."""
         grouped = sort(assignment, self.num_clusters, mask)
         blocks = equal_blocks(grouped, self.num_clusters, mask, 1, 1, self.min_width)
         keys = windows(blocks.members, 3)
-        counting = window_mask(blocks)[:, :, 0]
+        real = window_mask(blocks)[:, :, 0]
         ends = grouped.counts.cumsum(1)
         middle = torch.minimum(ends - (grouped.counts + 1) // 2, ends[:, -1:] - 1).clamp(min=0)
         slot = blocks.slot.gather(1, grouped.order.gather(1, middle))
         block = (slot // blocks.members.shape[-1] - blocks.look_back).clamp(min=0)  # (B * H, C)
         index = block[..., None].expand(-1, -1, keys.shape[-1])
-        return keys.gather(1, index), counting.gather(1, index)
+        return keys.gather(1, index), real.gather(1, index)

@@ -1,6 +1,6 @@
 """Attention within a sliding window.
 
-B batch   H heads   N tokens   D head width   W window
+B batch   H heads   N tokens   D head width
 """
 
 from typing import ClassVar
@@ -17,16 +17,16 @@ from clusterformer.kernels.chunk_attention import chunk_attention
 class LocalAttention(AttentionCore):
     """Softmax attention of token i over the tokens j with |i - j| < window.
 
-    With causal=True over i - window < j <= i. Padding counts as no distance. A window of N or more
-    equals full attention.
+    With causal=True over i - window < j <= i. Padding adds no distance. With a window of N or
+    more it is full attention.
 
     Args:
-        d_model: E.
-        num_heads: H.
-        causal: True: a token attends to itself and tokens before it.
-        window: W, tokens; at least 1.
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: False or True (a token attends to itself and tokens before it).
+        window: Distance, in tokens, from which on a token is out of sight; at least 1.
 
-    Cost: O(N W D) time, O(N D) memory on CPU; a cached step O(W D), however long the text.
+    Cost: O(N window D) time, O(N D) memory on CPU; a cached step O(window D) for any length.
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
@@ -68,7 +68,7 @@ class LocalAttention(AttentionCore):
         return mixed, None
 
     def cache(self, like: Tensor) -> Cache:
-        """Rings of the last `window` keys and values, and how many tokens there were, (B,)."""
+        """Make rings of the last `window` keys and values, and counts of tokens, (B,)."""
         if not self.causal:
             return super().cache(like)
         ring = like.new_zeros(like.shape[0], self.num_heads, self.window, self.head_width)
@@ -77,7 +77,7 @@ class LocalAttention(AttentionCore):
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """One token further. Writes into `cache` and hands it back."""
+        """Decode one token. Writes into `cache` and returns it."""
         keys, values, count = cache
         row = torch.arange(count.shape[0], device=count.device)
         keys[row, :, count % self.window] = k[:, :, 0].to(keys.dtype)

@@ -1,6 +1,7 @@
 """Multipole semantic attention (MuSe, Mitchell and Kersting, 2025).
 
-B batch   H heads   N queries   M keys   D head width   C clusters   L levels of the tree
+B batch   H heads   N queries   M keys   D head width   E model width   C clusters
+K kept clusters (seen key by key)
 """
 
 from typing import ClassVar
@@ -15,11 +16,11 @@ from clusterformer.attention.block_tree import (
     expand_keys,
     merge,
     query_clusters,
-    remember,
-    through,
+    select_points,
+    summarize_blocks,
     tree_attention,
 )
-from clusterformer.clustering.kmeans import cluster_means, most_points, nearest
+from clusterformer.clustering.kmeans import cluster_capacity, cluster_means, nearest
 from clusterformer.kernels.blocks import capped_blocks
 from clusterformer.kernels.multipole import Expansion, evaluate
 from clusterformer.kernels.reference import sort
@@ -28,45 +29,47 @@ from clusterformer.masks import mask_by_head
 
 
 class MultipoleAttention(AttentionCore):
-    """All keys, seen from afar: clusters of queries attend to clusters of keys by their moments.
+    """Attention from clusters of queries to clusters of keys through their moments.
 
-    Queries and keys are clustered separately, each head by itself. Each query centroid attends to
-    all keys and keeps of each key cluster its mass, mean key and mean value (monopole), and of
-    all together how values vary with keys (dipole); each query attends to that with what sets it
-    apart from its centroid (algorithms 3-5). Gradients flow as if the clusters were constant.
+    Queries and keys are clustered separately in each head. Each query centroid attends to all keys.
+    It keeps the mass, mean key and mean value of each key cluster (monopole), and the covariance of
+    values and keys of all clusters together (dipole). Each query attends to that summary by its
+    difference from its centroid (algorithms 3-5). Gradients flow as if the clusters were constant.
 
-    With a cluster for each key it is full attention, whichever way queries are clustered; with a
-    cluster for each query too, whichever way keys are. Beyond the paper:
+    With a cluster for each key it is full attention, for any clusters of queries; with a cluster
+    for each query too, for any clusters of keys. Beyond the paper:
 
-    - exact_clusters: the key clusters of most mass for a query centroid are not summarised, their
-      keys count one by one, as the best keys do in improved clustered attention. With all
+    - exact_clusters: the key clusters of largest mass for a query centroid are not summarised;
+      their keys are seen one by one, like the top keys in improved clustered attention. With all
       clusters exact it is full attention;
-    - damped: the paper's covariances hold all keys of a cluster alike, and overshoot where
-      attention is peaked; a cluster's then counts only as far as many of its keys are looked at.
+    - damped: the paper's covariances weigh all keys of a cluster equally, and overshoot where
+      attention is peaked; here a cluster's covariance shrinks if few of its keys have weight.
 
-    `causal=True` is strict: attention is exact within blocks of `block_size` tokens; before that,
-    the binary tree of section 6 sees completed blocks only, as long as the stretch from their
-    sibling's start, and all is merged by log-sum-exp (eq. 8). The paper clusters the queries of
-    the block that looks on, later ones among them; here the expansion points are the query
-    centroids of the completed block that is looked at, and each query takes the nearest: a
-    block's clusters are computed once, and nothing depends on what comes later.
+    `causal=True` is strict. Attention is exact within blocks of `block_size` tokens. The tokens
+    before them are seen through the binary tree of section 6, in which a block attends to its
+    completed sibling. All is merged by log-sum-exp (eq. 8). The paper clusters the queries of the
+    block that attends, later ones among them. Here the expansion points are the query centroids of
+    the completed block, and each query takes the nearest: a block's clusters are computed once,
+    and depend on no later token.
 
     Args:
-        d_model: E.
-        num_heads: H.
-        causal: False or True.
-        num_clusters: C, of queries and of keys; under causality, of each completed block.
-        iterations: Of k-means, 1-5 in the paper.
-        cap: Most points a cluster, in multiples of the mean cluster size; at least 1.
-        monopole: Whether the mean values take part (table 3).
-        dipole: Whether the covariances do.
-        two_stage: Whether queries are clustered; else all share one expansion point.
-        damped: Whether covariances shrink where few keys of a cluster are looked at.
-        exact_clusters: R, key clusters that each query cluster sees key by key; 0 in the paper.
-        block_size: Tokens a block that sees itself exactly, under causality.
-        seed: Of the number from which k-means' starts are drawn; it lies in a buffer.
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: False or True.
+        num_clusters: Number of clusters of queries and of keys (C); if causal, of each completed
+            block.
+        iterations: Number of k-means iterations; 1-5 in the paper.
+        cap: Maximum size of a cluster, as a multiple of the mean size; at least 1.
+        monopole: Use the mean values (table 3).
+        dipole: Use the covariances.
+        two_stage: Cluster the queries; without it all queries share one expansion point.
+        damped: Shrink the covariance of a cluster if few of its keys have weight.
+        exact_clusters: Number of key clusters that each query cluster sees key by key (K); 0 in
+            the paper.
+        block_size: Number of tokens in a block that sees itself exactly, if causal.
+        seed: Seed of the number that starts k-means, which is kept in a buffer.
 
-    Cost: O((N + M) C D iterations + N D R M / C) time, O((N + M) (C + D) + R M D) memory;
+    Cost: O((N + M) C D iterations + N D K M / C) time, O((N + M) (C + D) + K M D) memory;
     log(N / block_size) times as much under causality, and O(N block_size D) for the blocks.
     """
 
@@ -102,7 +105,7 @@ class MultipoleAttention(AttentionCore):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         if not (monopole or dipole):
-            raise ValueError("monopole and dipole cannot both be False: nothing would be left")
+            raise ValueError("monopole and dipole are both False; at least one must be True")
         self.settings = Settings(
             num_clusters, iterations, cap, monopole, dipole, two_stage, damped, exact_clusters,
             block_size,
@@ -138,10 +141,10 @@ class MultipoleAttention(AttentionCore):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, query_mask: Tensor | None, key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Values (B * H, N, D) and the cluster of each query (B * H, N)."""
+        """Compute values (B * H, N, D) and the cluster of each query (B * H, N)."""
         settings, length = self.settings, q.shape[1]
         assignment, count = query_clusters(q, query_mask, self.offset, settings)
-        capacity = most_points(length, count, settings.cap) if settings.two_stage else length
+        capacity = cluster_capacity(length, count, settings.cap) if settings.two_stage else length
         points, _ = cluster_means(q, assignment, count, query_mask)
         expansion = expand_keys(points, k, v, key_mask, self.offset, settings)
         groups = capped_blocks(sort(assignment, count, query_mask), capacity, query_mask)
@@ -149,10 +152,12 @@ class MultipoleAttention(AttentionCore):
         return resort(values, groups), assignment
 
     def cache(self, like: Tensor) -> Cache:
-        """Queries, keys and values so far, their number, and what is known of completed blocks.
+        """Make room for queries, keys and values, a count of tokens, and no summaries yet.
 
-        A level's memory is computed when its block is complete, and stands until the next one
-        takes its place: O(log N C D) a step, and O(C D) a token and level for the memories.
+        The summary of a level is computed when a block is complete, and kept until the next block
+        of the level replaces it.
+
+        Cost: O(log N C D) per step, and O(C D) per token and level for the summaries.
         """
         if not self.causal:
             return super().cache(like)
@@ -163,34 +168,34 @@ class MultipoleAttention(AttentionCore):
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """One token further. Writes into `cache`, and hands back one that may be longer."""
+        """Decode one token. Writes into `cache`, and returns one that may be longer."""
         *rows, count = cache[:4]
         fields = len(Expansion._fields)
         levels = [cache[at : at + fields] for at in range(4, len(cache), fields)]
-        place, size = int(count[0]), self.settings.block_size
-        if place == rows[0].shape[2]:
-            rows = [F.pad(x, (0, 0, 0, place)) for x in rows]
-        for kept, x in zip(rows, (q * self.head_width**-0.5, k, v), strict=True):
-            kept[:, :, place] = x[:, :, 0]
+        position, size = int(count[0]), self.settings.block_size
+        if position == rows[0].shape[2]:
+            rows = [F.pad(x, (0, 0, 0, position)) for x in rows]
+        for stored, x in zip(rows, (q * self.head_width**-0.5, k, v), strict=True):
+            stored[:, :, position] = x[:, :, 0]
         heads = q.shape[:2]
         query, keys, values = (x.flatten(0, 1) for x in rows)  # (B * H, N, D)
-        query, block = query[:, place : place + 1], place // size
-        seen = slice(block * size, place + 1)
+        query, block = query[:, position : position + 1], position // size
+        seen = slice(block * size, position + 1)
         scores = query @ keys[:, seen].transpose(1, 2)
         out, mass = scores.softmax(-1) @ values[:, seen], scores.logsumexp(-1, keepdim=True)
-        for level, memory in enumerate(levels):
+        for level, summary in enumerate(levels):
             if block >> level & 1:
-                known = Expansion(*(x.flatten(0, 1) for x in memory))
-                known = through(known, nearest(query, known.points))
-                far, far_mass = evaluate(query[:, None], known)
+                expansion = Expansion(*(x.flatten(0, 1) for x in summary))
+                expansion = select_points(expansion, nearest(query, expansion.points))
+                far, far_mass = evaluate(query[:, None], expansion)
                 out, mass = merge(out, mass, far[:, 0], far_mass[:, 0])
-        done = place + 1
+        done = position + 1
         if done % size == 0:
             blocks = done // size
             level = (blocks & -blocks).bit_length() - 1  # the largest block that ends here
             span = size << level
             query, keys, values = (x[:, :, done - span : done].flatten(0, 1) for x in rows)
-            known = remember(query, keys, values, self.offset, self.settings)
-            levels[level : level + 1] = [tuple(x.unflatten(0, heads) for x in known)]
-        flat = (x for memory in levels for x in memory)
+            expansion = summarize_blocks(query, keys, values, self.offset, self.settings)
+            levels[level : level + 1] = [tuple(x.unflatten(0, heads) for x in expansion)]
+        flat = (x for summary in levels for x in summary)
         return out.unflatten(0, heads).to(q.dtype), (*rows, count + 1, *flat)

@@ -1,7 +1,7 @@
 """Neural clustering attention (ClusterFormer, Wang et al., ACL 2022, sections 3.1-3.2, B).
 
-B batch   H heads   N tokens   D head width   E model width   P width of the clustering space
-C clusters   G blocks   S slots a block
+B batch   H heads   N tokens   D head width   E model width   C clusters   S block size
+F features (width of the clustering space)
 """
 
 import math
@@ -12,63 +12,64 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.clustering.ring_cache import push, rings
+from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import assign, sort
 
 PAPER_FORM: dict[str, Any] = {"coupling": False, "similarity": "dot", "look_ahead": 0}
-"""Options of `NeuralClusteringAttention` that make it the paper's own, equation by equation."""
+"""Options of `NeuralClusteringAttention` that give the paper's form, equation by equation."""
 
 
 class NeuralClusteringAttention(AttentionCore):
-    """Attend within blocks of tokens that learned to stand together.
+    """Attention within blocks of tokens of learned clusters.
 
     Tokens are assigned to centroids, sorted by cluster, cut into `num_clusters` blocks of equal
-    width, and attend to the blocks around their own (eq. 2-10). Clustering is shared by all heads
-    and works on the hidden states. The updated centroids go up to the next layer.
+    width, and attend to the blocks around their own (eq. 2-10). All heads share the clusters,
+    which are those of the hidden states. The next layer starts from the updated centroids.
 
-    The paper's own form is `**PAPER_FORM`. Beyond it:
+    `**PAPER_FORM` gives the paper's form. Beyond it:
 
-    - coupling: the unit vector z = W x / |W x| in which tokens are clustered also speaks in the
+    - coupling: the unit vector z = W x / |W x| by which tokens are clustered also enters the
       logits, q_u . k_v / sqrt(D) + alpha z_u . z_v with a learned alpha > 0. So the task's loss
-      reaches W and draws tokens that need each other into one cluster;
+      trains W, and moves tokens that need each other into one cluster;
     - similarity="cosine": bounded losses (see `clusterformer.losses`);
     - look_ahead=1: where nothing is causal, a block also sees the block after it.
 
     Causal forms:
 
-    - `causal=True` is strict. A token is assigned by this layer's own centroids and by itself
-      alone; chunks of `chunk_size` are cut within each cluster by rank; a token sees its own and
-      the `look_back` chunks before it of its cluster. Nothing moves when the future changes.
-    - `causal="masked"` is appendix B to the letter: sort and blocks as without causality, later
-      tokens masked by -inf. It LEAKS: which tokens share a block depends on later tokens, so a
-      change of the suffix changes outputs before it. For comparison only.
+    - `causal=True` is strict. A token is assigned by this layer's own centroids, without regard to
+      other tokens; chunks of `chunk_size` are cut within each cluster by rank; a token sees its
+      own chunk and the `look_back` chunks before it of its cluster. No future token changes it.
+    - `causal="masked"` is exactly appendix B: sort and blocks as without causality, later tokens
+      masked by -inf. It LEAKS: the blocks depend on later tokens, so a change of the suffix
+      changes outputs before it. For comparison only.
 
     With `coupling=False`, k = 1 and k = 2 equal full attention, as does k = 3 looking both ways.
 
     Args:
-        d_model: E.
-        num_heads: H.
-        causal: False, True or "masked".
-        num_clusters: C, the paper's k; at least 1. Lengths below it are fine.
-        min_width: Fewest tokens a block where nothing is strictly causal. Narrow blocks of short
-            texts see less and cost the same; with 16 a text of up to 48 tokens is seen whole.
-        look_back: Blocks (or chunks) before its own that a token sees.
-        look_ahead: Blocks after it; None: 1 where nothing is causal, else 0.
-        coupling: Whether the clustering space takes part in the logits.
-        alpha: Where the learned strength of the coupling starts, above 0. It also draws a token to
-            itself: long texts with partners to find do well from 2, sentences from less.
-        similarity: phi of eq. 2: "cosine" in a space of `cluster_width`, or "dot", the paper's
-            inner product in d_model with W^C folded into the centroids.
-        cluster_width: P for "cosine".
-        temperature: Divides the cosine in eq. 2.
-        chunk_size: Tokens a chunk under `causal=True`.
-        local_heads: Heads that attend to the last `local_window` to 2 * `local_window` - 1 tokens
-            instead (`causal=True` only), as half of Routing Transformer's do.
-        local_window: Tokens a chunk of the local heads.
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: False, True or "masked".
+        num_clusters: Number of clusters (C, the paper's k), at least 1. Texts may be shorter.
+        min_width: Minimum number of tokens in a block, except with `causal=True`. Narrow blocks of
+            short texts see less and cost the same; with 16, a text of up to 48 tokens sees all.
+        look_back: Number of blocks (or chunks) before its own that a token sees.
+        look_ahead: Number of blocks after its own that a token sees; None: 0 if causal, else 1.
+        coupling: Add the similarity in the clustering space to the logits.
+        alpha: Initial value of the learned strength of the coupling, above 0. It also raises the
+            weight of a token on itself: 2 suits long texts, less suits sentences.
+        similarity: Similarity phi of eq. 2: "cosine" in a space of `cluster_width`, or "dot", the
+            paper's inner product in d_model with W^C folded into the centroids.
+        cluster_width: Width of the clustering space (F) for "cosine".
+        temperature: Divisor of the cosine in eq. 2.
+        chunk_size: Number of tokens in a chunk with `causal=True`.
+        local_heads: Number of heads that attend to the last `local_window` to
+            2 * `local_window` - 1 tokens instead (`causal=True` only), like half of the heads of
+            Routing Transformer.
+        local_window: Number of tokens in a chunk of the local heads.
 
-    Cost: O(N (P + C P) + N S D) time, O(N (C + D)) memory.
+    Cost: O(N (F + C F) + N S D) time, O(N (C + D)) memory.
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True, "masked")
@@ -181,7 +182,7 @@ class NeuralClusteringAttention(AttentionCore):
         if not strict and previous is not None and previous.centroids is not None:
             centroids = previous.centroids
         if centroids is None:
-            raise ValueError("this layer's centroids come from the layer below: pass `previous`")
+            raise ValueError("this layer has no centroids of its own: pass `previous`, got None")
         points, anchors = self._similarity(hidden, centroids)
         assignment, updated = assign(points, anchors, key_mask, without_normalizer=strict)
         if self.similarity == "dot":
@@ -201,7 +202,7 @@ class NeuralClusteringAttention(AttentionCore):
         return Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
 
     def _similarity(self, hidden: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-        """Points (B, N, P) and anchors (C, P) or (B, C, P): S of eq. 2 is anchors points^T."""
+        """Compute points (B, N, F), anchors (C, F) or (B, C, F): S = anchors points^T (eq. 2)."""
         if self.similarity == "cosine":
             points = F.normalize(F.linear(hidden, self.space.weight.float()), dim=-1)
             anchors = F.normalize(centroids.float(), dim=-1) / self.temperature
@@ -211,15 +212,15 @@ class NeuralClusteringAttention(AttentionCore):
         return points, anchors
 
     def _extra(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Columns alpha z and z, (B, N, P), that make q . k / sqrt(D) also add alpha z . z."""
+        """Compute columns alpha z and z, (B, N, F), that add alpha z . z to q . k / sqrt(D)."""
         if self.log_alpha is None or points is None:
             return None
         return self.log_alpha.float().exp() * self.head_width**0.5 * points, points
 
     def cache(self, like: Tensor) -> Cache:
-        """Rings of the last (look_back + 1) * chunk_size keys and values of each cluster.
+        """Make rings of the last (look_back + 1) * chunk_size keys and values of each cluster.
 
-        O(1) time and memory a step, however long the text.
+        Cost: O(1) time and memory per step, for any length.
         """
         if self.causal is not True:
             return super().cache(like)
@@ -228,14 +229,14 @@ class NeuralClusteringAttention(AttentionCore):
         far = like.new_zeros((self.num_heads - local) * coupled)
         near = like.new_zeros(local * self.head_width)
         return (
-            *rings(batch, self.num_clusters, size, (far, far)),
-            *rings(batch, 1, 2 * self.local_window, (near, near)),
+            *make_ring_cache(batch, self.num_clusters, size, (far, far)),
+            *make_ring_cache(batch, 1, 2 * self.local_window, (near, near)),
         )
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """One token further. Writes into `cache`, or a larger copy of it, and hands it back."""
+        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
         local = self.local_heads
         assert self.centroids is not None
         points, anchors = self._similarity(hidden.float(), self.centroids)
@@ -245,8 +246,8 @@ class NeuralClusteringAttention(AttentionCore):
         far, near = cache[:4], cache[4:]
         if local:
             heads = q[:, :local], k[:, :local], v[:, :local]
-            only = torch.zeros_like(cluster)
-            part, near = self._ring_step(*heads, only, self.local_window, near)
+            single_cluster = torch.zeros_like(cluster)
+            part, near = self._ring_step(*heads, single_cluster, self.local_window, near)
             parts.append(part)
         if local < self.num_heads:
             query, key, extra = q[:, local:], k[:, local:], self._extra(points)
@@ -262,11 +263,11 @@ class NeuralClusteringAttention(AttentionCore):
     def _ring_step(
         self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, chunk: int, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """Write a token into its cluster's ring and attend to the chunks in sight."""
+        """Append a token to the ring of its cluster, and attend to the chunks that it sees."""
         width = v.shape[-1]
         v = F.pad(v, (0, k.shape[-1] - width))  # the fused kernel wants values as wide as keys
-        shown, mask, cache = push(cache, cluster, (k.flatten(1), v.flatten(1)), chunk)
-        key, value = (x.unflatten(2, (q.shape[1], -1)).transpose(1, 2).to(q.dtype) for x in shown)
+        seen, mask, cache = append(cache, cluster, (k.flatten(1), v.flatten(1)), chunk)
+        key, value = (x.unflatten(2, (q.shape[1], -1)).transpose(1, 2).to(q.dtype) for x in seen)
         mixed = F.scaled_dot_product_attention(
             q, key, value, attn_mask=mask[:, None, None], scale=self.head_width**-0.5
         )

@@ -22,9 +22,9 @@ _numbers = count()
 def approximate(
     model: PreTrainedModel, core: Callable[[int, int], AttentionCore]
 ) -> PreTrainedModel:
-    """Let a BERT-like encoder attend through a mechanism (Vyas et al., 2020, section 4.3).
+    """Replace the attention of a BERT-like encoder by a mechanism (Vyas et al., 2020, section 4.3).
 
-    Works on every model that takes its attention from transformers' `AttentionInterface`.
+    It works on every model that takes its attention from transformers' `AttentionInterface`.
 
     Examples:
         >>> model = AutoModel.from_pretrained(folder)
@@ -32,15 +32,15 @@ def approximate(
         >>> model.set_attn_implementation("sdpa")  # back to its own
 
     Args:
-        model: Changed in place; its weights stay as they are.
-        core: The mechanism, called with the model's width and number of heads. It must not have
-            weights of its own, and must be bidirectional.
+        model: Encoder, changed in place; its weights do not change.
+        core: Mechanism, called with the model's width and number of heads. It must have no weights
+            of its own, and must be bidirectional.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: if the mechanism has weights, which nothing has trained, or is causal.
+        ValueError: if the mechanism has weights, which are untrained, or is causal.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -49,9 +49,9 @@ def approximate(
     mechanism = core(config.hidden_size, config.num_attention_heads)
     kind = type(mechanism).__name__
     if any(True for _ in mechanism.parameters()):
-        raise ValueError(f"{kind} has weights of its own, which this model never trained")
+        raise ValueError(f"{kind} has weights of its own, which are untrained in this model")
     if mechanism.causal:
-        raise ValueError(f"an encoder looks both ways, {kind} has causal={mechanism.causal!r}")
+        raise ValueError(f"an encoder needs causal=False, got causal={mechanism.causal!r}")
     name = f"clusterformer-{next(_numbers)}-{kind}"
 
     def attend(
@@ -63,7 +63,7 @@ def approximate(
         scaling: float | None = None,
         **_: object,
     ) -> tuple[Tensor, None]:
-        """Queries, keys and values (B, H, N, D) to values (B, N, H, D), as the interface asks."""
+        """Attend from (B, H, N, D) to (B, N, H, D), in the signature of the interface."""
         if getattr(module, "is_causal", False):
             raise ValueError(f"{type(module).__name__} is causal; approximate() is for encoders")
         width = query.shape[-1]

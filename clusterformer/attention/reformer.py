@@ -1,6 +1,7 @@
 """Reformer's attention by locality-sensitive hashing (Kitaev et al., ICLR 2020).
 
-B batch   H heads   N tokens   D head width   R rounds   C buckets   G chunks   S slots a chunk
+B batch   H heads   N tokens   D head width   R hash rounds   C clusters (buckets)   S chunk size
+G chunks (segments of the sorted tokens)
 """
 
 from typing import ClassVar
@@ -10,30 +11,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.clustering.ring_cache import push, rings
+from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
 from clusterformer.kernels.grouping import sort
 
-MOST_BUCKETS = 512
-"""Where nothing fixes their number; longer texts have more chunks a bucket."""
+MAX_BUCKETS = 512
+"""Maximum number of buckets without `num_buckets`; longer texts have more chunks per bucket."""
 
 
 class ReformerAttention(AttentionCore):
-    """Attend among tokens whose queries point the same way.
+    """Attention among tokens whose queries have similar directions.
 
     Queries are keys too: the key of a token is its query at unit length. A token attends to itself
     only if it sees nothing else. In each of `num_hashes` rounds, each head hashes its tokens by a
-    random rotation (argmax over [x R; -x R]), sorts them by bucket, cuts the row into chunks of
-    equal width, and lets a chunk see itself and the chunk before it, around a circle. The softmax
-    is one over all that a token sees in any round, each key counted once (eq. 4-6).
-
-    Rotations are drawn once, from `seed`, and kept in a buffer.
+    random rotation (argmax over the rotated vector and its negative), sorts them by bucket, cuts
+    the row into chunks of equal width, and lets a chunk see itself and the chunk before it, around
+    a circle. The softmax is one over all that a token sees in any round, each key counted once
+    (eq. 4-6). Rotations are drawn once, from `seed`, and kept in a buffer.
 
     Causal forms:
 
     - `causal=True` is strict: the number of buckets is fixed, and chunks are cut within each bucket
-      by rank, so that no later token moves them.
+      by rank. No later token changes them.
     - `causal="masked"` is the paper's: sorted and cut as without causality, later tokens masked. It
       LEAKS: chunk borders depend on later tokens, so a change of the suffix changes outputs before
       it. For comparison only.
@@ -41,14 +41,15 @@ class ReformerAttention(AttentionCore):
     One bucket equals full attention with shared queries and keys.
 
     Args:
-        d_model: E.
-        num_heads: H.
-        causal: False, True or "masked".
-        num_hashes: R.
-        num_buckets: C, 1 or even: chunks are then as wide as n real tokens make C of them. None:
-            chunks of `chunk_size`, and as many buckets as chunks, up to 512; 16 with `causal=True`.
-        chunk_size: Tokens a chunk, where `num_buckets` is None and with `causal=True`.
-        seed: Of the random rotations.
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: False, True or "masked".
+        num_hashes: Number of hash rounds (R).
+        num_buckets: Number of buckets (C), 1 or even, and of chunks into which n real tokens are
+            cut. None: chunks of `chunk_size`, and as many buckets as chunks, up to 512; 16 buckets
+            with `causal=True`.
+        chunk_size: Number of tokens in a chunk, if `num_buckets` is None or with `causal=True`.
+        seed: Seed of the random rotations.
 
     Cost: O(R N (D C + S D)) time, O(N D) memory on CPU.
     """
@@ -77,7 +78,7 @@ class ReformerAttention(AttentionCore):
         self.num_hashes = num_hashes
         self.num_buckets = 16 if num_buckets is None and causal is True else num_buckets
         self.chunk_size = chunk_size
-        columns = (self.num_buckets or MOST_BUCKETS) // 2
+        columns = (self.num_buckets or MAX_BUCKETS) // 2
         generator = torch.Generator().manual_seed(seed)
         shape = num_hashes, num_heads, self.head_width, columns
         self.register_buffer("rotations", torch.randn(shape, generator=generator))
@@ -93,11 +94,12 @@ class ReformerAttention(AttentionCore):
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
     ) -> tuple[Tensor, Grouping]:
-        buckets, most = self._hash(q.detach(), key_mask)
-        blocks = self._blocks(buckets.flatten(0, 2), most, key_mask)
+        buckets, num_buckets = self._hash(q.detach(), key_mask)
+        blocks = self._blocks(buckets.flatten(0, 2), num_buckets, key_mask)
         mask = None
         if self.num_hashes > 1:
-            mask = _once(window_mask(blocks, bool(self.causal)), blocks, self.num_hashes)
+            mask = window_mask(blocks, bool(self.causal))
+            mask = _mask_repeated_keys(mask, blocks, self.num_hashes)
         out = chunk_attention(
             q,
             _unit(q),
@@ -108,10 +110,10 @@ class ReformerAttention(AttentionCore):
             mask=mask,
             self_bias=LAST_RESORT,
         )
-        return out, Grouping(buckets[0], most)
+        return out, Grouping(buckets[0], num_buckets)
 
     def _hash(self, q: Tensor, key_mask: Tensor | None) -> tuple[Tensor, int]:
-        """Bucket of each token in each round, (R, B, H, N), and how many buckets there may be."""
+        """Hash each token in each round to a bucket, (R, B, H, N); also return their number."""
         batch, heads, length, _ = q.shape
         used: Tensor | None = None
         columns = self.rotations.shape[-1]
@@ -132,12 +134,12 @@ class ReformerAttention(AttentionCore):
         negative = rotated.gather(-1, best[..., None])[..., 0] < 0
         return best + negative * (columns if used is None else used), 2 * columns
 
-    def _blocks(self, buckets: Tensor, most: int, key_mask: Tensor | None) -> Blocks:
-        """Chunks of each round, sequence and head, (R * B * H, ...)."""
+    def _blocks(self, buckets: Tensor, num_buckets: int, key_mask: Tensor | None) -> Blocks:
+        """Cut each round, sequence and head into chunks, (R * B * H, ...)."""
         mask = None
         if key_mask is not None:
             mask = key_mask.repeat_interleave(self.num_heads, 0).repeat(self.num_hashes, 1)
-        grouped = sort(buckets, most, mask)
+        grouped = sort(buckets, num_buckets, mask)
         if self.causal is True:
             return cluster_chunks(grouped, self.chunk_size, mask)
         if self.num_buckets is None:
@@ -145,9 +147,9 @@ class ReformerAttention(AttentionCore):
         return equal_blocks(grouped, self.num_buckets, mask)
 
     def cache(self, like: Tensor) -> Cache:
-        """Rings of the last two chunks of each bucket, a round and head, and the tokens so far.
+        """Make rings of the last two chunks of each bucket, round and head, and counts of tokens.
 
-        O(1) time and memory a step, however long the text.
+        Cost: O(1) time and memory per step, for any length.
         """
         if self.causal is not True:
             return super().cache(like)
@@ -155,7 +157,7 @@ class ReformerAttention(AttentionCore):
         batch, rows = like.shape[0], self.num_hashes * self.num_heads
         row = like.new_zeros(self.head_width)
         count = like.new_zeros(batch, dtype=torch.long)
-        empty = rings(
+        empty = make_ring_cache(
             batch * rows, self.num_buckets, 2 * self.chunk_size, (row, row, count.new_zeros(1))
         )
         return *(x.unflatten(0, (batch, rows)) for x in empty), count
@@ -163,16 +165,16 @@ class ReformerAttention(AttentionCore):
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """One token further. Writes into `cache`, or a larger copy of it, and hands it back."""
-        kept, count = cache[:-1], cache[-1]
+        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
+        rings, count = cache[:-1], cache[-1]
         rounds, (batch, heads) = self.num_hashes, q.shape[:2]
         bucket, _ = self._hash(q, None)  # (R, B, H, 1)
 
         def rows(x: Tensor) -> Tensor:  # (B, H, 1, F) -> (B * R * H, F)
             return x.expand(batch, heads, 1, -1).repeat(1, rounds, 1, 1).flatten(0, 2)
 
-        (keys, values, places), mask, kept = push(
-            tuple(x.flatten(0, 1) for x in kept),
+        (keys, values, positions), mask, rings = append(
+            tuple(x.flatten(0, 1) for x in rings),
             bucket.transpose(0, 1).flatten(),
             (rows(_unit(q)), rows(v), rows(count.view(-1, 1, 1, 1))),
             self.chunk_size,
@@ -182,24 +184,25 @@ class ReformerAttention(AttentionCore):
             return x.unflatten(0, (batch, rounds, heads)).transpose(1, 2).flatten(2, 3)
 
         keys, values = union(keys), union(values)
-        place, mask = union(places)[..., 0], union(mask[..., None])[..., 0]
-        turn = torch.arange(rounds, device=q.device).repeat_interleave(place.shape[-1] // rounds)
-        same = (place[..., None, :] == place[..., None]) & mask[..., None, :]
-        again = (same & (turn < turn[:, None])).any(-1)
-        itself = place == count.view(-1, 1, 1)
-        bias = (itself * LAST_RESORT).masked_fill(~mask | (again & ~itself), float("-inf"))
+        position, mask = union(positions)[..., 0], union(mask[..., None])[..., 0]
+        size = position.shape[-1] // rounds
+        hash_round = torch.arange(rounds, device=q.device).repeat_interleave(size)
+        same = (position[..., None, :] == position[..., None]) & mask[..., None, :]
+        repeated = (same & (hash_round < hash_round[:, None])).any(-1)
+        own = position == count.view(-1, 1, 1)
+        bias = (own * LAST_RESORT).masked_fill(~mask | (repeated & ~own), float("-inf"))
         mixed = F.scaled_dot_product_attention(
             q, keys.to(q.dtype), values.to(q.dtype), attn_mask=bias[:, :, None].to(q.dtype)
         )
-        return mixed, (*(x.unflatten(0, (batch, -1)) for x in kept), count + 1)
+        return mixed, (*(x.unflatten(0, (batch, -1)) for x in rings), count + 1)
 
 
 def _unit(q: Tensor) -> Tensor:
     return F.normalize(q.float(), dim=-1).to(q.dtype)
 
 
-def _once(mask: Tensor, blocks: Blocks, rounds: int) -> Tensor:
-    """Leave out of `mask` the keys that the same query has seen in an earlier round, but itself.
+def _mask_repeated_keys(mask: Tensor, blocks: Blocks, rounds: int) -> Tensor:
+    """Mask the keys that the same query has seen in an earlier round, except its own.
 
     Args:
         mask: (R * B * H, G, S or 1, 2 S), as from `window_mask`.
@@ -207,27 +210,28 @@ def _once(mask: Tensor, blocks: Blocks, rounds: int) -> Tensor:
         rounds: R.
     """
     width = blocks.members.shape[-1]
-    home = blocks.slot.div(width, rounding_mode="floor")  # (R * B * H, N) place of each token
-    first = home - blocks.visible[..., 0].long().gather(1, (home - 1).clamp(min=0))  # in its sight
+    own = blocks.slot.div(width, rounding_mode="floor")  # (R * B * H, N) entry of each token
+    sees_back = blocks.visible[..., 0].long().gather(1, (own - 1).clamp(min=0))
+    first = own - sees_back  # first entry that each token sees
     copies = list(blocks.copies[..., :2].div(width, rounding_mode="floor").unbind(-1))
     queries, keys = blocks.members[:, blocks.own], windows(blocks.members, 2)
-    home, first, queries, keys, mask, *copies = (
-        x.unflatten(0, (rounds, -1)) for x in (home, first, queries, keys, mask, *copies)
+    own, first, queries, keys, mask, *copies = (
+        x.unflatten(0, (rounds, -1)) for x in (own, first, queries, keys, mask, *copies)
     )
 
     def look_up(table: Tensor, tokens: Tensor) -> Tensor:
         return table.int().gather(1, tokens.flatten(1)).view(tokens.shape)
 
-    here = torch.eye(width, dtype=torch.bool, device=mask.device)
-    here = F.pad(here, (width, 0))
-    kept = [mask[0].expand(-1, -1, width, -1)]
+    diagonal = torch.eye(width, dtype=torch.bool, device=mask.device)
+    diagonal = F.pad(diagonal, (width, 0))
+    masks = [mask[0].expand(-1, -1, width, -1)]
     for later in range(1, rounds):
-        again = torch.zeros_like(kept[0])
+        repeated = torch.zeros_like(masks[0])
         for earlier in range(later):
-            least = look_up(first[earlier], queries[later])[..., None]
-            most = look_up(home[earlier], queries[later])[..., None]
+            low = look_up(first[earlier], queries[later])[..., None]
+            high = look_up(own[earlier], queries[later])[..., None]
             for copy in copies:
-                place = look_up(copy[earlier], keys[later])[:, :, None]
-                again |= (least <= place) & (place <= most)
-        kept.append(mask[later] & (~again | here))
-    return torch.cat(kept)
+                entry = look_up(copy[earlier], keys[later])[:, :, None]
+                repeated |= (low <= entry) & (entry <= high)
+        masks.append(mask[later] & (~repeated | diagonal))
+    return torch.cat(masks)

@@ -1,6 +1,6 @@
 """Routing Transformer's attention by online k-means (Roy et al., TACL 2021).
 
-B batch   H heads   N tokens   D head width   C clusters   W tokens a cluster
+B batch   H heads   N tokens   D head width   C clusters   S tokens that a centroid takes
 """
 
 from typing import ClassVar
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.clustering.ring_cache import push, rings
+from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, single_block, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
@@ -19,42 +19,42 @@ from clusterformer.kernels.reference import argmax_first
 
 
 class RoutingAttention(AttentionCore):
-    """Attend among the tokens nearest to each centroid; some heads attend locally instead.
+    """Attention among the tokens nearest to each centroid; some heads attend locally instead.
 
-    Queries and keys, layer-normalised, are compared with centroids of each head (algorithm 1). A
-    centroid takes the `window` queries and the `window` keys nearest to it, and those attend to
-    these. A query that several take gets the mean of their results; one that none takes gets its
-    own token's value. Centroids are buffers that follow the tokens by spherical k-means in
-    training; see `SphericalMeans`.
+    Layer-normalised queries and keys are compared with the centroids of each head (algorithm 1). A
+    centroid takes the `window` queries and the `window` keys nearest to it, and these queries
+    attend to these keys. A query that several centroids take gets the mean of their results; a
+    query that none takes gets the value of its token. Centroids are buffers that follow the tokens
+    by spherical k-means in training; see `SphericalMeans`.
 
     Causal forms:
 
-    Where causal, keys are routed as their tokens' queries are (the paper sets K <- Q there; here
-    keys keep a projection of their own).
+    Where causal, keys are routed like the queries of their tokens (the paper sets K <- Q there;
+    here keys keep a projection of their own).
 
-    - `causal=True` is strict: a token goes to the nearest centroid, whatever others do; chunks of
-      `chunk_size` are cut within each cluster by rank, and a token sees its own chunk and the one
-      before it, up to itself. Nothing moves when the future changes.
+    - `causal=True` is strict: a token goes to the nearest centroid, whatever other tokens do;
+      chunks of `chunk_size` are cut within each cluster by rank, and a token sees its own chunk
+      and the one before it, up to itself. No future token changes it.
     - `causal="masked"` is the paper's: the nearest `window` tokens of a centroid, later ones
-      masked. It LEAKS: a later token may push an earlier one out of a cluster, so a change of the
+      masked. It LEAKS: a later token may displace an earlier one from a cluster, so a change of the
       suffix changes outputs before it. For comparison only.
 
     One cluster with a window of N or more, without local heads, equals full attention.
 
     Args:
-        d_model: E.
-        num_heads: H.
-        causal: False, True or "masked".
-        num_clusters: C; at least 1.
-        window: W, tokens that a centroid takes; None: n / C of n real tokens, rounded up.
-        chunk_size: Tokens a chunk under `causal=True`.
-        local_heads: Heads that attend locally; None: half of them, rounded down.
-        local_window: Tokens a chunk of the local heads, which see their own chunk, the one before
-            it and, where nothing is causal, the one after it.
-        decay: Of the moving average.
-        seed: Of the centroids' random start.
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: False, True or "masked".
+        num_clusters: Number of clusters (C), at least 1.
+        window: Number of tokens that a centroid takes (S); None: ceil(n / C) of n real tokens.
+        chunk_size: Number of tokens in a chunk with `causal=True`.
+        local_heads: Number of heads that attend locally; None: half of them, rounded down.
+        local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the
+            one before it and, unless causal, the one after it.
+        decay: Decay of the moving average of centroids.
+        seed: Seed of the centroids' random start.
 
-    Cost: O(N C D + C W^2 D) time, O(C (N + W D)) memory.
+    Cost: O(N C D + C S^2 D) time, O(C (N + S D)) memory.
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True, "masked")
@@ -143,14 +143,14 @@ class RoutingAttention(AttentionCore):
 
     @torch.no_grad()
     def _scores(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cosine of each centroid with layer-normalised queries or keys, and the nearest centroid.
+        """Compare centroids with layer-normalised queries or keys by cosine, and find the nearest.
 
         Args:
-            x: Of all heads, (B, H, N, D).
+            x: Queries or keys of all heads, (B, H, N, D).
             mask: (B, N), True at real tokens; None means all real.
 
         Returns:
-            (B, H', C, N) and (B, H', N), of the H' routed heads.
+            Cosines (B, H', C, N) and nearest centroids (B, H', N) of the H' routed heads.
         """
         with torch.autocast(x.device.type, enabled=False):
             points = F.layer_norm(x[:, self.local_heads :].float(), (self.head_width,))
@@ -164,57 +164,57 @@ class RoutingAttention(AttentionCore):
     def _routed(
         self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Each centroid's nearest queries attend to its nearest keys: (B, H', N, D).
+        """Attend from each centroid's nearest queries to its nearest keys: (B, H', N, D).
 
         Args:
-            q, k, v: Of all heads, (B, H, N, D).
-            queries, keys: Scores of the routed heads, (B, H', C, N).
+            q, k, v: Queries, keys and values of all heads, (B, H, N, D).
+            queries, keys: Cosines of the routed heads, (B, H', C, N).
             mask: (B, N), True at real tokens; None means all real.
         """
         batch, heads, clusters, length = queries.shape
-        most = -(-length // clusters) if self.window is None else min(self.window, length)
-        filled: Tensor | None = None  # (B, 1, 1, W)
+        size = -(-length // clusters) if self.window is None else min(self.window, length)
+        filled: Tensor | None = None  # (B, 1, 1, S)
         if mask is not None:
             lengths = mask.sum(-1)[:, None, None, None]
             each = lengths if self.window else (lengths + clusters - 1) // clusters
-            filled = torch.arange(most, device=q.device) < each.clamp(max=most)
+            filled = torch.arange(size, device=q.device) < each.clamp(max=size)
             queries, keys = (x.masked_fill(~mask[:, None, None], -2.0) for x in (queries, keys))
-        members = _nearest(queries, most)  # (B, H', C, W)
-        seen = members if self.causal else _nearest(keys, most)
+        members = _nearest(queries, size)  # (B, H', C, S)
+        seen = members if self.causal else _nearest(keys, size)
         start = torch.arange(batch, device=q.device)[:, None, None, None] * length
         head = torch.arange(self.num_heads, device=q.device)[self.local_heads :, None, None]
 
-        def take(x: Tensor, index: Tensor) -> Tensor:  # (B, H, N, D) -> (B * H' * C, 1, W, D)
+        def routed_rows(x: Tensor, index: Tensor) -> Tensor:  # to (B * H' * C, 1, S, D)
             rows = (start + index) * self.num_heads + head
             table = x.transpose(1, 2).flatten(0, 2)
-            return _take(table, rows.flatten()).view(-1, 1, most, x.shape[-1])
+            return _take_rows(table, rows.flatten()).view(-1, 1, size, x.shape[-1])
 
         key_mask = None if filled is None else filled.expand_as(members).flatten(0, 2)
         mixed = chunk_attention(
-            take(q, members),
-            take(k, seen),
-            take(v, seen),
-            single_block(most, members[..., 0].numel(), key_mask, device=q.device),
+            routed_rows(q, members),
+            routed_rows(k, seen),
+            routed_rows(v, seen),
+            single_block(size, members[..., 0].numel(), key_mask, device=q.device),
             scale=self.head_width**-0.5,
             mask=self._mask(members, seen, filled) if self.causal else None,
         )
-        place = ((start + members) * heads + head - self.local_heads).flatten()
+        row = ((start + members) * heads + head - self.local_heads).flatten()
         weight = torch.ones_like(members, dtype=mixed.dtype)
         if filled is not None:
             weight = weight * filled
         weight = weight.flatten()
         own = v[:, self.local_heads :].transpose(1, 2).flatten(0, 2)  # (B * N * H', D)
-        times = _add(own.shape[0], place, weight[:, None])
-        share = weight / times[:, 0].clamp(min=1)[place]
-        mixed = _add(own.shape[0], place, mixed.flatten(0, 2) * share[:, None])
-        mixed = torch.where(times > 0, mixed.to(v.dtype), own)
+        count = _add_rows(own.shape[0], row, weight[:, None])
+        share = weight / count[:, 0].clamp(min=1)[row]
+        mixed = _add_rows(own.shape[0], row, mixed.flatten(0, 2) * share[:, None])
+        mixed = torch.where(count > 0, mixed.to(v.dtype), own)
         return mixed.unflatten(0, (batch, length, heads)).transpose(1, 2)
 
     @staticmethod
     def _mask(members: Tensor, seen: Tensor, filled: Tensor | None) -> Tensor:
-        """Keys up to its own token, of which a query may attend, (B * H' * C, 1, W, W).
+        """Mask keys after the token of each query, (B * H' * C, 1, S, S).
 
-        A row without any is that of an empty slot and attends to all; nothing reads it.
+        The row of an empty slot would be empty; it attends to all, and nothing reads it.
         """
         mask = seen[..., None, :] <= members[..., None]
         if filled is not None:
@@ -222,9 +222,9 @@ class RoutingAttention(AttentionCore):
         return (mask | ~mask.any(-1, keepdim=True)).flatten(0, 2)[:, None]
 
     def cache(self, like: Tensor) -> Cache:
-        """Rings of the last two chunks of each cluster and of the local heads.
+        """Make rings of the last two chunks of each cluster and of the local heads.
 
-        O(1) time and memory a step, however long the text.
+        Cost: O(1) time and memory per step, for any length.
         """
         if self.causal is not True:
             return super().cache(like)
@@ -232,7 +232,7 @@ class RoutingAttention(AttentionCore):
         batch, local = like.shape[0], self.local_heads
 
         def of(heads: int, clusters: int, chunk: int) -> Cache:
-            empty = rings(batch * heads, clusters, 2 * chunk, (row, row))
+            empty = make_ring_cache(batch * heads, clusters, 2 * chunk, (row, row))
             return tuple(x.unflatten(0, (batch, heads)) for x in empty)
 
         far = of(self.num_heads - local, self.num_clusters, self.chunk_size)
@@ -241,15 +241,15 @@ class RoutingAttention(AttentionCore):
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """One token further. Writes into `cache`, or a larger copy of it, and hands it back."""
+        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
         local, batch = self.local_heads, q.shape[0]
         parts: list[Tensor] = []
-        kept: Cache = ()
+        next_cache: Cache = ()
 
         def attend(part: slice, cluster: Tensor, chunk: int, cache: Cache) -> None:
-            nonlocal kept
+            nonlocal next_cache
             query, key, value = (x[:, part].flatten(0, 1) for x in (q, k, v))  # (B * H', 1, D)
-            (keys, values), mask, new = push(
+            (keys, values), mask, new = append(
                 tuple(x.flatten(0, 1) for x in cache),
                 cluster.flatten(),
                 (key[:, 0], value[:, 0]),
@@ -259,40 +259,40 @@ class RoutingAttention(AttentionCore):
                 query, keys.to(q.dtype), values.to(q.dtype), attn_mask=mask[:, None]
             )
             parts.append(mixed.unflatten(0, (batch, -1)))
-            kept += tuple(x.unflatten(0, (batch, -1)) for x in new)
+            next_cache += tuple(x.unflatten(0, (batch, -1)) for x in new)
 
         if local:
-            only = torch.zeros(batch, local, dtype=torch.long, device=q.device)
-            attend(slice(local), only, self.local_window, cache[:4])
+            single_cluster = torch.zeros(batch, local, dtype=torch.long, device=q.device)
+            attend(slice(local), single_cluster, self.local_window, cache[:4])
         else:
-            kept += cache[:4]
+            next_cache += cache[:4]
         if local < self.num_heads:
             attend(slice(local, None), self._scores(q, None)[1], self.chunk_size, cache[4:])
         else:
-            kept += cache[4:]
-        return torch.cat(parts, 1), kept
+            next_cache += cache[4:]
+        return torch.cat(parts, 1), next_cache
 
 
 def _nearest(scores: Tensor, count: int) -> Tensor:
-    """Positions (..., count) of the largest cosines (..., N), the first of equals.
+    """Find positions (..., count) of the largest cosines (..., N), the first of equals.
 
-    Cosine and position form one integer, so that equal tokens, which repeat in any text, are
-    chosen by their position and never by what else is in the batch.
+    Cosine and position form one integer. So equal tokens, which repeat in any text, are chosen by
+    their position, and other sequences of the batch do not affect the choice.
     """
     length = scores.shape[-1]
     backwards = torch.arange(length - 1, -1, -1, device=scores.device)
     return ((scores * 2**30).long() * length + backwards).topk(count).indices
 
 
-def _take(table: Tensor, index: Tensor) -> Tensor:
-    """Rows by index, whose gradient has the same bits each time."""
+def _take_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Select rows; the gradient has the same bits each time."""
     if table.device.type == "cpu":
         return table.float().index_select(0, index)  # in float32, as `chunk_attention` computes
     return table[index]  # the gradient of index_select adds in random order on CUDA
 
 
-def _add(length: int, index: Tensor, rows: Tensor) -> Tensor:
-    """Sum rows by index, the same bits each time."""
+def _add_rows(length: int, index: Tensor, rows: Tensor) -> Tensor:
+    """Sum rows by index; the result has the same bits each time."""
     total = rows.new_zeros(length, rows.shape[1])
     if rows.device.type == "cpu":
         return total.index_add(0, index, rows)

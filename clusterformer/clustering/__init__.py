@@ -1,4 +1,4 @@
-"""Clustering: an estimator of its own, statistics of groupings, and what mechanisms share."""
+"""Clustering: a scikit-learn estimator, statistics of groupings, and parts of mechanisms."""
 
 from typing import TYPE_CHECKING, Any
 

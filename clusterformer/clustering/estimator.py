@@ -1,6 +1,6 @@
-"""NeuralClustering, neural clusters with scikit-learn's manners.
+"""NeuralClustering: neural clusters as an estimator of scikit-learn.
 
-N points   D columns of the data   F features   C clusters
+Shapes have scikit-learn's names: n_samples, n_features, n_clusters.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from clusterformer.clustering.evaluation import (
     row_chunks,
 )
 from clusterformer.clustering.fitting import View, train
-from clusterformer.clustering.network import NeuralClusters, partner_loss
-from clusterformer.clustering.partners import Features, partners
+from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
+from clusterformer.clustering.network import NeuralClusters, neighbor_loss
 from clusterformer.clustering.progress_bar import Progress
 
 SAMPLE = 2**18
-"""Points that `fit` trains on, at most, drawn at random; it assigns all."""
+"""Maximum number of points that `fit` trains on, drawn at random; it assigns all points."""
 
-_ROWS = 2**15  # points that memberships are computed of at a time
-_SHOWN = 10_000  # points that show the principal components
-_KEPT = 0.5  # weight of the centers so far, when partial_fit brings new points
-_MERGE = 0.4  # of the training, after which surplus clusters are merged
-_EACH = 8  # points a cluster, the least in a batch
+_ROWS = 2**15  # points whose memberships are computed at a time
+_COMPONENT_SAMPLE = 10_000  # points from which principal components are computed
+_OLD_WEIGHT = 0.5  # weight of the old centers when partial_fit gets new points
+_MERGE_AT = 0.4  # share of the training after which surplus clusters are merged
+_MIN_PER_CLUSTER = 8  # points per cluster in a batch
 
 _COUNTS = "n_clusters", "n_neighbors", "n_components", "max_iter", "batch_size", "n_init"
 _MINIMA = dict.fromkeys(_COUNTS, 1) | {"balance": 0, "tol": 0}
@@ -55,39 +55,40 @@ Random = np.random.RandomState
 class NeuralClustering(
     ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator
 ):
-    """Clusters that are learnt so that near neighbours share them (ClusterFormer, appendix A).
+    """Neural clustering: learned clusters that near neighbours share (ClusterFormer, appendix A).
 
-    Points are compared with centroids by cosine in a space that is learnt (eq. 2), and the loss is
-    that of `partner_loss`. Soft: `predict_proba` gives memberships.
+    Points are compared with centroids by cosine in a learned space (eq. 2). The loss is
+    `neighbor_loss`. Clusters are soft: `predict_proba` returns memberships.
 
     Examples:
         >>> labels = NeuralClustering(n_clusters=10, random_state=0).fit_predict(X)
 
     Args:
-        n_clusters: C.
-        hidden: Units of a hidden layer before the clustering space: better clusters, more time.
-            None is a linear map, as in eq. 2 of the paper.
-        balance: 1 for the likelihood of `partner_loss`; more makes clusters more alike in size.
-        augment: Gives points that mean the same for points (n, D), a tensor, drawn anew each step;
-            `clusterformer.clustering.images.RandomAffine` does for pictures.
-        merge: Begin with clusters to spare and merge them on the way (see `NeuralClusters`).
-        n_neighbors: Each point's partners in training are this many nearest neighbours.
-        n_components: F, principal components of the data that neighbours and clusters see.
-        max_iter: Training steps, at most.
-        batch_size: Points a step; never fewer than 8 a cluster, where there are as many.
-        learning_rate: Of Adam, to begin with.
-        tol: Training ends when at most this share of points changed cluster in 25 steps.
-        n_init: Trainings from different starts, of which the best by `score` is kept.
-        device: "cpu", or "cuda" to compute on a GPU.
-        random_state: Of all that is random; an int makes a fit repeatable.
-        verbose: 1 shows a progress bar.
+        n_clusters: Number of clusters.
+        hidden: Number of units of a hidden layer before the clustering space: better clusters, more
+            time. None is a linear map, as in eq. 2 of the paper.
+        balance: Strength of the pull to clusters of equal size; 1 is the likelihood of
+            `neighbor_loss`.
+        augment: Function that returns equivalent variants of points (n, n_features), a tensor; it
+            is called at each step. For images: `clusterformer.clustering.images.RandomAffine`.
+        merge: Start with more clusters, and merge surplus ones in training (see `NeuralClusters`).
+        n_neighbors: Number of nearest neighbours from which a point's pair is drawn in training.
+        n_components: Number of principal components of the data that neighbours and clusters see.
+        max_iter: Maximum number of training steps.
+        batch_size: Number of points in a training step; at least 8 per cluster, if there are.
+        learning_rate: Initial learning rate of Adam.
+        tol: Share of points; training ends when no more than it changed cluster in 25 steps.
+        n_init: Number of trainings from different starts; the best by `score` is kept.
+        device: Device of the computation: "cpu" or "cuda".
+        random_state: Seed or generator of all randomness; an int makes a fit repeatable.
+        verbose: Verbosity; 1 shows a progress bar.
 
     Attributes:
-        cluster_centers_: (C, D), means of the training points weighted by membership (eq. 3 in the
-            space of the data).
-        labels_: (N,), cluster of each training point.
-        n_features_in_: D.
-        n_iter_: Training steps taken.
+        cluster_centers_: (n_clusters, n_features), means of the training points weighted by
+            membership (eq. 3 in the space of the data).
+        labels_: (n_samples,), cluster of each training point.
+        n_features_in_: Number of features seen in fit.
+        n_iter_: Number of training steps taken.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class NeuralClustering(
         self.verbose = verbose
 
     def fit(self, X: Any, y: object = None) -> NeuralClustering:
-        """Learn clusters from X (N, D): an array, data frame, sparse matrix or memory map."""
+        """Learn clusters from X: an array, data frame, sparse matrix or memory map."""
         X = self._check(X, reset=True)
         random = check_random_state(self.random_state)
         rows = np.arange(X.shape[0])
@@ -134,10 +135,10 @@ class NeuralClustering(
             rows = np.sort(random.permutation(len(rows))[:SAMPLE])
         self._features = self._learn_features(X, rows, random)
         features, view = self._shuffled(X, rows, random)
-        near = partners(features, self.n_neighbors)
+        near = nearest_neighbors(features, self.n_neighbors)
         best = np.inf
         for _ in range(self.n_init):
-            network, optimizer = self._start(features, random, _MERGE * self.max_iter)
+            network, optimizer = self._start(features, random, _MERGE_AT * self.max_iter)
             steps = self._train(network, optimizer, features, near, view, random, self.max_iter)
             loss = _pair_loss(network, features, near) if self.n_init > 1 else -np.inf
             if loss < best:
@@ -156,10 +157,10 @@ class NeuralClustering(
         return self
 
     def partial_fit(self, X: Any, y: object = None) -> NeuralClustering:
-        """Go on learning from X (N, D), with each point once.
+        """Continue learning from X, each point once.
 
-        The first X gives the features and the first centroids, so it must show what is to come.
-        Neighbours are sought within X: give it thousands of points at a time, in random order.
+        The first X determines the components and the first centroids, so it must be typical of the
+        data. Neighbours are searched within X: pass thousands of points at a time, in random order.
         """
         first = not hasattr(self, "_network")
         X = self._check(X, reset=first)
@@ -174,44 +175,44 @@ class NeuralClustering(
             self.n_iter_ = 0
         network = self._network.to(self.device)
         optimizer = self._optimizer or self._adam(network)
-        near = partners(features, self.n_neighbors)
+        near = nearest_neighbors(features, self.n_neighbors)
         self.n_iter_ += self._train(
             network, optimizer, features, near, view, self._random, steps, streaming=True
         )
         self._optimizer = optimizer
         self.labels_, mass, sums = self._assign(X)
         if not first:
-            mass, sums = mass + _KEPT * self._mass, sums + _KEPT * self._sums
+            mass, sums = mass + _OLD_WEIGHT * self._mass, sums + _OLD_WEIGHT * self._sums
         self._keep_centers(mass, sums, X.dtype)
         return self
 
     def predict(self, X: Any) -> NDArray[np.int64]:
-        """The cluster of each point, (N,): that of its largest membership (eq. 4)."""
+        """Return the cluster of each point, (n_samples,): its largest membership (eq. 4)."""
         return self._per_point(X, lambda network, x: network.similarities(x).argmax(1))
 
     def predict_proba(self, X: Any) -> NDArray:
-        """Memberships p(cluster | point), (N, C); rows sum to 1.
+        """Return memberships p(cluster | point), (n_samples, n_clusters); rows sum to 1.
 
-        Of dense X: scikit-learn's checks take what gives probabilities for sparse data for a
-        classifier, and count its classes. `transform` takes any X.
+        X must be dense: scikit-learn's checks treat an estimator with probabilities for sparse data
+        as a classifier. `transform` takes any X.
         """
         if hasattr(X, "toarray"):
             raise TypeError("predict_proba takes no sparse data; use transform, or X.toarray()")
         return self._per_point(X, lambda network, x: network(x).softmax(1))
 
     def transform(self, X: Any) -> NDArray:
-        """Distances of points and centroids, (N, C): 1 - cosine in the clustering space."""
+        """Return distances to centroids, (n_samples, n_clusters): 1 - cosine."""
         return self._per_point(X, lambda network, x: 1 - network.similarities(x))
 
     def score(self, X: Any, y: object = None) -> float:
-        """What the cluster of a point tells about its nearest neighbour within X, nats.
+        """Return the information of a point's cluster about its nearest neighbour in X, in nats.
 
-        Minus `partner_loss`: at most log C, 0 if the clusters tell nothing; higher is better.
+        It is minus `neighbor_loss`: at most log n_clusters; 0 is no information.
         """
         check_is_fitted(self, "_network")
         X = self._check(X, reset=False)
         features = self._compute(X, np.arange(X.shape[0]))
-        return -_pair_loss(self._network.to(self.device), features, partners(features, 1))
+        return -_pair_loss(self._network.to(self.device), features, nearest_neighbors(features, 1))
 
     # Training
 
@@ -228,17 +229,17 @@ class NeuralClustering(
         return X
 
     def _batch(self) -> int:
-        return max(self.batch_size, _EACH * self.n_clusters)
+        return max(self.batch_size, _MIN_PER_CLUSTER * self.n_clusters)
 
-    def _learn_features(self, X: Any, rows: NDArray, random: Random) -> Features:
-        most = min(_SHOWN, max(1, 8 * ENTRIES // X.shape[1]))
-        if len(rows) > most:
-            rows = rows[np.sort(random.permutation(len(rows))[:most])]
+    def _learn_features(self, X: Any, rows: NDArray, random: Random) -> PrincipalComponents:
+        count = min(_COMPONENT_SAMPLE, max(1, 8 * ENTRIES // X.shape[1]))
+        if len(rows) > count:
+            rows = rows[np.sort(random.permutation(len(rows))[:count])]
         sample = torch.cat(list(row_chunks(X, self.n_clusters, self.device, rows)))
-        return Features(X.shape[1], self.n_components).learn(sample)
+        return PrincipalComponents(X.shape[1], self.n_components).learn(sample)
 
     def _shuffled(self, X: Any, rows: NDArray, random: Random) -> tuple[Tensor, View | None]:
-        """Features of some rows in random order, and what shows them augmented."""
+        """Compute features of some rows in random order, and a view that augments them."""
         order = random.permutation(len(rows))
         features, rows, augment = self._compute(X, rows)[order], rows[order], self.augment
         if augment is None:
@@ -256,12 +257,14 @@ class NeuralClustering(
                 hidden=self.hidden,
                 merge_at=round(merge_at) if self.merge else 0,
             )
-        network.to(self.device).seed(features[: max(4096, _EACH * self.n_clusters)], generator)
+        network.to(self.device).seed(
+            features[: max(4096, _MIN_PER_CLUSTER * self.n_clusters)], generator
+        )
         return network, self._adam(network)
 
     @contextmanager
     def _seeded(self, generator: torch.Generator) -> Iterator[None]:
-        """What torch draws of its own, weights and augmentation, repeats and leaves no trace."""
+        """Seed torch for weights and augmentation, and restore its state afterwards."""
         with torch.random.fork_rng(devices=[self.device] if self.device != "cpu" else []):
             torch.manual_seed(generator.initial_seed())
             yield
@@ -313,7 +316,7 @@ class NeuralClustering(
         X = self._check(X, reset=False)
         return Evaluator(self._network, self._features, X, self.device).per_point(function)
 
-    # What scikit-learn asks
+    # scikit-learn's interface
 
     @property
     def _n_features_out(self) -> int:
@@ -329,7 +332,7 @@ class NeuralClustering(
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle on the CPU, without the optimizer: partial_fit goes on with a new one."""
+        """Pickle on the CPU, without the optimizer: partial_fit then makes a new one."""
         state = super().__getstate__()
         for name in ("_network", "_features"):
             if name in state:
@@ -340,7 +343,7 @@ class NeuralClustering(
 @torch.no_grad()
 def _pair_loss(network: NeuralClusters, features: Tensor, near: Tensor) -> float:
     logits = torch.cat([network(rows) for rows in features.split(_ROWS)])
-    return partner_loss(logits, logits[near[:, 0]]).item()
+    return neighbor_loss(logits, logits[near[:, 0]]).item()
 
 
 def _generator(random: Random) -> torch.Generator:

@@ -1,6 +1,6 @@
 """Trained clusters on arrays of any size, a chunk of rows at a time.
 
-N points   D columns of the data   F features   C clusters
+P points   F features (principal components)   C clusters
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clusterformer.clustering.neighbors import PrincipalComponents
 from clusterformer.clustering.network import NeuralClusters
-from clusterformer.clustering.partners import Features
 
 ENTRIES = 2**24
-"""Numbers that a chunk holds."""
+"""Maximum number of elements of a chunk."""
 
 Augment = Callable[[Tensor], Tensor]
-"""Points (n, D) that are equivalent to points (n, D), drawn anew at each call."""
+"""Function that returns equivalent variants of points (P, columns), new ones at each call."""
 
 
 def row_chunks(
     X: Any, num_clusters: int, device: str, rows: NDArray | None = None
 ) -> Iterator[Tensor]:
-    """Yield rows of X (N, D), or some of them, as tensors on the device.
+    """Yield rows of X (P, columns), or some of them, as tensors on the device.
 
-    A chunk has as many rows as memory is sure to hold, of the data and of memberships.
+    A chunk is small enough for the memory of the data and of memberships.
     """
     count = X.shape[0] if rows is None else len(rows)
     size = max(1, ENTRIES // max(X.shape[1], num_clusters))
@@ -41,43 +41,45 @@ def row_chunks(
 
 
 def compute_features(
-    features: Features,
+    features: PrincipalComponents,
     X: Any,
     num_clusters: int,
     device: str,
     rows: NDArray,
     augment: Augment | None = None,
 ) -> Tensor:
-    """Compute features (n, F) of n rows of X, in single precision, as training has them."""
+    """Compute features of some rows of X, in single precision, as training uses them."""
     features = features.to(device)
     chunks = row_chunks(X, num_clusters, device, rows)
     return torch.cat([features(augment(x) if augment else x).float() for x in chunks])
 
 
 class Evaluator:
-    """Copies of trained parts that compute in the precision of the data, on the device.
+    """Trained parts, copied to the device and to the precision of the data.
 
     Args:
         network: Trained clusters.
         features: The map from data to features.
-        X: Points (N, D).
+        X: Points (P, columns).
         device: "cpu" or "cuda".
     """
 
-    def __init__(self, network: NeuralClusters, features: Features, X: Any, device: str) -> None:
+    def __init__(
+        self, network: NeuralClusters, features: PrincipalComponents, X: Any, device: str
+    ) -> None:
         dtype = torch.float32 if X.dtype == np.float32 else torch.float64
         network, features = copy.deepcopy((network, features))
         self._network, self._features = network.to(device, dtype), features.to(device, dtype)
         self._X, self._device = X, device
 
     def per_point(self, function: Callable[[NeuralClusters, Tensor], Tensor]) -> NDArray:
-        """Apply a function of the network and features (n, F) to all points."""
+        """Apply a function of the network and features (chunk, F) to all points."""
         with torch.no_grad():
             found = [function(self._network, self._features(x)).cpu() for x in self._chunks()]
         return torch.cat(found).numpy()
 
     def assign(self) -> tuple[NDArray, NDArray, NDArray]:
-        """Label each point, (N,), and sum memberships (C,) and weighted points (C, D)."""
+        """Label each point, (P,), and sum memberships (C,) and weighted points (C, columns)."""
         labels: list[Tensor] = []
         mass: Any = 0.0
         sums: Any = 0.0

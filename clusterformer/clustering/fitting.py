@@ -1,6 +1,6 @@
 """The mini-batch training of neural clusters, in plain torch.
 
-N points   F features   K neighbours   C clusters
+P points   F features   B batch
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from clusterformer.clustering.network import NeuralClusters, partner_loss
+from clusterformer.clustering.network import NeuralClusters, neighbor_loss
 
 PROBE = 2048
-"""Points whose clusters tell whether training still changes anything."""
+"""Number of points whose changes of cluster are watched."""
 
 LOOK_EVERY = 25
-"""Steps from one look at them to the next."""
+"""Steps between two looks at these points."""
 
-_REVIVALS = 4  # of what is empty after the last step, at most
+_MAX_REVIVALS = 4  # of empty clusters after the last step
 _ROWS = 2**15  # points assigned at a time
 
 View = Callable[[Tensor], Tensor]
-"""Features (B, F) of points by their numbers (B,), as a training step sees them."""
+"""Function from indices of points (B,) to their features (B, F) in a training step."""
 
 Report = Callable[[int, float, float], None]
-"""Told at each look: steps, loss, share of the probe that changed its cluster since the last."""
+"""Function called at each look: steps, loss, share of the probe that changed cluster since."""
 
 
 class Optimizer(Protocol):
-    """What a training needs of a torch optimiser."""
+    """The part of a torch optimizer that training uses."""
 
     param_groups: list[dict]
 
@@ -55,26 +55,26 @@ def train(
     view: View | None = None,
     report: Report | None = None,
 ) -> int:
-    """Train on batches of points, each with a partner drawn among its neighbours.
+    """Train on batches of points, each paired with one of its neighbours, drawn at random.
 
-    In the end no cluster is without points, unless too many points are the same.
+    In the end no cluster is empty, unless too many points are equal.
 
     Args:
-        network: To train, on the device of the features.
-        optimizer: Of its parameters.
-        features: (N, F).
-        near: (N, K), neighbours of each point.
-        steps: At most.
-        batch_size: Points a step, at most.
-        balance: Of the loss.
-        generator: On the CPU.
-        anneal: Let the learning rate fall to nothing, as half a cosine.
-        tol: Stop when at most this share of the points changed cluster in LOOK_EVERY steps.
-        view: For augmentation; None shows the features as they are.
-        report: Told of the progress.
+        network: Network to train, on the device of the features.
+        optimizer: Optimizer of its parameters.
+        features: (P, F).
+        near: (P, any), indices of the neighbours of each point.
+        steps: Maximum number of steps.
+        batch_size: Maximum number of points in a step.
+        balance: Option of `neighbor_loss`.
+        generator: Generator on the CPU.
+        anneal: Lower the learning rate to zero along half a cosine.
+        tol: Share of points; training stops when no more changed cluster in LOOK_EVERY steps.
+        view: Augmented features; None uses `features`.
+        report: Function that is told the progress.
 
     Returns:
-        The steps taken.
+        The number of steps taken.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     probe = features[:PROBE]
@@ -90,12 +90,12 @@ def train(
         points, drawn = points.to(near.device), drawn.to(near.device)
         both = torch.cat([points, near[points, drawn]])
         shown = features[both] if view is None else view(both)
-        logits, partner_logits = network(shown).chunk(2)
-        loss = partner_loss(logits, partner_logits, balance)
+        logits, neighbor_logits = network(shown).chunk(2)
+        loss = neighbor_loss(logits, neighbor_logits, balance)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        network.watch(features[points], logits.detach(), partner_logits.detach())
+        network.watch(features[points], logits.detach(), neighbor_logits.detach())
         if step % LOOK_EVERY == 0:
             after = _assign(network, probe)
             changed = (after != before).float().mean().item()
@@ -106,7 +106,7 @@ def train(
                 break
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    for _ in range(_REVIVALS):
+    for _ in range(_MAX_REVIVALS):
         sizes = torch.bincount(_assign(network, features), minlength=network.num_clusters)
         if sizes.all():
             break
@@ -120,7 +120,7 @@ def _assign(network: NeuralClusters, features: Tensor) -> Tensor:
 
 
 def _endless(count: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Every point once, in random order, again and again; what does not fill a batch waits."""
+    """Yield batches of indices, epoch after epoch in random order; incomplete ones are left out."""
     size = min(batch_size, count)
     while True:
         order = torch.randperm(count, generator=generator)

@@ -18,18 +18,18 @@ def hamming_kmeans(
 ) -> Tensor:
     """Cluster codes by Hamming distance (clustered attention, Vyas et al., 2020, section 3.2.2).
 
-    Starts from real points at equal steps. A centroid's bit is what most of its points have; of
-    equally near centroids the first wins; a cluster without points keeps its centroid. All
-    sequences at once, each as if it were alone.
+    Starts from real points at equal steps. A bit of a centroid is the majority of its points; of
+    equally near centroids the first wins; a cluster without points keeps its centroid. Sequences
+    are clustered at once, independently.
 
     Args:
         codes: (B, N) int64, from `SignHash`.
         num_clusters: C. With no fewer clusters than different codes, each code has its own.
         mask: (B, N), True at real points; None means all real.
-        iterations: Lloyd's iterations before the last assignment.
+        iterations: Number of Lloyd's iterations before the last assignment.
 
     Returns:
-        (B, N) integer, cluster of each point; padding holds any cluster.
+        (B, N) integer cluster of each point; any cluster at padding.
 
     The distance of codes of +1 and -1 is (64 - their inner product) / 2, so the nearest centroid
     comes from a matrix product, exact in bfloat16 too: a tenth of the time of counting bits in
@@ -63,10 +63,10 @@ def _(codes: Tensor, *_others: object, **_options: object) -> Tensor:
 
 
 def _nearest(points: Tensor, centroids: Tensor) -> Tensor:
-    """Index (B, N) of the largest inner product, the first of equals.
+    """Find the index (B, N) of the largest inner product, the first of equals.
 
-    The index stands in the low digits of one number with the product: a maximum is several times
-    faster than its place.
+    Product and index form one number, the index in its low digits: a maximum is several times
+    faster than an argmax.
     """
     num_clusters = centroids.shape[1]
     products = torch.bmm(points, centroids.to(points.dtype).transpose(1, 2))

@@ -1,13 +1,13 @@
-"""Hash codes: which side of random planes a vector lies on, packed into one integer.
+"""Hash codes: the sides of random planes on which a vector lies, packed into one integer.
 
-W bits   D width
+W hash bits   D width
 """
 
 import torch
 from torch import Tensor, nn
 
-MOST_BITS = 63
-"""Bits that fit an int64 beside its sign."""
+MAX_BITS = 63
+"""Number of bits that fit an int64 beside its sign."""
 
 _BYTES = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
 
@@ -18,7 +18,7 @@ class SignHash(nn.Module):
     Args:
         width: D.
         bits: W, 1..63.
-        seed: Of the generator that the planes are drawn from, once.
+        seed: Seed of the planes, which are drawn once.
 
     Attributes:
         planes: (D, 64) normals of the planes, in columns; zeros beyond W.
@@ -26,26 +26,26 @@ class SignHash(nn.Module):
 
     planes: Tensor
 
-    def __init__(self, width: int, bits: int = MOST_BITS, seed: int = 0) -> None:
+    def __init__(self, width: int, bits: int = MAX_BITS, seed: int = 0) -> None:
         super().__init__()
-        if not 1 <= bits <= MOST_BITS:
-            raise ValueError(f"bits must be in 1..{MOST_BITS}, got {bits}")
+        if not 1 <= bits <= MAX_BITS:
+            raise ValueError(f"bits must be in 1..{MAX_BITS}, got {bits}")
         planes = torch.randn(width, bits, generator=torch.Generator().manual_seed(seed))
         self.register_buffer("planes", nn.functional.pad(planes, (0, 64 - bits)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Codes (...) int64 of vectors (..., D)."""
+        """Hash vectors (..., D) to codes (...) int64."""
         return pack(x.detach().float() @ self.planes.float() > 0)
 
 
 def pack(bits: Tensor) -> Tensor:
-    """(..., 64) bool to (...) int64, the first bit lowest."""
+    """Pack bits (..., 64) bool into (...) int64, the first bit lowest."""
     values = bits.unflatten(-1, (8, 8)).float() @ _BYTES.to(bits.device)
     return values.to(torch.uint8).view(torch.int64).squeeze(-1)
 
 
 def unpack(codes: Tensor) -> Tensor:
-    """(...) int64 to (..., 64) float32, +1 for a bit that is set and -1 for one that is not."""
+    """Unpack codes (...) int64 to signs (..., 64) float32: +1 for a set bit, -1 for another."""
     octets = codes.contiguous()[..., None].view(torch.uint8).int()
     octet = torch.arange(256, device=codes.device)[:, None]
     signs = ((octet >> torch.arange(8, device=codes.device)) & 1).float() * 2 - 1

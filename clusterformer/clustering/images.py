@@ -1,6 +1,6 @@
-"""Pictures that show the same: turned, scaled and shifted a little.
+"""Augmentation of images by small rotations, scalings and shifts.
 
-N pictures   H height   W width
+P points (images as rows of height * width values)
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RandomAffine:
-    """Turns, scales and shifts each picture of a batch by chance, each in its own way.
+    """Random rotation, scaling and shift of each image of a batch.
 
-    Draws torch's random numbers. For `NeuralClustering(augment=RandomAffine(28, 28))`.
+    It draws from torch's global generator. Use: `NeuralClustering(augment=RandomAffine(28, 28))`.
 
     Attributes:
-        height: H.
-        width: W.
-        degrees: Turned by as much at most, to either side.
-        scale: Larger or smaller by this share at most.
-        shift: Along each side by this share of it at most.
+        height: Height of an image, in pixels.
+        width: Width of an image, in pixels.
+        degrees: Maximum rotation to either side.
+        scale: Maximum change of size, as a share.
+        shift: Maximum shift along each side, as a share of it.
     """
 
     height: int
@@ -31,15 +31,15 @@ class RandomAffine:
     shift: float = 0.04
 
     def __call__(self, points: Tensor) -> Tensor:
-        """Pictures (N, H * W) for pictures (N, H * W); what comes in from outside is 0.
+        """Transform images (P, height * width); pixels from outside are 0.
 
         Raises:
-            ValueError: if the points have another width.
+            ValueError: if the points have another number of columns.
         """
         if points.shape[1] != self.height * self.width:
             raise ValueError(
-                f"pictures of {self.height} x {self.width} have {self.height * self.width} "
-                f"columns, got {points.shape[1]}"
+                f"images of {self.height} x {self.width} have {self.height * self.width} columns, "
+                f"got {points.shape[1]}"
             )
         uniform = 2 * torch.rand(4, len(points), dtype=points.dtype, device=points.device) - 1
         angle = torch.deg2rad(self.degrees * uniform[0])

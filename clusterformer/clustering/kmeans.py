@@ -1,6 +1,6 @@
-"""K-means in a vector space: Lloyd's iterations, with clusters of limited size if wished.
+"""K-means in a vector space: Lloyd's iterations, optionally with clusters of limited size.
 
-B batch   N points   D width   C clusters   U places a cluster
+B batch   N tokens (points)   D width   C clusters
 """
 
 from typing import TypeVar
@@ -22,7 +22,7 @@ def kmeans(
     iterations: int = 3,
     cap: float | None = None,
 ) -> Tensor:
-    """Cluster points by squared distance, all sequences at once, each as if it were alone.
+    """Cluster points by squared distance, all sequences at once, independently.
 
     Starts from points drawn with chances in proportion to their squared norms, as k-means++ draws
     its first one (MuSe, Mitchell and Kersting, 2025, section 5). A cluster without points keeps
@@ -31,15 +31,15 @@ def kmeans(
     Args:
         points: (B, N, D).
         num_clusters: C. With no fewer clusters than different points, each point has its own.
-        offset: One random number of 0..1, which settles the draw.
+        offset: One random number in 0..1, which determines the draw.
         mask: (B, N), True at real points; None means all real.
-        iterations: Lloyd's iterations before the last assignment.
-        cap: Most points a cluster, as a multiple of n / C (of the n real points of a sequence);
-            at least 1. None: no limit. Where more want in, the nearest stay, and the others go to
-            the nearest cluster with room.
+        iterations: Number of Lloyd's iterations before the last assignment.
+        cap: Maximum size of a cluster, as a multiple of n / C (n real points of a sequence); at
+            least 1. None: no limit. A full cluster keeps its nearest points; the others go to the
+            nearest cluster with room.
 
     Returns:
-        (B, N) integer, cluster of each point; padding holds any cluster.
+        (B, N) integer cluster of each point; any cluster at padding.
 
     Cost: O(N C D) an iteration. One node of a compiled graph. No gradients.
     """
@@ -55,7 +55,7 @@ def kmeans(
         centroids = torch.where(counts > 0, means, centroids)
     if cap is None:
         return nearest(points, centroids)
-    return _capped(_closeness(points, centroids), squares / 2, mask, cap)
+    return _assign_capped(_closeness(points, centroids), squares / 2, mask, cap)
 
 
 @kmeans.register_fake
@@ -64,14 +64,14 @@ def _(points: Tensor, *_others: object, **_options: object) -> Tensor:
 
 
 def nearest(points: Tensor, centroids: Tensor) -> Tensor:
-    """Index (B, N) of the centroid (B, C, D) nearest to each point (B, N, D)."""
+    """Find the index (B, N) of the centroid (B, C, D) nearest to each point (B, N, D)."""
     return argmax_first(_closeness(points, centroids), -1)
 
 
 def cluster_means(
     points: Tensor, assignment: Tensor, num_clusters: int, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean (B, C, D) and number (B, C, 1) of the points (B, N, D) of each cluster.
+    """Compute mean (B, C, D) and number (B, C, 1) of the points (B, N, D) of each cluster.
 
     A cluster without points has the mean 0. Gradients flow to the points.
     """
@@ -86,17 +86,17 @@ def cluster_means(
     return means.view(batch, num_clusters, width), counts.view(batch, num_clusters, 1)
 
 
-def spread(of_clusters: Tensor, assignment: Tensor) -> Tensor:
-    """What each point's cluster has: (B, C, D) to (B, N, D)."""
-    flat = _flat(assignment, of_clusters.shape[1])
-    return of_clusters.flatten(0, 1).index_select(0, flat).view(*assignment.shape, -1)
+def spread(cluster_rows: Tensor, assignment: Tensor) -> Tensor:
+    """Copy the row of each cluster to its points: (B, C, D) to (B, N, D)."""
+    flat = _flat(assignment, cluster_rows.shape[1])
+    return cluster_rows.flatten(0, 1).index_select(0, flat).view(*assignment.shape, -1)
 
 
 Number = TypeVar("Number", int, Tensor)
 
 
-def most_points(length: Number, num_clusters: int, cap: float) -> Number:
-    """U: most points of a cluster, of `length` points in all: cap * length / C, rounded up."""
+def cluster_capacity(length: Number, num_clusters: int, cap: float) -> Number:
+    """Return the maximum size of a cluster of `length` points: cap * length / C, rounded up."""
     hundredths = round(100 * cap)
     return -(-length * hundredths // (100 * num_clusters))
 
@@ -107,42 +107,42 @@ def _closeness(points: Tensor, centroids: Tensor) -> Tensor:
     return torch.baddbmm(offsets, points, centroids.transpose(1, 2), beta=-1)
 
 
-def _capped(closeness: Tensor, ground: Tensor, mask: Tensor | None, cap: float) -> Tensor:
-    """Nearest clusters with room: two rounds of wishes, then whatever is free.
+def _assign_capped(closeness: Tensor, offset: Tensor, mask: Tensor | None, cap: float) -> Tensor:
+    """Assign points to the nearest clusters with room: two rounds of choices, then any room.
 
     Args:
         closeness: (B, N, C).
-        ground: (B, N), what takes from closeness to make it a distance.
-        mask: (B, N).
-        cap: Most points a cluster, in n / C.
+        offset: (B, N), subtracted from closeness to make it comparable between points.
+        mask: (B, N), True at real points.
+        cap: Maximum size of a cluster, as a multiple of n / C.
     """
     batch, length, num_clusters = closeness.shape
     if mask is None:
         mask = torch.ones(batch, length, dtype=torch.bool, device=closeness.device)
-    room = most_points(mask.sum(-1, keepdim=True), num_clusters, cap).expand(-1, num_clusters)
+    room = cluster_capacity(mask.sum(-1, keepdim=True), num_clusters, cap).expand(-1, num_clusters)
     waiting, assignment = mask, torch.zeros_like(mask, dtype=torch.long)
     for _ in range(2):
         open_only = closeness.masked_fill((room <= 0)[:, None], float("-inf"))
         choice = argmax_first(open_only, -1).masked_fill(~waiting, num_clusters)
-        wish = open_only.amax(-1) - ground
-        taken, counts = _first_in(choice, wish, room)
+        preference = open_only.amax(-1) - offset
+        taken, counts = _admit(choice, preference, room)
         assignment = torch.where(taken, choice, assignment)
         waiting, room = waiting & ~taken, room - counts
     free = room.cumsum(-1)
-    turn = waiting.cumsum(-1) - 1
-    anywhere = torch.searchsorted(free, turn, right=True).clamp(max=num_clusters - 1)
+    rank = waiting.cumsum(-1) - 1
+    anywhere = torch.searchsorted(free, rank, right=True).clamp(max=num_clusters - 1)
     return torch.where(waiting, anywhere, assignment)
 
 
-def _first_in(choice: Tensor, wish: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-    """Which points (B, N) get into the cluster of their choice, the strongest wish first.
+def _admit(choice: Tensor, preference: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+    """Admit points to the cluster of their choice, the strongest preference first.
 
-    Returns that, and how many points (B, C) each cluster took.
+    Returns the mask of admitted points (B, N), and their number in each cluster (B, C).
     """
-    by_wish = wish.argsort(dim=-1, descending=True, stable=True)
-    grouped = sort(choice.gather(1, by_wish), room.shape[1] + 1)
+    by_preference = preference.argsort(dim=-1, descending=True, stable=True)
+    grouped = sort(choice.gather(1, by_preference), room.shape[1] + 1)
     start = grouped.counts.cumsum(1) - grouped.counts
-    rank = torch.empty_like(choice).scatter_(1, by_wish, grouped.inverse)
+    rank = torch.empty_like(choice).scatter_(1, by_preference, grouped.inverse)
     rank = rank - start.gather(1, choice)
     limit = torch.nn.functional.pad(room, (0, 1)).gather(1, choice)
     return rank < limit, torch.minimum(grouped.counts[:, :-1], room.clamp(min=0))

@@ -1,6 +1,6 @@
-"""How good clusters are, by labels that clustering never saw or by the points themselves.
+"""Measures of clusters, by labels that clustering never saw or by the points.
 
-N points   D columns   C clusters   L labels
+P points   F features   C clusters   L labels
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SAMPLE = 2000
-"""Points of which the silhouette is taken: it compares all pairs."""
+"""Maximum number of points for the silhouette, which compares all pairs."""
 
 
 def measures(
@@ -19,20 +19,20 @@ def measures(
     test_labels: NDArray | None,
     points: NDArray,
 ) -> dict[str, float]:
-    """Measure a clustering, all on the test points.
+    """Measure a clustering on the test points.
 
     accuracy: each cluster named by its majority among training points; those without any are wrong.
     purity: each cluster named by its majority among the test points themselves.
     nmi, ari: normalised mutual information; adjusted Rand index.
-    hungarian: accuracy with at most one cluster a label.
-    silhouette: with Euclidean distances, of SAMPLE points; -1..1.
+    hungarian: accuracy with at most one cluster per label.
+    silhouette: with Euclidean distances, on SAMPLE points; -1..1.
 
     Args:
-        train: (N,) cluster of each training point.
-        train_labels: (N,); None where nothing is labelled, which leaves the silhouette alone.
-        test: (M,) cluster of each test point.
-        test_labels: (M,).
-        points: (M, D), the test points.
+        train: Cluster of each training point, (train points,).
+        train_labels: Label of each training point; None leaves only the silhouette.
+        test: Cluster of each test point, (P,).
+        test_labels: Label of each test point, (P,).
+        points: Test points, (P, F).
     """
     from scipy.optimize import linear_sum_assignment
     from sklearn.metrics import (
@@ -64,7 +64,7 @@ def measures(
 
 
 def _table(clusters: NDArray, labels: NDArray, count: int, names: NDArray) -> NDArray[np.int64]:
-    """How many points of each cluster have each label, (C, L)."""
+    """Count the points of each cluster with each label, (C, L)."""
     table = np.zeros((count, len(names)), dtype=np.int64)
     np.add.at(table, (clusters, np.searchsorted(names, labels)), 1)
     return table

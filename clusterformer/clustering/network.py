@@ -1,45 +1,46 @@
 """Neural clustering of any points, without a Transformer around it (ClusterFormer, section 3.1).
 
-N points   F features of a point   P width of the clustering space   C clusters
+P points   F features   C clusters
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_TEMPERATURE = 0.1  # to begin with
-_WATCHED = 16  # steps
-_REVIVED = 25  # steps from one look for clusters without points to the next
+_TEMPERATURE = 0.1  # initial
+_JOINT_STEPS = 16  # steps before merging from which pairs are counted
+_REVIVE_EVERY = 25  # steps between two searches for empty clusters
 
 
 class NeuralClusters(nn.Module):
-    """Memberships of points in clusters that are learnt.
+    """Memberships of points in learned clusters.
 
     The similarities are those of eq. 2, with the cosine for phi and a temperature:
 
         S_ij = cos(C_i, W X_j) / temperature
 
-    Eq. 2 reads them along the points, U_ij = softmax_j S_ij = p(point j | cluster i); this gives
-    what U stands in proportion to for a single point, p(cluster i | point j) = softmax_i S_ij, so
-    that a point can be assigned on its own (eq. 4 with clusters of like weight). The temperature is
-    learnt like all else: partners that seldom agree make it higher, clean ones lower.
+    Eq. 2 normalises them over points, U_ij = softmax_j S_ij = p(point j | cluster i). This network
+    normalises over clusters, p(cluster i | point j) = softmax_i S_ij, so that a point can be
+    assigned without other points (eq. 4 with clusters of equal weight). The temperature is learned
+    too: it rises if neighbours often disagree.
 
-    Training begins with more clusters than wanted, and on its way merges those whose points are
-    partners most above chance. A digit that two clusters share and two digits in one cluster are a
-    local minimum that no small step leaves; with clusters to spare it does not arise.
+    Training starts with more clusters than requested, and merges those whose points are neighbours
+    most above chance. One class in two clusters beside two classes in one cluster is a local
+    minimum that no small step leaves; with surplus clusters it does not arise.
 
     Args:
         num_features: F.
-        num_clusters: C, in the end.
-        hidden: Units of a hidden layer that W then has; None for a linear W, as in eq. 2.
-        width: P.
-        merge_at: Training step after which C clusters are left; 0 begins with C.
+        num_clusters: C, after merging.
+        hidden: Number of units of a hidden layer of W; None for a linear W, as in eq. 2.
+        width: Width of the clustering space.
+        merge_at: Training step after which C clusters are left; 0 starts with C.
 
     Attributes:
-        centroids: (C + surplus, P); those not `alive` are no more.
+        centroids: (C + surplus, width); only those `alive` count.
         alive: (C + surplus,) bool.
+        joint: (C + surplus, C + surplus), sums of memberships of neighbouring points.
         sharpness: Logarithm of 1 / temperature.
-        sizes: (C,), points since the last look for clusters without any.
+        sizes: (C,), number of points since the last search for empty clusters.
     """
 
     alive: Tensor
@@ -62,7 +63,7 @@ class NeuralClusters(nn.Module):
             self.project = nn.Sequential(
                 nn.Linear(num_features, hidden), nn.ReLU(), nn.Linear(hidden, width)
             )
-        first = first_clusters(num_clusters) if merge_at else num_clusters
+        first = initial_clusters(num_clusters) if merge_at else num_clusters
         self.centroids = nn.Parameter(torch.randn(first, width))
         self.register_buffer("alive", torch.ones(first, dtype=torch.bool))
         self.register_buffer("joint", torch.zeros(first, first))
@@ -72,27 +73,27 @@ class NeuralClusters(nn.Module):
         self.num_clusters, self.merge_at = num_clusters, merge_at
 
     def embed(self, points: Tensor) -> Tensor:
-        """Unit vectors (N, P) for points (N, F).
+        """Map points (P, F) to unit vectors (P, width).
 
-        W has a bias: the direction of W x + b tells apart even points on one line.
+        W has a bias: the direction of W x + b distinguishes even points on one line.
         """
         return F.normalize(self.project(points), dim=-1)
 
     def similarities(self, points: Tensor) -> Tensor:
-        """Cosines (N, C) of points (N, F) with all living centroids."""
+        """Compute cosines (P, C) of points (P, F) with all living centroids."""
         return self.embed(points) @ F.normalize(self.centroids[self.alive], dim=-1).T
 
     def forward(self, points: Tensor) -> Tensor:
-        """Logits S (N, C) of points (N, F); their softmax is p(cluster | point)."""
+        """Compute logits S (P, C) of points (P, F); their softmax is p(cluster | point)."""
         return self.similarities(points) * self.sharpness.exp()
 
     @torch.no_grad()
     def seed(self, points: Tensor, generator: torch.Generator) -> None:
-        """Put the centroids on some of the points (N, F), by k-means++ in the clustering space.
+        """Place the centroids on some of the points (P, F), by k-means++ in the clustering space.
 
         Args:
-            points: To choose from; fewer different ones than clusters are taken more than once.
-            generator: On the CPU, whatever the device of the points.
+            points: Candidates; if fewer are distinct than clusters, some serve more than once.
+            generator: Generator on the CPU, for any device of the points.
         """
         embedded = self.embed(points)
         chosen = int(torch.randint(len(points), (1,), generator=generator))
@@ -104,32 +105,32 @@ class NeuralClusters(nn.Module):
             chosen = int(torch.multinomial(distance.cpu(), 1, generator=generator))
 
     @torch.no_grad()
-    def watch(self, points: Tensor, logits: Tensor, partner_logits: Tensor) -> None:
-        """Count a training step with points (N, F), and the logits (N, C) of them and of partners.
+    def watch(self, points: Tensor, logits: Tensor, neighbor_logits: Tensor) -> None:
+        """Record a training step: points (P, F), their logits (P, C) and those of neighbours.
 
-        The last steps before `merge_at` tell which clusters to merge; after it, a cluster to which
-        no point was assigned in 25 steps is revived. Over all processes.
+        The last steps before `merge_at` determine the clusters to merge; after it, a cluster to
+        which no point was assigned in 25 steps is revived. Counts are over all processes.
         """
         self.step += 1
         left = self.merge_at - int(self.step)
-        if 0 <= left < _WATCHED:
-            pairs = logits.float().softmax(-1).T @ partner_logits.float().softmax(-1)
+        if 0 <= left < _JOINT_STEPS:
+            pairs = logits.float().softmax(-1).T @ neighbor_logits.float().softmax(-1)
             self.joint += pairs + pairs.T
         if left == 0:
             self._merge(_over_processes(self.joint))
         if left < 0:
             self.sizes += torch.bincount(logits.argmax(1), minlength=self.num_clusters)
-            if left % _REVIVED == 0:
+            if left % _REVIVE_EVERY == 0:
                 self.revive(points, _over_processes(self.sizes))
                 self.sizes.zero_()
 
     @torch.no_grad()
     def revive(self, points: Tensor, sizes: Tensor) -> None:
-        """Put centroids without points on some of the largest clusters' that are least like theirs.
+        """Move empty centroids to points of the largest clusters that are least similar to theirs.
 
         Args:
-            points: (N, F), to choose from.
-            sizes: (C,), how many points each cluster has.
+            points: Candidates, (P, F).
+            sizes: Number of points of each cluster, (C,).
         """
         empty = (sizes == 0).nonzero()[:, 0].tolist()
         if empty and len(points):
@@ -146,7 +147,7 @@ class NeuralClusters(nn.Module):
             torch.distributed.broadcast(self.centroids.data, 0)
 
     def _merge(self, joint: Tensor) -> None:
-        """Join the two clusters whose points are partners most above chance, until C are left."""
+        """Merge clusters whose points are neighbours most above chance, until C are left."""
         joint = joint.double().cpu()
         sizes = joint.sum(1)
         merged = F.normalize(self.centroids, dim=-1).double().cpu() * sizes[:, None]
@@ -160,7 +161,8 @@ class NeuralClusters(nn.Module):
             sizes[kept] += sizes[gone]
             merged[kept] += merged[gone]
             alive[gone] = False
-        self.alive = alive.to(self.alive.device)  # anew: a backward pass may still need the old one
+        # a new tensor: a backward pass may still need the old one
+        self.alive = alive.to(self.alive.device)
         self.centroids.copy_(F.normalize(merged, dim=-1))
 
 
@@ -174,30 +176,30 @@ def _over_processes(counts: Tensor) -> Tensor:
     return counts
 
 
-def first_clusters(num_clusters: int) -> int:
-    """How many clusters training begins with, to end with `num_clusters`."""
+def initial_clusters(num_clusters: int) -> int:
+    """Return the number of clusters with which training starts, to end with `num_clusters`."""
     return min(3 * num_clusters, num_clusters + 64) if num_clusters <= 1024 else num_clusters
 
 
-def partner_loss(logits: Tensor, partner_logits: Tensor, balance: float = 1.0) -> Tensor:
-    """How unlikely the partners are as a pair, if all that counts is the cluster of each.
+def neighbor_loss(logits: Tensor, neighbor_logits: Tensor, balance: float = 1.0) -> Tensor:
+    """Compute the negative log-likelihood of pairs of neighbours, given their clusters.
 
     Draw a cluster, then two of its points: p(i, j) = sum_c p(c) p(i | c) p(j | c). Here p(j | c) is
-    U_cj of eq. 2, and p(c) is the mean m_c of the memberships, so N U_cj = p_jc / m_c and
+    U_cj of eq. 2, and p(c) is the mean m_c of the memberships, so P U_cj = p_jc / m_c and
 
-        L = -mean_i log N^2 p(i, j(i)) = -mean_i log sum_c p_ic p_jc / m_c.
+        L = -mean_i log P^2 p(i, j(i)) = -mean_i log sum_c p_ic p_jc / m_c.
 
-    The clustering loss of eq. 6 alone, -phi(X_j, C'_{I_j}), is least where all points are one.
-    This asks the same of two points instead of a point and its own centroid, and is least where
-    partners share clusters and the clusters are many: for one-hot memberships it is minus the
-    information that the cluster of a point gives about its partner.
+    The clustering loss of eq. 6, -phi(X_j, C'_{I_j}), is minimal where all points are equal. This
+    loss compares two points instead of a point and its centroid. It is minimal where neighbours
+    share clusters and there are many clusters: for one-hot memberships it is minus the information
+    of a point's cluster about its neighbour.
 
     Args:
-        logits: (N, C), whose softmax is p(cluster | point).
-        partner_logits: Of each point's partner, (N, C).
+        logits: (P, C), whose softmax is p(cluster | point).
+        neighbor_logits: Logits of each point's neighbour, (P, C).
         balance: Exponent of m_c: 0 lets one cluster take all, 1 is the likelihood, more makes
-            clusters more alike in size.
+            clusters more equal in size.
     """
-    p, q = torch.cat([logits, partner_logits]).float().softmax(-1).chunk(2)
+    p, q = torch.cat([logits, neighbor_logits]).float().softmax(-1).chunk(2)
     mean = (p.mean(0) + q.mean(0)) / 2
     return -(p * (q / mean**balance)).sum(-1).log().mean()

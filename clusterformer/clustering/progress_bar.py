@@ -6,11 +6,11 @@ from clusterformer.clustering.fitting import Report
 
 
 class Progress:
-    """A bar that shows loss and changes of a training, if wanted.
+    """A progress bar with the loss and the share of points that changed cluster.
 
     Args:
-        steps: Of the training, at most.
-        shown: Whether there is a bar.
+        steps: Maximum number of training steps.
+        shown: Show the bar.
     """
 
     def __init__(self, steps: int, *, shown: bool) -> None:

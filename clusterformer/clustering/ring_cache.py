@@ -1,66 +1,69 @@
-"""What clusters keep of a text while it is written: their last chunks, each in a ring.
+"""Ring caches for decoding: the last chunks of each cluster, each cluster in a ring.
 
-B rows   C clusters   S places a ring   L places in a pool
+B rows   C clusters   S ring size (slots)
 """
 
 import torch
 from torch import Tensor
 
 
-def rings(rows: int, clusters: int, size: int, like: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Rings without tokens, for `push`.
+def make_ring_cache(
+    rows: int, clusters: int, size: int, like: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Make empty rings, for `append`.
+
+    A ring holds the pool positions of its tokens. All rings of a row share a pool, which grows
+    with the text until every ring is full: so a short text takes little memory.
 
     Args:
         rows: B.
         clusters: C.
         size: S, tokens that a cluster keeps.
-        like: For each thing that a token brings, a tensor (..., width) of its dtype.
+        like: For each entry of a token, a tensor (..., width) of its dtype.
     """
     pools = tuple(x.new_zeros(rows, 0, x.shape[-1]) for x in like)
-    places = torch.zeros(rows, clusters, size, dtype=torch.int32, device=like[0].device)
-    return *pools, places, torch.zeros(rows, clusters, dtype=torch.long, device=places.device)
+    positions = torch.zeros(rows, clusters, size, dtype=torch.int32, device=like[0].device)
+    return *pools, positions, torch.zeros(rows, clusters, dtype=torch.long, device=like[0].device)
 
 
-def push(
+def append(
     cache: tuple[Tensor, ...], cluster: Tensor, entries: tuple[Tensor, ...], chunk: int
 ) -> tuple[tuple[Tensor, ...], Tensor, tuple[Tensor, ...]]:
-    """Add a token to the ring of its cluster, and show what it sees.
+    """Append a token to the ring of its cluster, and return the tokens that it sees.
 
-    That is its own chunk so far and the chunks before it, as `kernels.cluster_chunks` cuts them.
-
-    A ring holds the places of its tokens in pools that all rings of a row share, and that grow
-    with the text until every ring is full: so a short text takes little memory.
+    It sees its own chunk so far and the chunks before it, as `cluster_chunks` cuts them.
 
     Args:
-        cache: From `rings` or the last call. It is written to; take the new one that is returned.
-        cluster: (B,).
-        entries: What the token brings, each (B, width).
-        chunk: Tokens a chunk; divides S.
+        cache: Cache from `make_ring_cache` or the last call. It is written to; use the new one
+            that is returned.
+        cluster: Cluster of the token, (B,).
+        entries: Entries of the token, each (B, width).
+        chunk: Tokens per chunk; divides S.
 
     Returns:
-        What the tokens in sight brought, each (B, at most S, width); which of them are in sight,
+        The entries of up to S tokens, each (B, at most S, width); the mask of those seen,
         (B, at most S); the new cache.
     """
-    *pools, places, counts = cache
-    size = places.shape[2]
+    *pools, positions, counts = cache
+    size = positions.shape[2]
     row = torch.arange(len(cluster), device=cluster.device)
     rank = counts[row, cluster]
-    held = counts.clamp(max=size).sum(1)  # places taken in the pools
-    place = torch.where(rank < size, held, places[row, cluster, rank % size])
+    used = counts.clamp(max=size).sum(1)  # positions taken in the pools
+    position = torch.where(rank < size, used, positions[row, cluster, rank % size])
     length = pools[0].shape[1]
-    if (needed := int(place.max()) + 1) > length:
+    if (needed := int(position.max()) + 1) > length:
         length = min(needed + needed // 2 + 8, counts.shape[1] * size)
         pools = [
             torch.cat([x, x.new_zeros(len(x), length - x.shape[1], x.shape[2])], 1) for x in pools
         ]
     for pool, entry in zip(pools, entries, strict=True):
-        pool[row, place] = entry.to(pool.dtype)
-    places[row, cluster, rank % size] = place.to(places.dtype)
+        pool[row, position] = entry.to(pool.dtype)
+    positions[row, cluster, rank % size] = position.to(positions.dtype)
     counts[row, cluster] += 1
     # Slot s of a ring holds the latest token of its cluster whose rank is s modulo its size.
     slots = torch.arange(min(size, int(rank.max()) + 1), device=rank.device)
     age = (rank[:, None] - slots) % size
     mask = age <= torch.minimum(rank, rank % chunk + size - chunk)[:, None]
-    seen = (row[:, None] * length + places[row, cluster][:, : len(slots)]).flatten()
-    shown = (x.flatten(0, 1).index_select(0, seen).unflatten(0, mask.shape) for x in pools)
-    return tuple(shown), mask, (*pools, places, counts)
+    index = (row[:, None] * length + positions[row, cluster][:, : len(slots)]).flatten()
+    seen = (x.flatten(0, 1).index_select(0, index).unflatten(0, mask.shape) for x in pools)
+    return tuple(seen), mask, (*pools, positions, counts)

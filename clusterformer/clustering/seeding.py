@@ -1,4 +1,4 @@
-"""Where a clustering starts.
+"""Starting points of k-means.
 
 B batch   N points   C clusters
 """
@@ -7,25 +7,25 @@ import torch
 from torch import Tensor
 
 ROUNDS = 4
-"""How often the chances of the others are raised when some points are certain."""
+"""Number of times that chances are raised again after some points became certain."""
 
 _TINY = torch.finfo(torch.float32).tiny
 
 
 def seeds(weights: Tensor, num_clusters: int, offset: Tensor | float) -> Tensor:
-    """Points to start from, drawn with chances in proportion to their weights.
+    """Draw starting points with chances in proportion to their weights.
 
-    Systematic sampling: equal steps along the cumulative chances, so the starts spread over the
-    sequence and one number holds all the randomness. No point's chance exceeds 1; where there are
-    no more points than clusters, every point starts a cluster.
+    Systematic sampling takes equal steps along the cumulative chances, so the starts spread over
+    the sequence and one number holds all the randomness. No chance exceeds 1; where there are no
+    more points than clusters, every point starts a cluster.
 
     Args:
         weights: (B, N) float32, at least 0; 0 at padding.
         num_clusters: C.
-        offset: Where in its step each sample stands, 0..1: a number or (C,).
+        offset: Position of each sample within its step, 0..1: a number or (C,).
 
     Returns:
-        (B, C) integer. Every one is of a point with a weight, if there is any.
+        (B, C) integer indices of points, each with a weight if any point has one.
     """
     real = weights > 0
     certain = real & (real.sum(-1, keepdim=True) <= num_clusters)

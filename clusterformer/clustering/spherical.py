@@ -12,25 +12,25 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable, imported w
 class SphericalMeans(nn.Module):
     """Centroids on the unit sphere that follow the tokens nearest to them.
 
-    They move by an exponential moving average, not by gradients: towards the mean direction of all
-    tokens of a batch, over all processes, whose nearest centroid they are. The first batches count
-    more, as in a plain mean, so that the random start is soon forgotten.
+    They move by an exponential moving average, not by gradients: towards the mean direction of the
+    tokens of a batch, over all processes, that are nearest to them. The first batches count more,
+    as in a plain mean, so that the random start is soon forgotten.
 
-    What a forward pass observes waits in a buffer, and moves the centroids at the first forward
-    pass after its backward pass. So every forward pass of a step, and one that is repeated in the
-    backward pass to save memory, meets the same centroids; and a checkpoint has it all.
+    A forward pass adds its tokens to a buffer. They move the centroids at the first forward pass
+    after its backward pass. So every forward pass of a step, also one that is repeated in the
+    backward pass to save memory, uses the same centroids, and a checkpoint holds the whole state.
 
     Args:
         num_heads: H.
         num_clusters: C.
         width: D.
         decay: Share of the old centroids in the new ones.
-        seed: Of the random start.
+        seed: Seed of the random start.
 
     Attributes:
-        centroids: (H, C, D), unit length.
+        centroids: (H, C, D), of unit length.
         observed: (H, C, D), sum of the tokens observed since the centroids last moved.
-        moves: How often the centroids moved.
+        moves: Number of times that the centroids moved.
     """
 
     centroids: Tensor
@@ -50,13 +50,13 @@ class SphericalMeans(nn.Module):
         self._awaited = False
 
     def forward(self, points: Tensor) -> Tensor:
-        """Cosine of each centroid with each token, (B, H, C, N), from unit points (B, H, N, D)."""
+        """Compute cosines (B, H, C, N) of centroids with unit points (B, H, N, D)."""
         return self.centroids.float() @ points.transpose(-1, -2)
 
     @_disable_dynamo
     @torch.no_grad()
     def move(self) -> None:
-        """Take up what was observed, unless its backward pass is still to come or running."""
+        """Move towards the observed tokens, unless their backward pass is not yet over."""
         if self._awaited or _in_backward():
             return
         direction = F.normalize(self.observed, dim=-1)
@@ -70,14 +70,14 @@ class SphericalMeans(nn.Module):
     @_disable_dynamo
     @torch.no_grad()
     def observe(self, points: Tensor, nearest: Tensor, mask: Tensor | None, source: Tensor) -> None:
-        """Note the tokens of a training batch; those that are not finite count for nothing.
+        """Observe the tokens of a training batch; those that are not finite have no weight.
 
         Args:
             points: Unit vectors, (B, H, N, D).
-            nearest: Centroid of each, (B, H, N).
+            nearest: Centroid of each point, (B, H, N).
             mask: (B, N), True at real tokens; None means all real.
-            source: What the points were made from. Its gradient is the last that a backward pass
-                finds, so it tells when that is over.
+            source: Tensor from which the points were computed. A backward pass finds its gradient
+                last, so it tells when that pass is over.
         """
         if _in_backward():
             return
@@ -99,5 +99,5 @@ class SphericalMeans(nn.Module):
 
 
 def _in_backward() -> bool:
-    """Whether a forward pass is being repeated within a backward pass, to save memory."""
+    """Tell whether a forward pass is being repeated in a backward pass, to save memory."""
     return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks

@@ -91,14 +91,14 @@ class DecoderLayer(EncoderLayer):
     def project_memory(self, memory: Tensor, memory_mask: Tensor | None) -> Memory:
         """Keys and values of the memory, for `step`."""
         assert self.cross is not None
-        return self.cross.remember(memory, memory_mask)
+        return self.cross.project_memory(memory, memory_mask)
 
     def step(self, x: Tensor, cache: Cache, memory: Memory | None) -> tuple[Tensor, Cache]:
         """Read one token further: x (rows, 1, E)."""
         values, cache = self.attention.step(self._input(x, self.attention_norm), cache)
         x = self._add(x, values, self.attention_norm)
         if memory is not None and self.cross is not None and self.cross_norm is not None:
-            values = self.cross.read(self._input(x, self.cross_norm), memory)
+            values = self.cross.cross_attend(self._input(x, self.cross_norm), memory)
             x = self._add(x, values, self.cross_norm)
         return self._feed_forward(x), cache
 
@@ -201,7 +201,7 @@ def _check_mechanisms(cores: list[AttentionCore], crosses: list[AttentionCore]) 
     for cross in crosses:
         if not cross.cross:
             raise ValueError(f"{type(cross).__name__} has no cross-attention")
-        if not cross.reads_alone:
+        if not cross.independent_queries:
             raise ValueError(
                 f"{type(cross).__name__} groups queries, so a decoder that read its memory by "
                 "it would see later tokens"

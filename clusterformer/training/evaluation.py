@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric
 
-from clusterformer.clustering.occupancy import statistics
+from clusterformer.clustering.grouping_statistics import grouping_statistics
 from clusterformer.task import Output, Task, stacks
 
 
@@ -37,7 +37,7 @@ class Evaluation:
             sequences = stack.mask.any(-1).sum()
             for layer, grouping in enumerate(stack.groupings, start=1):
                 if grouping is not None:
-                    found = statistics(
+                    found = grouping_statistics(
                         grouping.assignment, grouping.num_clusters, stack.mask, grouping.blocks
                     )
                     for name, value in found._asdict().items():

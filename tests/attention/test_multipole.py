@@ -189,7 +189,7 @@ def test_decoding_reads_only_its_cache(exact: int) -> None:
         ({"cap": 0.5}, "cap must be at least 1, got 0.5"),
         ({"exact_clusters": -1}, "exact_clusters must be at least 0, got -1"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
-        ({"monopole": False, "dipole": False}, "nothing would be left"),
+        ({"monopole": False, "dipole": False}, "at least one must be True"),
     ],
 )
 def test_impossible_options_are_refused(options: dict, message: str) -> None:

@@ -180,7 +180,7 @@ def test_centroids_go_up() -> None:
     above = MultiHeadAttention(NeuralClusteringAttention(32, 4, num_clusters=4))
     above.core.inherit()
     x = torch.randn(2, 24, 32)
-    with pytest.raises(ValueError, match="layer below"):
+    with pytest.raises(ValueError, match="no centroids of its own"):
         above(x)
     grouping = below(x).grouping
     above(x, previous=grouping).values.sum().backward()

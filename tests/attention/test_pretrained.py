@@ -76,7 +76,7 @@ def test_padding_changes_nothing(model) -> None:
     ("core", "message"),
     [
         (NeuralClusteringAttention, "has weights of its own"),
-        (partial(FullAttention, causal=True), "an encoder looks both ways"),
+        (partial(FullAttention, causal=True), "an encoder needs causal=False"),
     ],
 )
 def test_what_cannot_replace_an_encoders_attention_is_refused(model, core, message: str) -> None:

@@ -38,5 +38,5 @@ def test_each_picture_goes_its_own_way_within_bounds_and_repeats() -> None:
 
 
 def test_other_widths_are_refused_though_they_would_divide() -> None:
-    with pytest.raises(ValueError, match="pictures of 4 x 4 have 16 columns, got 8"):
+    with pytest.raises(ValueError, match="images of 4 x 4 have 16 columns, got 8"):
         RandomAffine(4, 4)(torch.zeros(2, 8))

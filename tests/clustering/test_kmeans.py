@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clusterformer.clustering.kmeans import kmeans, most_points
+from clusterformer.clustering.kmeans import cluster_capacity, kmeans
 from clusterformer.clustering.seeding import seeds
 from clusterformer.kernels import reference
 from clusterformer.kernels.blocks import capped_blocks
@@ -86,7 +86,7 @@ def test_every_real_point_has_a_place() -> None:
     points = torch.randn(3, 29, 4)
     mask = torch.rand(3, 29) < 0.7
     assignment = kmeans(points, 6, OFFSET, mask, cap=1.5)
-    blocks = capped_blocks(reference.sort(assignment, 6, mask), most_points(29, 6, 1.5), mask)
+    blocks = capped_blocks(reference.sort(assignment, 6, mask), cluster_capacity(29, 6, 1.5), mask)
     back = resort(gather_own(points, blocks), blocks)
     torch.testing.assert_close(back, points.masked_fill(~mask[..., None], 0.0))
     owner = torch.arange(6)[:, None].expand(blocks.members.shape)

@@ -22,8 +22,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from clusterformer.clustering import NeuralClustering
 from clusterformer.clustering.measures import measures
-from clusterformer.clustering.network import NeuralClusters, partner_loss
-from clusterformer.clustering.partners import EXACT, Features, partners
+from clusterformer.clustering.neighbors import EXACT, PrincipalComponents, nearest_neighbors
+from clusterformer.clustering.network import NeuralClusters, neighbor_loss
 
 
 def small(n_clusters: int = 3, **options: object) -> NeuralClustering:
@@ -47,13 +47,13 @@ def test_scikit_learns_checks_pass_with_no_exception() -> None:
     }
 
 
-@pytest.mark.parametrize("place", [0.0, 1e4])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_neither_scale_nor_place_of_the_data_matters(
-    scale: float, place: float, blobs: tuple[np.ndarray, np.ndarray]
+def test_neither_scale_nor_offset_of_the_data_matters(
+    scale: float, offset: float, blobs: tuple[np.ndarray, np.ndarray]
 ) -> None:
     x, y = blobs
-    assert adjusted_rand_score(y, small().fit_predict(x * scale + place * scale)) > 0.95
+    assert adjusted_rand_score(y, small().fit_predict(x * scale + offset * scale)) > 0.95
 
 
 def test_one_dimension_is_enough() -> None:
@@ -223,16 +223,16 @@ def test_a_gpu_finds_the_same_groups(blobs: tuple[np.ndarray, np.ndarray]) -> No
 # The method
 
 
-def test_partner_loss_is_the_likelihood_of_pairs_written_out() -> None:
-    logits, partner_logits = torch.randn(2, 5, 3)
-    p, q = logits.softmax(-1).tolist(), partner_logits.softmax(-1).tolist()
+def test_neighbor_loss_is_the_likelihood_of_pairs_written_out() -> None:
+    logits, neighbor_logits = torch.randn(2, 5, 3)
+    p, q = logits.softmax(-1).tolist(), neighbor_logits.softmax(-1).tolist()
     mean = [sum(row[c] for row in p + q) / 10 for c in range(3)]
     u = [[row[c] / (10 * mean[c]) for row in p + q] for c in range(3)]  # p(point | cluster)
     expected = 0.0
     for i in range(5):
         pair = sum(mean[c] * u[c][i] * u[c][5 + i] for c in range(3))
         expected -= math.log(100 * pair) / 5
-    assert partner_loss(logits, partner_logits).item() == pytest.approx(expected, rel=1e-5)
+    assert neighbor_loss(logits, neighbor_logits).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_cluster_without_points_is_given_some_of_the_largest() -> None:
@@ -251,7 +251,7 @@ def test_a_cluster_without_points_is_given_some_of_the_largest() -> None:
     assert before[after[:, 2].argmax()].argmax() == sizes.argmax()
 
 
-def test_merging_joins_the_clusters_that_share_their_partners() -> None:
+def test_merging_joins_the_clusters_that_share_their_neighbors() -> None:
     network = NeuralClusters(2, 3, merge_at=1)  # begins with 9
     groups = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
     share = (groups[:, None] == groups).float() / 3 + 1e-6
@@ -272,19 +272,19 @@ def test_partners_are_the_nearest_and_never_the_point_itself() -> None:
     x = torch.randn(1100, 3)
     lifted = torch.nn.functional.normalize(torch.cat([x, torch.ones(1100, 1)], 1), dim=1)
     cosines = (lifted @ lifted.T).fill_diagonal_(-2)
-    assert partners(x, 4).equal(cosines.sort(1, descending=True).indices[:, :4])
-    assert partners(x[:1], 4).tolist() == [[0]]
-    assert partners(x[:3], 4).shape == (3, 2)
+    assert nearest_neighbors(x, 4).equal(cosines.sort(1, descending=True).indices[:, :4])
+    assert nearest_neighbors(x[:1], 4).tolist() == [[0]]
+    assert nearest_neighbors(x[:3], 4).shape == (3, 2)
 
 
 def test_partners_of_many_points_are_found_by_inverted_lists() -> None:
     pytest.importorskip("faiss")
     x = torch.randn(EXACT + 1, 8)
-    found, exact = partners(x, 5), partners(x.double()[:EXACT], 5)
+    found, exact = nearest_neighbors(x, 5), nearest_neighbors(x.double()[:EXACT], 5)
     assert not (found == torch.arange(len(x))[:, None]).any()
     same = (found[:EXACT, :, None] == exact[:, None]).any(2).float().mean()
     assert same > 0.9
-    alike = partners(torch.ones(EXACT + 1, 2), 3)
+    alike = nearest_neighbors(torch.ones(EXACT + 1, 2), 3)
     assert alike.shape == (EXACT + 1, 3)
     assert alike.min() >= 0
 
@@ -292,8 +292,8 @@ def test_partners_of_many_points_are_found_by_inverted_lists() -> None:
 def test_features_undo_any_rotation_and_scale() -> None:
     x = torch.randn(100, 3, dtype=torch.float64) * torch.tensor([3.0, 2.0, 1.0])
     rotation = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
-    one = Features(3, 3).learn(x)(x)
-    other = Features(3, 3).learn(7 * x @ rotation + 5)(7 * x @ rotation + 5)
+    one = PrincipalComponents(3, 3).learn(x)(x)
+    other = PrincipalComponents(3, 3).learn(7 * x @ rotation + 5)(7 * x @ rotation + 5)
     torch.testing.assert_close(one.abs(), other.abs())
     assert one.square().sum(1).mean().item() == pytest.approx(1)
 

@@ -29,7 +29,7 @@ CASES = [  # N, W, C, padded, anchors of each sequence
 def short_segments(monkeypatch) -> None:
     """So that 300 tokens have several."""
     monkeypatch.setenv(VARIABLE, "triton")
-    monkeypatch.setattr(tiles, "SEGMENT", 64)
+    monkeypatch.setattr(tiles, "MIN_SEGMENT", 64)
 
 
 def mask_of(length: int) -> Tensor:
@@ -101,5 +101,5 @@ def test_segments_fill_a_gpu_and_are_long() -> None:
         tokens = tiles.segment_length(length, programs)
         assert tokens % 64 == 0
         pieces = -(-length // tokens)
-        assert pieces * programs < tiles.PROGRAMS + programs
-        assert tokens >= min(length, tiles.SEGMENT)
+        assert pieces * programs < tiles.NUM_PROGRAMS + programs
+        assert tokens >= min(length, tiles.MIN_SEGMENT)

@@ -21,7 +21,7 @@ from clusterformer.models.seq2seq import Seq2Seq
 WIDTH = 32
 SMALL = {"num_clusters": 5, "min_width": 2, "chunk_size": 4, "window": 5, "block_size": 8}
 STRICT = [cls for cls in mechanisms() if True in cls.causal_forms]
-READERS = [cls for cls in mechanisms() if cls.reads_alone]
+READERS = [cls for cls in mechanisms() if cls.independent_queries]
 
 
 def name(value: object) -> str:
@@ -113,7 +113,7 @@ def test_a_reader_of_memory_sees_no_later_token(cls) -> None:
 
 
 @pytest.mark.parametrize(
-    "cls", [c for c in mechanisms() if c.cross and not c.reads_alone], ids=name
+    "cls", [c for c in mechanisms() if c.cross and not c.independent_queries], ids=name
 )
 def test_a_reader_that_would_leak_is_refused(cls) -> None:
     with pytest.raises(ValueError, match="groups queries"):

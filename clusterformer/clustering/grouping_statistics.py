@@ -1,6 +1,6 @@
-"""Whether clusters are alive and whether blocks keep them together.
+"""Statistics of groupings: cluster sizes, dead clusters, and purity of blocks.
 
-B batch   N tokens   C clusters   G blocks   S slots a block   R blocks a block sees
+B batch   H heads   N tokens   C clusters
 """
 
 from typing import NamedTuple
@@ -11,14 +11,15 @@ from torch import Tensor
 from clusterformer.kernels.blocks import Blocks, window_mask, windows
 
 
-class Statistics(NamedTuple):
-    """Means over the sequences of a batch.
+class GroupingStatistics(NamedTuple):
+    """Statistics of a grouping, as means over the sequences of a batch.
 
     Attributes:
-        entropy: Of the cluster sizes, as a share of log C: 1 if all are equal, 0 if one has all.
+        entropy: Entropy of the cluster sizes, as a share of log C: 1 if all are equal, 0 if one has
+            all.
         largest: Share of tokens in the largest cluster.
-        dead: Clusters without a token, as a share of min(C, tokens).
-        purity: Share of the query-key pairs in sight that are of one cluster; NaN without blocks.
+        dead: Number of clusters without a token, as a share of min(C, tokens).
+        purity: Share of visible query-key pairs that are of one cluster; NaN without blocks.
     """
 
     entropy: Tensor
@@ -27,30 +28,30 @@ class Statistics(NamedTuple):
     purity: Tensor
 
 
-def occupancy(assignment: Tensor, num_clusters: int, mask: Tensor) -> Tensor:
-    """Real tokens of each cluster, (B, C), from assignment (B, N) and mask (B, N)."""
+def cluster_sizes(assignment: Tensor, num_clusters: int, mask: Tensor) -> Tensor:
+    """Count real tokens of each cluster, (B, C), from assignment (B, N) and mask (B, N)."""
     counts = torch.zeros(assignment.shape[0], num_clusters + 1, device=assignment.device)
     kept = assignment.masked_fill(~mask, num_clusters)
     return counts.scatter_add(1, kept, torch.ones_like(kept, dtype=counts.dtype))[:, :-1]
 
 
-def statistics(
+def grouping_statistics(
     assignment: Tensor, num_clusters: int, mask: Tensor, blocks: Blocks | None = None
-) -> Statistics:
+) -> GroupingStatistics:
     """Measure a grouping.
 
     Args:
-        assignment: (B, N), or (B, H, N), whose heads count as sequences.
+        assignment: (B, N), or (B, H, N), where each head counts as a sequence.
         num_clusters: C.
         mask: (B, N), True at real tokens. Sequences without any do not count.
-        blocks: For the purity.
+        blocks: Blocks of the tokens, for the purity.
     """
     if assignment.dim() == 3:
         mask = mask[:, None].expand_as(assignment).flatten(0, 1)
         assignment = assignment.flatten(0, 1)
         blocks = None
     real = mask.any(-1)
-    counts = occupancy(assignment, num_clusters, mask)[real]
+    counts = cluster_sizes(assignment, num_clusters, mask)[real]
     sizes = counts.sum(-1, keepdim=True)
     shares = counts / sizes
     room = torch.minimum(sizes[:, 0], torch.tensor(float(num_clusters), device=sizes.device))
@@ -60,7 +61,7 @@ def statistics(
     purity = torch.tensor(float("nan"), device=assignment.device)
     if blocks is not None:
         purity = _purity(assignment, blocks)[real].mean()
-    return Statistics(entropy.mean(), shares.amax(-1).mean(), dead.mean(), purity)
+    return GroupingStatistics(entropy.mean(), shares.amax(-1).mean(), dead.mean(), purity)
 
 
 def _purity(assignment: Tensor, blocks: Blocks) -> Tensor:

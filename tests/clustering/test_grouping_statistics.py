@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clusterformer.clustering.occupancy import occupancy, statistics
+from clusterformer.clustering.grouping_statistics import cluster_sizes, grouping_statistics
 from clusterformer.kernels import reference
 from clusterformer.kernels.blocks import equal_blocks
 
@@ -13,13 +13,13 @@ def test_equal_clusters_are_fully_entropic_and_pure() -> None:
     mask = torch.ones(1, 12, dtype=torch.bool)
     grouped = reference.sort(assignment, 3, mask)
     blocks = equal_blocks(grouped, 3, mask, look_back=0)
-    found = statistics(assignment, 3, mask, blocks)
+    found = grouping_statistics(assignment, 3, mask, blocks)
     assert found.entropy.item() == pytest.approx(1)
     assert found.largest.item() == pytest.approx(1 / 3)
     assert found.dead.item() == 0
     assert found.purity.item() == 1
     both = equal_blocks(grouped, 3, mask, look_back=1)
-    assert statistics(assignment, 3, mask, both).purity.item() == pytest.approx(1 / 2)
+    assert grouping_statistics(assignment, 3, mask, both).purity.item() == pytest.approx(1 / 2)
 
 
 def test_purity_is_the_mean_of_the_sequences() -> None:
@@ -30,7 +30,7 @@ def test_purity_is_the_mean_of_the_sequences() -> None:
     def purity(rows: slice) -> float:
         grouped = reference.sort(assignment[rows], 2, mask[rows])
         blocks = equal_blocks(grouped, 3, mask[rows], look_back=1)
-        return statistics(assignment[rows], 2, mask[rows], blocks).purity.item()
+        return grouping_statistics(assignment[rows], 2, mask[rows], blocks).purity.item()
 
     apart = [purity(slice(0, 1)), purity(slice(1, 2))]
     assert apart[0] < apart[1] == 1
@@ -40,7 +40,7 @@ def test_purity_is_the_mean_of_the_sequences() -> None:
 def test_one_cluster_for_all_is_dead_elsewhere() -> None:
     assignment = torch.zeros(2, 8, dtype=torch.long)
     mask = torch.arange(8) < torch.tensor([8, 2])[:, None]
-    found = statistics(assignment, 4, mask)
+    found = grouping_statistics(assignment, 4, mask)
     assert found.entropy.item() == 0
     assert found.largest.item() == 1
     assert found.dead.item() == pytest.approx((3 / 4 + 1 / 2) / 2)  # 2 tokens fill 2 of 4 at most
@@ -48,8 +48,8 @@ def test_one_cluster_for_all_is_dead_elsewhere() -> None:
 
 def test_padding_does_not_count() -> None:
     mask = torch.tensor([[True, True, False]])
-    assert occupancy(torch.tensor([[1, 1, 0]]), 2, mask).tolist() == [[0, 2]]
-    batch = statistics(
+    assert cluster_sizes(torch.tensor([[1, 1, 0]]), 2, mask).tolist() == [[0, 2]]
+    batch = grouping_statistics(
         torch.tensor([[0, 1, 0]] * 2), 2, mask.expand(2, 3) & mask.new_tensor([[True], [False]])
     )
     assert batch.entropy.item() == 1
@@ -57,5 +57,5 @@ def test_padding_does_not_count() -> None:
 
 def test_heads_count_as_sequences() -> None:
     assignment = torch.stack([torch.arange(4), torch.zeros(4, dtype=torch.long)])[None]
-    found = statistics(assignment, 4, torch.ones(1, 4, dtype=torch.bool))
+    found = grouping_statistics(assignment, 4, torch.ones(1, 4, dtype=torch.bool))
     assert found.entropy.item() == pytest.approx(0.5)

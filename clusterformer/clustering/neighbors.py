@@ -1,6 +1,6 @@
-"""Which points belong together: the nearest neighbours of each, in a space that suits any data.
+"""Nearest neighbours of points, in a space that suits any data.
 
-N points   D columns of the data   F features   K neighbours
+P points   F features (principal components)
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from torch import Tensor, nn
 from clusterformer.errors import InputError
 
 EXACT = 10_000
-"""Points that a processor compares each with each; time grows with the square of them."""
+"""Maximum number of points that a CPU compares each with each, in quadratic time."""
 
 _CELLS = 8
-"""Of the inverted lists, as many are looked through for a point: 0.985 of MNIST's are found."""
+"""Number of inverted lists searched for a point: 0.985 of MNIST's neighbours are found."""
 
 
-class Features(nn.Module):
-    """A linear map from data to features: principal components in one common unit of length.
+class PrincipalComponents(nn.Module):
+    """A linear map from data to principal components, in one common unit of length.
 
-    The unit is the root mean square distance from the mean, so neither the scale nor the place of
-    the data matters.
+    The unit is the root mean square distance from the mean, so neither scale nor offset of the data
+    matters.
 
     Args:
-        num_columns: D.
-        num_features: F; D where that is less.
+        num_columns: Number of columns of the data.
+        num_features: F; at most the number of columns.
 
     Attributes:
-        center: (D,), the mean.
-        projection: (D, F), components divided by the unit.
+        center: (num_columns,), the mean.
+        projection: (num_columns, F), components divided by the unit.
     """
 
     center: Tensor
@@ -45,8 +45,8 @@ class Features(nn.Module):
         self.register_buffer("projection", torch.zeros(num_columns, self.num_features))
 
     @torch.no_grad()
-    def learn(self, sample: Tensor) -> Features:
-        """Take mean, unit and components, the largest first, from a sample (N, D)."""
+    def learn(self, sample: Tensor) -> PrincipalComponents:
+        """Compute mean, unit and components, the largest first, of a sample (P, num_columns)."""
         centered = sample - sample.mean(0)
         unit = centered.square().sum(1).mean().sqrt()
         if len(sample) > sample.shape[1]:
@@ -62,27 +62,27 @@ class Features(nn.Module):
         return self
 
     def forward(self, points: Tensor) -> Tensor:
-        """Features (N, F) of points (N, D)."""
+        """Map points (P, num_columns) to features (P, F)."""
         return (points - self.center) @ self.projection
 
 
-def partners(features: Tensor, count: int) -> Tensor:
+def nearest_neighbors(features: Tensor, count: int) -> Tensor:
     """Find the nearest other points of each point.
 
-    Nearest by the angle between (x, 1) and (y, 1), x and y features: among points far from the mean
-    it compares directions, as the cosine does, among points near it distances. On MNIST neighbours
-    have the same digit as often as by the cosine alone (0.969), and in one dimension, where the
-    cosine knows two directions, it still works.
+    The distance is the angle between (x, 1) and (y, 1), x and y features. Far from the mean it
+    compares directions, as the cosine does; near the mean it compares distances. On MNIST
+    neighbours have the same digit as often as by the cosine (0.969), and it also works in one
+    dimension, where the cosine has only two directions.
 
-    Exactly on a GPU and for up to EXACT points; else with FAISS, among the points of the sqrt(N)
-    cells of a k-means that are nearest: O(N^1.5).
+    The search is exact on a GPU and for up to EXACT points. Else FAISS searches the nearest cells
+    of a k-means with sqrt(P) cells: O(P^1.5).
 
     Args:
-        features: (N, F) in the unit of `Features`.
-        count: K.
+        features: (P, F) in the unit of `PrincipalComponents`.
+        count: Number of neighbours.
 
     Returns:
-        Indices (N, min(K, N - 1)); the point itself if it is alone.
+        Indices (P, min(count, P - 1)); the point itself if there is no other.
 
     Raises:
         InputError: if FAISS is needed and not installed.
@@ -92,12 +92,12 @@ def partners(features: Tensor, count: int) -> Tensor:
         return torch.zeros(len(features), 1, dtype=torch.long, device=features.device)
     lifted = F.normalize(F.pad(features, (0, 1), value=1.0), dim=1)
     if lifted.is_cuda or len(lifted) <= EXACT:
-        return _compared(lifted, count)
-    return _listed(lifted, count)
+        return _search_exactly(lifted, count)
+    return _search_lists(lifted, count)
 
 
-def _compared(lifted: Tensor, count: int, rows: int = 1024) -> Tensor:
-    """Compare some rows with all points at a time."""
+def _search_exactly(lifted: Tensor, count: int, rows: int = 1024) -> Tensor:
+    """Compare blocks of rows with all points."""
     found = []
     for start in range(0, len(lifted), rows):
         cosines = lifted[start : start + rows] @ lifted.T
@@ -106,7 +106,7 @@ def _compared(lifted: Tensor, count: int, rows: int = 1024) -> Tensor:
     return torch.cat(found)
 
 
-def _listed(lifted: Tensor, count: int) -> Tensor:
+def _search_lists(lifted: Tensor, count: int) -> Tensor:
     try:
         import faiss
     except ImportError:
@@ -123,8 +123,8 @@ def _listed(lifted: Tensor, count: int) -> Tensor:
     lists.add(points)
     lists.nprobe = _CELLS
     found = torch.from_numpy(lists.search(points, count + 1)[1])
-    itself = found == torch.arange(len(found))[:, None]
-    itself[~itself.any(1), -1] = True  # of many equal points it may have found others
-    found = found[~itself].view(-1, count)
+    is_self = found == torch.arange(len(found))[:, None]
+    is_self[~is_self.any(1), -1] = True  # among many equal points, only others may be found
+    found = found[~is_self].view(-1, count)
     # cells with too few points leave gaps, -1
     return torch.where(found < 0, torch.arange(len(found))[:, None], found)
