@@ -1,9 +1,9 @@
-"""Losses that make clusters worth attending in (ClusterFormer, eq. 6, 11 and 15).
+"""Losses: cross-entropy of a task, and those that make clusters worth attending in.
 
-B batch   N tokens   P point width   C clusters
+B batch   N tokens   C clusters   L labels
 
-Each function returns a sum per sequence, so that a trainer can divide by the tokens or sequences
-of a whole batch however it is spread over processes.
+Each function returns sums, so that a trainer can divide by the tokens or sequences of a whole
+batch however it is spread over processes. Equations are those of ClusterFormer (Wang et al., 2022).
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,34 @@ from torch import Tensor
 
 from clusterformer.attention import Grouping
 
+IGNORE = -100
+"""Target of an example or token that counts in no loss and no metric."""
+
 ClusteringForm = Literal["contrastive", "bare"]
+"""Form of the clustering loss; see `clustering_loss`."""
+
+
+def cross_entropy(
+    logits: Tensor, target: Tensor, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Sum the cross-entropy over all targets but IGNORE, in float32 (L3 of eq. 17).
+
+    Args:
+        logits: (B, L), or (B, N, L).
+        target: (B,), or (B, N): labels 0..L - 1 or IGNORE.
+        label_smoothing: Probability spread over all labels, 0..1.
+
+    Returns:
+        The sum, differentiable, and the number of targets that count.
+    """
+    total = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        target.flatten(),
+        ignore_index=IGNORE,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+    return total, (target != IGNORE).sum()
 
 
 class Auxiliary(NamedTuple):

@@ -274,10 +274,11 @@ class ClusterFormer(LightningModule):
         self._evaluation = Evaluation(self.task, self.device)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluation.add(self(batch), batch)
+        assert self.network is not None
+        self._evaluation.add(self.network, self(batch), batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluation.add(self(batch), batch)
+        self.validation_step(batch, batch_idx)
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from clusterformer.errors import InputError
+from clusterformer.losses import IGNORE
 from clusterformer.models.transformer import Output
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from clusterformer.models.config import TransformerConfig
 
 __all__ = ["IGNORE", "Batch", "Output", "StackGroupings", "Task", "TrainingPosition", "stacks"]
-
-IGNORE = -100
-"""Target of an example or token that counts in no loss and no metric."""
 
 
 class Batch(NamedTuple):
@@ -124,8 +122,18 @@ class Task(LightningDataModule, ABC):
         """Fresh metrics; their names are logged as `val/name` and `test/name`."""
 
     @abstractmethod
-    def update(self, metrics: MetricCollection, output: Output, batch: Any) -> None:
-        """Count the examples of `batch` in `metrics`, leaving out IGNORE."""
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: Any, network: nn.Module
+    ) -> None:
+        """Count the examples of `batch` in `metrics`, leaving out IGNORE.
+
+        Args:
+            metrics: Made by `metrics()`.
+            output: Output of the network for `batch`.
+            batch: Examples with their targets.
+            network: Made by `build()`; for a task whose metrics need more than the output, such as
+                translations.
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -136,8 +144,13 @@ class Task(LightningDataModule, ABC):
         """Take up what `state()` gave; `setup()` then leaves it as it is."""
 
     @abstractmethod
-    def predictions(self, output: Output, batch: Any) -> list[dict[str, Any]]:
-        """One record for each row of `batch`, such as `{"label": "1", "probability": 0.93}`."""
+    def predictions(self, network: nn.Module, batch: Any) -> list[dict[str, Any]]:
+        """One record for each row of `batch`, such as `{"label": "1", "probability": 0.93}`.
+
+        Args:
+            network: Made by `build()`, in evaluation mode.
+            batch: One of `text_dataloader()`; no target is read.
+        """
 
     def text_dataloader(self, lines: Iterable[str]) -> Iterable[Any]:
         """Batches of user text, in its order, without targets; one row for each line."""
@@ -146,8 +159,8 @@ class Task(LightningDataModule, ABC):
     def predict_dataloader(self) -> Any:
         """Trainer.predict is for texts, which no option of a task brings."""
         raise InputError(
-            "Trainer.predict(model, task) has no texts; give it task.text_dataloader(lines) "
-            "instead of the task, and what comes, with its batches, to task.predictions()"
+            "Trainer.predict(model, task) has no texts; call "
+            "task.predictions(model.network, batch) for each batch of task.text_dataloader(lines)"
         )
 
     def check_text(self, line: str) -> None:
@@ -166,7 +179,9 @@ class Task(LightningDataModule, ABC):
         row = batch.tokens[index][batch.mask[index]]
         return [str(token) for token in row.tolist()]
 
-    def alignment(self, batch: Any, index: int) -> tuple[list[str], Tensor] | None:
+    def alignment(
+        self, network: nn.Module, batch: Any, index: int
+    ) -> tuple[list[str], Tensor] | None:
         """For pictures: the M tokens written of row `index`, and how they look at the N read.
 
         Returns:

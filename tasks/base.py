@@ -12,9 +12,8 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -30,6 +29,7 @@ from clusterformer.data.tokenizers import (
 )
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError
+from clusterformer.losses import cross_entropy
 from clusterformer.task import IGNORE, Output, Task
 
 _log = logging.getLogger(__name__)
@@ -255,14 +255,7 @@ class Labelling(Task):
     # Loss and metrics
 
     def loss(self, output: Output, batch: Any, label_smoothing: float) -> tuple[Tensor, Tensor]:
-        total = F.cross_entropy(
-            output.logits.float(),
-            batch.target,
-            ignore_index=IGNORE,
-            reduction="sum",
-            label_smoothing=label_smoothing,
-        )
-        return total, (batch.target != IGNORE).sum()
+        return cross_entropy(output.logits, batch.target, label_smoothing)
 
     def metrics(self) -> MetricCollection:
         options: dict[str, Any] = {"num_classes": len(self._labels), "ignore_index": IGNORE}
@@ -273,11 +266,13 @@ class Labelling(Task):
             }
         )
 
-    def update(self, metrics: MetricCollection, output: Output, batch: Any) -> None:
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: Any, network: nn.Module
+    ) -> None:
         metrics.update(output.logits, batch.target)
 
-    def predictions(self, output: Output, batch: Any) -> list[dict[str, Any]]:
-        probabilities, numbers = output.logits.float().softmax(-1).max(-1)
+    def predictions(self, network: nn.Module, batch: Any) -> list[dict[str, Any]]:
+        probabilities, numbers = network(batch).logits.float().softmax(-1).max(-1)
         return [
             {"label": self._labels[number], "probability": probability}
             for number, probability in zip(numbers.tolist(), probabilities.tolist(), strict=True)

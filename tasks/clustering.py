@@ -208,7 +208,9 @@ class Clustering(Task):
         purity = Purity(initial_clusters(self._n_clusters), len(self._labels))
         return MetricCollection({"purity": purity})
 
-    def update(self, metrics: MetricCollection, output: Output, batch: PointBatch) -> None:
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: PointBatch, network: nn.Module
+    ) -> None:
         if self._labels:
             metrics.update(output.logits[:, 0].argmax(-1), batch.target)
 
@@ -221,8 +223,8 @@ class Clustering(Task):
         self._features = PrincipalComponents(*state["features"]["projection"].shape)
         self._features.load_state_dict(state["features"])
 
-    def predictions(self, output: Output, batch: PointBatch) -> list[dict[str, Any]]:
-        memberships, clusters = output.logits[:, 0].softmax(-1).max(-1)
+    def predictions(self, network: nn.Module, batch: PointBatch) -> list[dict[str, Any]]:
+        memberships, clusters = network(batch).logits[:, 0].softmax(-1).max(-1)
         return [
             {"cluster": cluster, "membership": membership}
             for cluster, membership in zip(clusters.tolist(), memberships.tolist(), strict=True)

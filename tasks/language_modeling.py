@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
@@ -34,6 +34,7 @@ from clusterformer.data.stream_tokenizers import (
 from clusterformer.data.streams import ShiftedWindowPlan, StridedWindows, Windows, token_stream
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
+from clusterformer.losses import cross_entropy
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.task import IGNORE, Batch, Output, Task
@@ -189,14 +190,7 @@ class LanguageModeling(Task):
         return LanguageModel(config, vocab_size=self.tokenizer.vocab_size, max_length=self._context)
 
     def loss(self, output: Output, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
-        total = F.cross_entropy(
-            output.logits.flatten(0, 1).float(),
-            batch.target.flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-            label_smoothing=label_smoothing,
-        )
-        return total, (batch.target != IGNORE).sum()
+        return cross_entropy(output.logits, batch.target, label_smoothing)
 
     def metrics(self) -> MetricCollection:
         """Over what is evaluated: bits per byte, and perplexity per word (see the class)."""
@@ -205,7 +199,9 @@ class LanguageModeling(Task):
             found["bits_per_byte"] = CodeLength("bits")
         return MetricCollection(found, compute_groups=False)
 
-    def update(self, metrics: MetricCollection, output: Output, batch: Batch) -> None:
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: Batch, network: nn.Module
+    ) -> None:
         nats, _ = self.loss(output, batch, 0.0)
         size, words = self._units.count(batch.tokens, batch.target, batch.target != IGNORE)
         metrics["word_perplexity"].update(nats, words)
@@ -216,10 +212,10 @@ class LanguageModeling(Task):
     def _units(self) -> Units:
         return Units.of(self.tokenizer, self._line_ends)
 
-    def predictions(self, output: Output, batch: Batch) -> list[dict[str, Any]]:
+    def predictions(self, network: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         """How surprising each text is: bits, and tokens that they were for."""
         nats = F.cross_entropy(
-            output.logits.float().transpose(1, 2),
+            network(batch).logits.float().transpose(1, 2),
             batch.target,
             ignore_index=IGNORE,
             reduction="none",

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -24,6 +23,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from clusterformer.data.batches import BucketPlan, EndlessPlan, make_loader, run_seed
 from clusterformer.data.streams import dummy_batch, unpadded_batch
 from clusterformer.errors import InputError
+from clusterformer.losses import cross_entropy
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.token_classifier import TokenClassifier
 from clusterformer.task import IGNORE, Batch, Output, Task
@@ -100,14 +100,7 @@ class MaskedCopy(Task):
         )
 
     def loss(self, output: Output, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
-        total = F.cross_entropy(
-            output.logits.flatten(0, 1).float(),
-            batch.target.flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-            label_smoothing=label_smoothing,
-        )
-        return total, (batch.target != IGNORE).sum()
+        return cross_entropy(output.logits, batch.target, label_smoothing)
 
     def metrics(self) -> MetricCollection:
         size = self._symbols + _FIRST + 1
@@ -115,7 +108,9 @@ class MaskedCopy(Task):
             {"accuracy": MulticlassAccuracy(size, average="micro", ignore_index=IGNORE)}
         )
 
-    def update(self, metrics: MetricCollection, output: Output, batch: Batch) -> None:
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: Batch, network: nn.Module
+    ) -> None:
         metrics.update(output.logits.flatten(0, 1), batch.target.flatten())
 
     def state(self) -> dict[str, Any]:
@@ -124,12 +119,14 @@ class MaskedCopy(Task):
     def load_state(self, state: dict[str, Any]) -> None:
         self._length, self._symbols = state["length"], state["symbols"]
 
-    def predictions(self, output: Output, batch: Batch) -> list[dict[str, Any]]:
+    def predictions(self, network: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         """The symbols named for the masked tokens, in the order of the text."""
         asked = batch.tokens == self._symbols + _FIRST
         return [
             {"symbols": (named[where] - _FIRST + 1).tolist()}
-            for named, where in zip(output.logits.argmax(-1), asked & batch.mask, strict=True)
+            for named, where in zip(
+                network(batch).logits.argmax(-1), asked & batch.mask, strict=True
+            )
         ]
 
     def describe(self, batch: Batch, index: int) -> list[str]:

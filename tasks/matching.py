@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.retrieval import RetrievalMAP, RetrievalMRR
 
@@ -60,9 +61,11 @@ class Matching(PairLabelling):
             }
         )
 
-    def update(self, metrics: MetricCollection, output: Output, batch: PairBatch) -> None:
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: PairBatch, network: nn.Module
+    ) -> None:
         if not self._ranks:
-            super().update(metrics, output, batch)
+            super().update(metrics, output, batch, network)
             return
         # torchmetrics takes what is not above 0 for no answer at all, so no logits. A dummy row is
         # a wrong answer to question 0, which has no right one and is skipped.

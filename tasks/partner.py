@@ -24,6 +24,7 @@ from clusterformer.attention import Grouping
 from clusterformer.data.batches import BucketPlan, EndlessPlan, make_loader, run_seed
 from clusterformer.errors import InputError
 from clusterformer.kernels.blocks import Blocks
+from clusterformer.losses import cross_entropy
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.token_classifier import KeyValueClassifier
 from clusterformer.task import IGNORE, Output, Task
@@ -110,21 +111,16 @@ class Partner(Task):
     def loss(
         self, output: Output, batch: PartnerBatch, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        total = F.cross_entropy(
-            output.logits.flatten(0, 1).float(),
-            batch.target.flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-            label_smoothing=label_smoothing,
-        )
-        return total, (batch.target != IGNORE).sum()
+        return cross_entropy(output.logits, batch.target, label_smoothing)
 
     def metrics(self) -> MetricCollection:
         """Accuracy over the tokens that ask, and share of tokens that `reach` their partner."""
         accuracy = MulticlassAccuracy(self._num_values, average="micro", ignore_index=IGNORE)
         return MetricCollection({"accuracy": accuracy, "reach": MeanMetric()}, compute_groups=False)
 
-    def update(self, metrics: MetricCollection, output: Output, batch: PartnerBatch) -> None:
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: PartnerBatch, network: nn.Module
+    ) -> None:
         metrics["accuracy"].update(output.logits.flatten(0, 1), batch.target.flatten())
         metrics["reach"].update(reach(output.encoded.groupings, batch.partner)[batch.mask].float())
 
@@ -134,12 +130,14 @@ class Partner(Task):
     def load_state(self, state: dict[str, Any]) -> None:
         self._num_tokens, self._num_values = state["num_tokens"], state["num_values"]
 
-    def predictions(self, output: Output, batch: PartnerBatch) -> list[dict[str, Any]]:
+    def predictions(self, network: nn.Module, batch: PartnerBatch) -> list[dict[str, Any]]:
         """The value named for each token that asks, in the order of the text."""
         asked = batch.values == self._num_values
         return [
             {"values": named[where].tolist()}
-            for named, where in zip(output.logits.argmax(-1), asked & batch.mask, strict=True)
+            for named, where in zip(
+                network(batch).logits.argmax(-1), asked & batch.mask, strict=True
+            )
         ]
 
     def describe(self, batch: PartnerBatch, index: int) -> list[str]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
+from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
 from clusterformer.data.bitext import Bitext, TranslationCorpus, find_bitext, translation_protocol
 from clusterformer.data.named_sets import Split
 from clusterformer.data.parallel import FairseqSource, Limits, ParallelTextSource, TranslationSource
@@ -28,11 +27,21 @@ from clusterformer.data.tokenizers import (
 from clusterformer.data.translation_batches import TranslationBatch, TranslationDataset
 from clusterformer.decoding import Hypothesis, beam_search, greedy
 from clusterformer.errors import InputError
+from clusterformer.losses import cross_entropy
 from clusterformer.models.alignment import alignment
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.decoder import State
+from clusterformer.models.inputs import TextInput
 from clusterformer.models.seq2seq import Seq2Seq
 from clusterformer.task import IGNORE, Output, Task
 from clusterformer.tasks.metrics import CorpusScore, Perplexity, Score
+
+
+class SourceBatch(NamedTuple):
+    """Sentences to be translated."""
+
+    tokens: Tensor  # (B, N) int64
+    mask: Tensor  # (B, N) bool, True at real tokens
 
 
 class Translation(Task):
@@ -146,7 +155,6 @@ class Translation(Task):
             ("val/sacrebleu", "max") if valid_sentences else ("val/loss", "min")
         )
         self._tokenizer: Tokenizer | None = None
-        self._network: Seq2Seq | None = None
         self._pairs: dict[Split, TranslationDataset] = {}
 
     def _check_source(self, name: str | None, data_bin: str | None) -> None:
@@ -209,10 +217,10 @@ class Translation(Task):
         """Batches of user text in its order, one row a line."""
         return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
 
-    def text_batch(self, lines: list[str]) -> TranslationBatch:
+    def text_batch(self, lines: list[str]) -> SourceBatch:
         """Make a batch of user text, one row a line."""
         texts = [self.source.source_form.preprocess(line) for line in lines]
-        return TranslationBatch.make(self.source.encode(texts, self.tokenizer), [[]] * len(texts))
+        return SourceBatch(*pad(self.source.encode(texts, self.tokenizer)))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -224,20 +232,12 @@ class Translation(Task):
 
     def build(self, config: TransformerConfig) -> Seq2Seq:
         size = self.tokenizer.vocab_size
-        self._network = Seq2Seq(config, source_size=size, target_size=size, share_embeddings=True)
-        return self._network
+        return Seq2Seq(config, source_size=size, target_size=size, share_embeddings=True)
 
     def loss(
         self, output: Output, batch: TranslationBatch, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        total = F.cross_entropy(
-            output.logits.flatten(0, 1).float(),
-            batch.target.flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-            label_smoothing=label_smoothing,
-        )
-        return total, (batch.target != IGNORE).sum()
+        return cross_entropy(output.logits, batch.target, label_smoothing)
 
     def metrics(self) -> MetricCollection:
         accuracy = MulticlassAccuracy(
@@ -261,7 +261,9 @@ class Translation(Task):
         }
         return {name: score.signature for name, score in scores.items()}
 
-    def update(self, metrics: MetricCollection, output: Output, batch: TranslationBatch) -> None:
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: TranslationBatch, network: nn.Module
+    ) -> None:
         """Count tokens; translate the rows that have a reference, and count these."""
         total, count = self.loss(output, batch, 0.0)
         metrics["perplexity"].update(total / count.clamp(min=1), count)
@@ -270,7 +272,10 @@ class Translation(Task):
         if not rows:
             return
         testing = bool(self.trainer and self.trainer.testing)
-        found = self._translate(output, batch, rows, self._beam if testing else 1)
+        assert isinstance(network, Seq2Seq)
+        encoded, mask = output.encoded.hidden[rows], batch.mask[rows]
+        state = network.start_from(encoded, mask)
+        found = self._decode(network, state, mask, self._beam if testing else 1)
         written = [self.tokenizer.decode(hypotheses[0].tokens) for hypotheses in found]
         references = [reference for reference in batch.references if reference]
         for name in self._scores:
@@ -280,15 +285,11 @@ class Translation(Task):
             else:
                 metrics[name].update(written, [reference.tokenised for reference in references])
 
-    def _translate(
-        self, output: Output, batch: TranslationBatch, rows: list[int], beam: int, nbest: int = 1
+    def _decode(
+        self, network: Seq2Seq, state: State, mask: Tensor, beam: int, nbest: int = 1
     ) -> list[list[Hypothesis]]:
-        """The best hypotheses for some rows of the batch, from what the encoder made of them."""
-        network = self._network
-        assert network is not None
-        hidden, mask = output.encoded.hidden[rows], batch.mask[rows]
-        state = network.start_from(hidden, mask)
-        first = torch.full((len(rows),), BOS_EOS, device=hidden.device)
+        """Find the best translations of each text, from the state before their first token."""
+        first = torch.full((len(mask),), BOS_EOS, device=mask.device)
         longest = 2 * mask.sum(-1) + 10
         if beam == 1:
             return [
@@ -305,9 +306,11 @@ class Translation(Task):
             nbest=nbest,
         )
 
-    def predictions(self, output: Output, batch: TranslationBatch) -> list[dict[str, Any]]:
+    def predictions(self, network: nn.Module, batch: SourceBatch) -> list[dict[str, Any]]:
         """`nbest` records for each row, best first."""
-        rows = list(range(len(batch.tokens)))
+        assert isinstance(network, Seq2Seq)
+        state = network.start(batch)
+        found = self._decode(network, state, batch.mask, self._beam, self._nbest)
         return [
             {
                 "translation": self.source.target_form.detokenise(
@@ -315,18 +318,20 @@ class Translation(Task):
                 ),
                 "score": hypothesis.score,
             }
-            for hypotheses in self._translate(output, batch, rows, self._beam, self._nbest)
+            for hypotheses in found
             for hypothesis in hypotheses
         ]
 
-    def describe(self, batch: TranslationBatch, index: int) -> list[str]:
+    def describe(self, batch: TextInput, index: int) -> list[str]:
         return self.tokenizer.ids_to_tokens(batch.tokens[index][batch.mask[index]].tolist())
 
-    def alignment(self, batch: TranslationBatch, index: int) -> tuple[list[str], Tensor]:
-        assert self._network is not None
+    def alignment(
+        self, network: nn.Module, batch: TranslationBatch, index: int
+    ) -> tuple[list[str], Tensor]:
+        assert isinstance(network, Seq2Seq)
         one = TranslationBatch._make(part[index : index + 1] for part in batch)
         read, written = one.mask[0], one.decoder_mask[0]
-        weights = alignment(self._network, one)[0][written][:, read]
+        weights = alignment(network, one)[0][written][:, read]
         return self.tokenizer.ids_to_tokens(one.target[0][written].tolist()), weights
 
     # Checkpoints

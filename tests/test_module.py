@@ -8,7 +8,6 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch import nn
-from torch.utils.data import DataLoader
 from toy_task import Toy
 
 from clusterformer import ClusterFormer
@@ -164,21 +163,15 @@ def test_a_module_without_a_task_says_what_it_wants() -> None:
 def test_text_is_labelled_from_python() -> None:
     model, task = ClusterFormer(**TINY), Toy()
     trainer().fit(model, task)
-    model.eval()
-    found = [task.predictions(model(b), b) for b in task.text_dataloader(["1 2", "3"])]
+    network = model.network.eval()
+    found = [task.predictions(network, b) for b in task.text_dataloader(["1 2", "3"])]
     assert [set(record) for records in found for record in records] == [
         {"label", "probability"}
     ] * 2
 
 
-def test_lightnings_predict_wants_texts_and_takes_them() -> None:
+def test_lightnings_predict_says_how_to_predict() -> None:
     model, task, run = ClusterFormer(**TINY), Toy(), trainer()
     run.fit(model, task)
-    with pytest.raises(InputError, match=r"no texts; give it task\.text_dataloader\(lines\)"):
+    with pytest.raises(InputError, match=r"no texts; call task\.predictions\(model\.network"):
         run.predict(model, task)
-    batches = list(task.text_dataloader(["1 2", "3"]))
-    outputs = run.predict(model, DataLoader(batches, batch_size=None))
-    assert outputs is not None
-    model.eval()
-    for batch, output in zip(batches, outputs, strict=True):
-        assert task.predictions(output, batch) == task.predictions(model(batch), batch)

@@ -90,7 +90,7 @@ class Predictor:
         for batch in self.task.text_dataloader(texts) if texts else ():
             with torch.inference_mode():
                 moved = self._model.transfer_batch_to_device(batch, self._model.device, 0)
-                records = self.task.predictions(self._model(moved), moved)
+                records = self.task.predictions(self._model.network, moved)
             yield from records
 
 

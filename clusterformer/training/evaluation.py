@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from clusterformer.clustering.grouping_statistics import grouping_statistics
@@ -28,9 +28,9 @@ class Evaluation:
             lambda: MeanMetric(nan_strategy="ignore").to(device)
         )
 
-    def add(self, output: Output, batch: Any) -> None:
+    def add(self, network: nn.Module, output: Output, batch: Any) -> None:
         """Count one batch of this process."""
-        self._task.update(self._metrics, output, batch)
+        self._task.update(self._metrics, output, batch, network)
         total, count = self._task.loss(output, batch, 0.0)
         self._means["loss"].update(total / count.clamp(min=1), count)
         for stack in stacks(output, batch):

@@ -53,7 +53,8 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
             links=task.links(batch, row),
             title=f"Clusters of layer {layer}",
         )
-    found = task.alignment(batch, row)
+    assert model.network is not None
+    found = task.alignment(model.network, batch, row)
     if found:
         written, weights = found
         paths.append(run.pictures / "attention.png")
@@ -66,7 +67,6 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
             target_clusters=_clusters(output.decoded, row, batch.decoder_mask[row]),
             title="What the decoder reads as it writes; colours are clusters of the last layer",
         )
-    assert model.network is not None
     return paths + task.draw(model.network, run.pictures)
 
 

@@ -15,7 +15,7 @@ from clusterformer.task import IGNORE
 from clusterformer.tasks.classification import Classification
 
 WORDS = {"pos": ["good", "great", "fine"], "neg": ["bad", "awful", "poor"]}
-ARCHITECTURE = TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=16)
+CONFIG = TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=16)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_trains_tests_and_predicts_better_than_chance(train_file, tokenizer, mon
     assert trainer.test(model, task, verbose=False)[0]["test/f1"] > 0.9
     batch = next(iter(task.text_dataloader(["a great film", "a very awful film"])))
     with torch.inference_mode():
-        rows = task.predictions(model.eval()(batch), batch)
+        rows = task.predictions(model.network.eval(), batch)
     assert [row["label"] for row in rows] == ["pos", "neg"]
     assert all(0.5 < row["probability"] <= 1 for row in rows)
 
@@ -106,13 +106,13 @@ def test_state_rebuilds_task_and_network_without_data(train_file, tmp_path, monk
         (tmp_path / "glove.txt").write_text("good 1 2 3\nbad 3 2 1\n")
         options["vectors"] = str(tmp_path / "glove.txt")
     task = ready(train=train_file, **options)
-    network = task.build(ARCHITECTURE).eval()
+    network = task.build(CONFIG).eval()
     torch.save(task.state(), tmp_path / "state.pt")
 
     again = Classification(train="gone.tsv")
     again.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
     again.setup("predict")
-    copy = again.build(ARCHITECTURE).eval()
+    copy = again.build(CONFIG).eval()
     copy.load_state_dict(network.state_dict())
     lines = ["a good film", "very very very very bad film"]
     batches = [next(iter(each.text_dataloader(lines))) for each in (task, again)]
@@ -125,7 +125,7 @@ def test_word_vectors_start_the_embedding(train_file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "glove.txt").write_text("good 1 2 2\nbad 2 2 1\n")
     task = ready(train=train_file, vectors=str(tmp_path / "glove.txt"))
-    weight = task.build(ARCHITECTURE).embedding.tokens.weight
+    weight = task.build(CONFIG).embedding.tokens.weight
     [good] = task.tokenizer.encode("good")
     assert weight.shape == (task.tokenizer.vocab_size, 3)
     torch.testing.assert_close(weight[good] / weight[good].norm(), torch.tensor([1.0, 2, 2]) / 3)
@@ -145,7 +145,8 @@ def test_empty_share_and_its_dummy_row_count_for_nothing(train_file):
     batch = task.train_dataloader().dataset[[]]
     assert batch.target.tolist() == [IGNORE]
     assert not batch.mask.any()
-    output = task.build(ARCHITECTURE)(batch)
+    network = task.build(CONFIG)
+    output = network(batch)
     total, count = task.loss(output, batch, 0.1)
     assert (total.item(), count.item()) == (0, 0)
     full = next(iter(task.val_dataloader()))
@@ -154,7 +155,7 @@ def test_empty_share_and_its_dummy_row_count_for_nothing(train_file):
         metrics = task.metrics()
         for each in batches:
             logits = torch.nn.functional.one_hot(each.target.clamp(min=0), 2).float()
-            task.update(metrics, output._replace(logits=logits), each)
+            task.update(metrics, output._replace(logits=logits), each, network)
         results.append({name: value.item() for name, value in metrics.compute().items()})
     assert results[0] == results[1] == {"accuracy": 1, "f1": 1}
 
@@ -162,7 +163,8 @@ def test_empty_share_and_its_dummy_row_count_for_nothing(train_file):
 def test_label_smoothing_is_that_of_cross_entropy(train_file):
     task = ready(train=train_file)
     batch = next(iter(task.train_dataloader()))
-    output = task.build(ARCHITECTURE)(batch)
+    network = task.build(CONFIG)
+    output = network(batch)
     total, count = task.loss(output, batch, 0.2)
     expected = torch.nn.CrossEntropyLoss(label_smoothing=0.2)(output.logits, batch.target)
     torch.testing.assert_close(total / count, expected)

@@ -87,7 +87,7 @@ def test_its_state_alone_labels_new_points(
     assert model.network is not None
     network.load_state_dict(model.network.state_dict())
     (batch,) = other.text_dataloader(["4 0 0", "0,4,0", "0\t0\t4"])
-    found = [record["cluster"] for record in other.predictions(network(batch), batch)]
+    found = [record["cluster"] for record in other.predictions(network, batch)]
     assert sorted(found) == [0, 1, 2]
     with pytest.raises(InputError, match="2 columns, training had 3"):
         list(other.text_dataloader(["1 2"]))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from forked import in_processes
+from torch import nn
 
 from clusterformer.attention import FullAttention
 from clusterformer.data.batches import BucketPlan, DistributedBatchSampler
@@ -48,7 +49,8 @@ def measured(rank, world_size):
     for share in DistributedBatchSampler(plan, rank=rank, world_size=world_size):
         margin = torch.tensor([scores[index] for index in share] or [9.0])
         logits = torch.stack([-3 * torch.ones_like(margin), margin - 3], 1)
-        task.update(metrics, Output(logits, StackOutput(logits, [])), data[share])
+        output = Output(logits, StackOutput(logits, []))
+        task.update(metrics, output, data[share], nn.Identity())
     return {name: value.item() for name, value in metrics.compute().items()}
 
 
@@ -90,7 +92,7 @@ def test_matching_without_questions_is_measured_by_accuracy(ranked_file):
     net = task.build(TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1, d_ff=8))
     batch = next(iter(task.val_dataloader()))
     metrics = task.metrics()
-    task.update(metrics, net(batch), batch)
+    task.update(metrics, net(batch), batch, net)
     assert set(metrics.compute()) == {"accuracy", "f1"}
     assert batch.group.unique().tolist() == [0]
 

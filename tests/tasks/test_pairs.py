@@ -151,7 +151,7 @@ def test_trains_tests_and_predicts_from_its_state_alone(train_file, joint, monke
     lines = ["ann met bob\tann met bob\n", "hal met ida\teve met ida\n"]
     [found] = again.text_dataloader(lines)
     with torch.inference_mode():
-        records = again.predictions(model.eval()(found), found)
+        records = again.predictions(model.network.eval(), found)
     assert [record["label"] for record in records] == ["same", "other"]
     assert all(0.3 < record["probability"] <= 1 for record in records)
 

@@ -132,9 +132,9 @@ def test_reach_follows_the_blocks_that_are_in_sight():
 def test_full_attention_reaches_everything():
     task = Partner(num_tokens=16, valid_texts=8)
     batch = next(iter(task.val_dataloader()))
-    output = network(task)(batch)
+    net = network(task)
     metrics = task.metrics()
-    task.update(metrics, output, batch)
+    task.update(metrics, net(batch), batch, net)
     assert metrics.compute()["reach"] == 1
 
 
@@ -149,7 +149,7 @@ def test_dummy_row_counts_for_nothing():
     for batches in ([batch], [dummy, batch]):
         metrics = task.metrics()
         for each in batches:
-            task.update(metrics, net(each), each)
+            task.update(metrics, net(each), each, net)
         results.append({name: value.item() for name, value in metrics.compute().items()})
     assert results[0] == results[1]
 
@@ -167,7 +167,7 @@ def test_pictures_get_names_and_links():
 def test_predictions_name_a_value_for_each_that_asks():
     task = Partner(num_tokens=8, valid_texts=3)
     batch = next(iter(task.val_dataloader()))
-    rows = task.predictions(network(task)(batch), batch)
+    rows = task.predictions(network(task), batch)
     assert [len(row["values"]) for row in rows] == [4, 4, 4]
 
 

@@ -135,7 +135,7 @@ def test_a_dummy_row_counts_nothing(files):
     total, count = prepared.loss(network(batch), batch, 0.1)
     assert (total.item(), count.item()) == (0, 0)
     metrics = prepared.metrics()
-    prepared.update(metrics, network(batch), batch)
+    prepared.update(metrics, network(batch), batch, network)
     assert not metrics["sacrebleu"].statistics.any()
 
 
@@ -153,7 +153,7 @@ def test_scores_do_not_depend_on_the_number_of_processes(files, world_size):
             for indices in DistributedBatchSampler(plan, rank=rank, world_size=size):
                 batch = pairs[indices]
                 with torch.no_grad():
-                    prepared.update(metrics, network(batch), batch)
+                    prepared.update(metrics, network(batch), batch, network)
             states.append([metrics[name].statistics for name in ("sacrebleu", "chrf")])
         return [sum(parts).tolist() for parts in zip(*states, strict=True)]
 
@@ -171,14 +171,13 @@ def test_the_checkpoint_alone_translates(files, tmp_path):
         Path(path).unlink()
     again = task(files)
     again.load_state(json.loads(json.dumps(prepared.state())))
-    again.build(fitted.transformer_config).load_state_dict(fitted.network.state_dict())
-    again._network.eval()
-    fitted.network.eval()
+    rebuilt = again.build(fitted.transformer_config)
+    rebuilt.load_state_dict(fitted.network.state_dict())
     found = []
-    for one in (prepared, again):
+    for one, translator in ((prepared, fitted.network), (again, rebuilt)):
         batch = next(iter(one.text_dataloader(["ein hund"])))
         with torch.no_grad():
-            found.append(one.predictions(one._network(batch), batch))
+            found.append(one.predictions(translator.eval(), batch))
     assert found[0] == found[1]
 
 

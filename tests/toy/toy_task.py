@@ -109,7 +109,9 @@ class Toy(Task):
     def metrics(self) -> MetricCollection:
         return MetricCollection({"accuracy": BinaryAccuracy(ignore_index=IGNORE)})
 
-    def update(self, metrics: MetricCollection, output: Output, batch: ToyBatch) -> None:
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: ToyBatch, network: nn.Module
+    ) -> None:
         metrics.update(output.logits.argmax(-1), batch.target)
 
     def state(self) -> dict[str, Any]:
@@ -118,9 +120,9 @@ class Toy(Task):
     def load_state(self, state: dict[str, Any]) -> None:
         self.labels = state["labels"]
 
-    def predictions(self, output: Output, batch: Any) -> list[dict[str, Any]]:
+    def predictions(self, network: nn.Module, batch: Any) -> list[dict[str, Any]]:
         assert self.labels is not None
-        best = output.logits.softmax(-1).max(-1)
+        best = network(batch).logits.softmax(-1).max(-1)
         return [
             {"label": self.labels[i], "probability": p}
             for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
