@@ -45,7 +45,7 @@ class Bitext:
 
     @property
     def files(self) -> list[Path]:
-        """The files it is read from."""
+        """Files of the pairs, each once."""
         return list(dict.fromkeys([self.source, self.target]))
 
     def __iter__(self) -> Iterator[SentencePair]:

@@ -1,4 +1,4 @@
-"""The named sets of labelled texts and pairs: files, counts and splits, each as published.
+"""Named sets of labelled texts and pairs: files, counts and splits, each as published.
 
 Where a set comes without a validation part, a tenth of its training part validates. Splits are the
 same for every seed of a run. A name that ends in "-part" is for users who have only some of a set's

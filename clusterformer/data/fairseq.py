@@ -18,21 +18,21 @@ from clusterformer.data.tokenizers import BOS_EOS, UNK
 from clusterformer.errors import InputError
 
 _MAGIC = b"MMIDIDX\x00\x00"
-_HEADER = struct.Struct("<9sQBQ")  # magic, version, code of the number type, texts
+_HEADER = struct.Struct("<9sQBQ")  # magic, version, code of the integer type, number of texts
 _TYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 8: "u2", 9: "u4", 10: "u8"}
-_SPECIAL = [BOS_EOS, PAD, BOS_EOS, UNK]  # what fairseq's <s>, <pad>, </s> and <unk> are to us
+_SPECIAL_IDS = [BOS_EOS, PAD, BOS_EOS, UNK]  # ours for fairseq's <s>, <pad>, </s> and <unk>
 
 
 class FairseqText(Sequence[NDArray[np.integer]]):
-    """The texts of one language in one part, as our token numbers, ended by BOS_EOS.
+    """Texts of one language in one split, as our token ids, each ended by BOS_EOS.
 
     Args:
-        path: Of `.bin` and `.idx`, without the ending.
-        numbers: Our number for each of fairseq's.
+        path: Path of the `.bin` and `.idx` files, without the ending.
+        ids: Our token id for each of fairseq's.
     """
 
-    def __init__(self, path: Path, numbers: NDArray[np.int64]) -> None:
-        self._numbers = numbers
+    def __init__(self, path: Path, ids: NDArray[np.int64]) -> None:
+        self._ids = ids
         index, tokens = (path.with_name(f"{path.name}.{ending}") for ending in ("idx", "bin"))
         for file in (index, tokens):
             if not file.is_file():
@@ -41,7 +41,7 @@ class FairseqText(Sequence[NDArray[np.integer]]):
             head = stream.read(_HEADER.size)
         if len(head) < _HEADER.size or not head.startswith(_MAGIC):
             raise InputError(
-                f"{index}: no index of fairseq's mmap format; binarise with --dataset-impl mmap"
+                f"{index}: not an index of fairseq's mmap format; binarise with --dataset-impl mmap"
             )
         _, _, code, count = _HEADER.unpack(head)
         if code not in _TYPES or not count or index.stat().st_size != _HEADER.size + 12 * count:
@@ -58,19 +58,19 @@ class FairseqText(Sequence[NDArray[np.integer]]):
 
     def __getitem__(self, index: int) -> NDArray[np.integer]:  # type: ignore[override]
         start = self._starts[index]
-        return self._numbers[self._tokens[start : start + self.lengths[index]]]
+        return self._ids[self._tokens[start : start + self.lengths[index]]]
 
 
 class FairseqFolder:
     """A `data-bin` folder.
 
     Args:
-        folder: Path of it.
-        languages: Source and target; a None is found out from the names of the files.
+        folder: Path of the folder.
+        languages: Source and target language; None for the one that the file names tell.
 
     Attributes:
-        languages: Source and target.
-        words: Of both dictionaries together; their numbers begin after BOS_EOS.
+        languages: Source and target language.
+        words: Words of both dictionaries together; their ids begin after BOS_EOS.
     """
 
     def __init__(self, folder: str | Path, languages: tuple[str | None, str | None]) -> None:
@@ -78,19 +78,19 @@ class FairseqFolder:
         self._stem, self.languages = self._direction(languages)
         sides = [_dictionary(self.folder / f"dict.{language}.txt") for language in self.languages]
         self.words = list(dict.fromkeys(word for side in sides for word in side))
-        places = {word: place for place, word in enumerate(self.words, BOS_EOS + 1)}
-        self._numbers = [
-            np.array([*_SPECIAL, *(places[word] for word in side)], dtype=np.int64)
+        ids = {word: i for i, word in enumerate(self.words, BOS_EOS + 1)}
+        self._ids = [
+            np.array([*_SPECIAL_IDS, *(ids[word] for word in side)], dtype=np.int64)
             for side in sides
         ]
 
     def part(self, split: str) -> tuple[FairseqText, FairseqText] | None:
-        """Sources and targets of "train", "valid" or "test"; None if there is no such part."""
+        """Open sources and targets of "train", "valid" or "test"; None if there is no such part."""
         paths = [self.folder / f"{split}.{self._stem}.{language}" for language in self.languages]
         if not any(path.with_name(f"{path.name}.idx").exists() for path in paths):
             return None
         sources, targets = (
-            FairseqText(path, numbers) for path, numbers in zip(paths, self._numbers, strict=True)
+            FairseqText(path, ids) for path, ids in zip(paths, self._ids, strict=True)
         )
         if len(sources) != len(targets):
             raise InputError(
@@ -99,22 +99,22 @@ class FairseqFolder:
         return sources, targets
 
     def _direction(self, languages: tuple[str | None, str | None]) -> tuple[str, tuple[str, str]]:
-        """How the files of the pair of languages are named, and source and target."""
-        found = sorted({path.name.split(".")[1] for path in self.folder.glob("train.*-*.*.idx")})
-        for stem in found:
+        """Find the pair of languages in the file names, such as de-en, and source and target."""
+        stems = sorted({path.name.split(".")[1] for path in self.folder.glob("train.*-*.*.idx")})
+        for stem in stems:
             first, second = stem.split("-", 1)
             for pair in ((first, second), (second, first)):
-                if all(asked in (None, had) for asked, had in zip(languages, pair, strict=True)):
+                if all(given in (None, has) for given, has in zip(languages, pair, strict=True)):
                     return stem, pair
         wanted = "-".join(language or "*" for language in languages)
         raise InputError(
             f"{self.folder}: no files train.{wanted}.*.idx of fairseq-preprocess; "
-            f"languages there: {', '.join(found) or 'none'}"
+            f"languages there: {', '.join(stems) or 'none'}"
         )
 
 
 def _dictionary(path: Path) -> list[str]:
-    """The words of a dictionary in the order of their numbers."""
+    """Read the words of a dictionary in the order of their ids."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What all named data sets share: their folder, their splits, and the check that they are whole."""
+"""Basics of the named data sets: their folder, their splits, and the check of their counts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Points to cluster: MNIST, digits, 20news, the user's arrays and tables, or word vectors.
 
-N points   D columns
+Letters: P points, F features.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from clusterformer.data.word_vectors import load_vectors
 from clusterformer.errors import InputError
 
 PointSet = Literal["mnist", "digits", "20news"]
-"""Sets with a name; anything else is a file."""
+"""Names of sets; any other name is a file."""
 
-_HELD_OUT = 5  # one point in so many tests, where the data say nothing of a test part
+_TEST_EVERY = 5  # every fifth point tests, where the data have no test part
 _MNIST = {"train": ("train", 60_000), "test": ("t10k", 10_000)}
 _IDX_BYTES = 0x08  # third byte of an IDX file of unsigned bytes
 
 
 class Points(NamedTuple):
-    """What is clustered, and what tells how well.
+    """Points to cluster, and their labels to measure the clusters by.
 
     Attributes:
-        train: (N, D), to learn clusters from.
-        test: (M, D), to measure them on; the training points themselves where nothing is labelled.
-        train_labels: (N,) strings or numbers; None where nothing is labelled.
-        test_labels: (M,), likewise.
-        image: Height and width of a point that is a picture.
+        train: Training points, (P, F).
+        test: Test points, likewise; the training points if nothing is labelled.
+        train_labels: Their labels (P,), strings or numbers; None if there are none.
+        test_labels: Labels of the test points, likewise.
+        image: Height and width of a point that is an image.
     """
 
     train: NDArray
@@ -51,17 +51,17 @@ def read_points(
 ) -> Points:
     """Read a named set or a file.
 
-    A file is `.npy` (N, D); `.npz` with x and, where there are, y, x_test and y_test; `.csv` or
-    `.tsv` of numbers, with or without a header line; or word vectors in GloVe's format (`.txt`,
-    `.vec`; also with `.gz`). Where there are labels but no test part, every fifth point tests.
+    A file is `.npy` (P, F); `.npz` with x and optionally y, x_test and y_test; `.csv` or `.tsv` of
+    numbers, with or without a header line; or word vectors in GloVe's format (`.txt`, `.vec`; also
+    with `.gz`). With labels but no test part, every fifth point tests.
 
     Args:
         name: mnist, digits (in scikit-learn), 20news (TF-IDF, 100 singular vectors), or a file.
-        root: Folder of the named sets; None for the usual one.
-        label_column: Of a table, by name or by number from 1.
+        root: Folder of the data sets; None for the default one.
+        label_column: Table: column of the labels, by name or by number from 1.
 
     Raises:
-        InputError: if something is missing or in another form.
+        InputError: if something is missing or has another format.
     """
     if name == "mnist":
         return _mnist(data_folder(root) / "mnist")
@@ -75,9 +75,9 @@ def read_points(
         raise InputError(f"{name}: no such file, and no named set; those are {known}")
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "npy":
-        return _checked(path, {"x": _load(path)})
+        return _checked(path, {"x": _load_arrays(path)})
     if kind == "npz":
-        return _checked(path, _load(path))
+        return _checked(path, _load_arrays(path))
     if kind in ("csv", "tsv"):
         return _checked(path, _table(path, "," if kind == "csv" else "\t", label_column))
     if kind in ("txt", "vec"):
@@ -95,7 +95,7 @@ def _mnist(folder: Path) -> Points:
 
 
 def _idx(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes, with or without .gz: two zeros, type, rank, sizes, values."""
+    """Read an IDX file of bytes, also with .gz: two zeros, type, rank, sizes, values."""
     path = folder / name if (folder / name).exists() else folder / f"{name}.gz"
     try:
         content = path.read_bytes()
@@ -116,11 +116,11 @@ def _idx(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 def _digits() -> Points:
     digits = _sklearn("datasets").load_digits()
     x, y = digits.data.astype(np.float32), digits.target
-    return _split(x, y)._replace(image=(8, 8))
+    return _hold_out(x, y)._replace(image=(8, 8))
 
 
 def _news(root: str | Path | None) -> Points:
-    """Headers, signatures and quotes stripped; 100 singular vectors of TF-IDF, unit length."""
+    """Read 20news, stripped: 100 singular vectors of TF-IDF, scaled to unit length."""
     rows = {part: read_corpus("20news", part, root=root, strip=True) for part in ("valid", "test")}
     rows["train"] = read_corpus("20news", "train", root=root, strip=True) + rows.pop("valid")
     texts = {part: [row.text for row in found] for part, found in rows.items()}
@@ -146,7 +146,7 @@ def _sklearn(module: str) -> Any:
         raise InputError("this needs scikit-learn: pip install 'clusterformer[cluster]'") from None
 
 
-def _load(path: Path) -> Any:
+def _load_arrays(path: Path) -> Any:
     try:
         loaded = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None)
         return loaded if path.suffix == ".npy" else dict(loaded)
@@ -208,9 +208,9 @@ def _checked(path: Path, found: dict[str, NDArray]) -> Points:
         return Points(x, found.get("x_test", x))
     if "x_test" in found and "y_test" in found:
         return Points(x, found["x_test"], y, found["y_test"])
-    return _split(x, y)
+    return _hold_out(x, y)
 
 
-def _split(x: NDArray, y: NDArray) -> Points:
-    tests = np.arange(len(x)) % _HELD_OUT == _HELD_OUT - 1
+def _hold_out(x: NDArray, y: NDArray) -> Points:
+    tests = np.arange(len(x)) % _TEST_EVERY == _TEST_EVERY - 1
     return Points(x[~tests], x[tests], y[~tests], y[tests])

@@ -25,7 +25,7 @@ from clusterformer.data.byte_pairs import (
 from clusterformer.data.tokenizers import BOS, Tokenizer
 
 LINE_END = "<eos>"
-"""The word for the end of a line, as in WikiText."""
+"""Word for the end of a line, as in WikiText."""
 
 _UNKNOWN = "<unk>"
 _SPECIAL_TOKENS = ["<pad>", "<text>"]  # names of PAD and BOS in checkpoints

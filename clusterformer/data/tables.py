@@ -1,7 +1,7 @@
-"""Read labelled texts or pairs from files, and say in one line what is wrong with them.
+"""Tables of labelled texts or pairs, read from files; each error is one line that names its line.
 
-The ending names the format, `.gz` behind it included: `.tsv` splits each line on tabs and nothing
-else (no quoting), `.csv` follows Python's csv module, `.jsonl` holds one JSON object a line.
+The ending names the format, also with `.gz`: `.tsv` splits each line at tabs and nowhere else (no
+quoting), `.csv` follows Python's csv module, `.jsonl` holds one JSON object a line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Line = tuple[int, list[str]]  # line number from 1, fields
 
 
 class Example(Protocol):
-    """One or more texts with a label, and where they stand: file:line, lines counted from 1."""
+    """One or more texts with a label, and their origin: file:line, lines counted from 1."""
 
     @property
     def texts(self) -> tuple[str, ...]: ...
@@ -37,7 +37,7 @@ class Example(Protocol):
 
 
 class Row(NamedTuple):
-    """One text."""
+    """One labelled text."""
 
     text: str
     label: str
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 class TextPair(NamedTuple):
-    """Two texts; `group` names the question to which the second is one of several answers."""
+    """Two labelled texts; `group` names the question of which the second is a candidate answer."""
 
     first: str
     second: str
@@ -63,7 +63,7 @@ class TextPair(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Which columns to read: those of texts, and those that name something."""
+    """Columns to read: those of texts, and those of names (label, question)."""
 
     texts: tuple[Column, ...]
     names: tuple[Column, ...]
@@ -87,14 +87,14 @@ def read_rows(
     """Read every text of a file and its label.
 
     Args:
-        path: A file whose name ends in one of `FORMATS`, compressed if `.gz` follows.
-        text_column: Where the text stands.
-        label_column: Where the label stands.
-        header: Whether to skip a header line although all columns are numbers.
-        encoding: Of the file's bytes, by Python's name for it.
+        path: File whose name ends in one of `FORMATS`, compressed if `.gz` follows.
+        text_column: Column of the text.
+        label_column: Column of the label.
+        header: Whether to skip a header line although all columns are given by number.
+        encoding: Encoding of the file, by Python's name for it.
 
     Raises:
-        InputError: if the file cannot be read as told, or a line lacks text or label.
+        InputError: if the file cannot be read with these options, or a line lacks text or label.
     """
     columns = _Columns((text_column,), (label_column,))
     found = _read(Path(path).expanduser(), columns, header, encoding)
@@ -112,20 +112,20 @@ def read_pairs(
     encoding: str = "utf-8",
     allow_empty: bool = False,
 ) -> list[TextPair]:
-    """Read every pair of a file and its label; likewise.
+    """Read every pair of a file and its label.
 
     Args:
-        path: As for `read_rows`.
-        first_column: Where the first text stands.
-        second_column: Where the second text stands.
-        label_column: Where the label stands.
-        group_column: Where the name of the question stands; None if there is none.
-        header: As for `read_rows`.
-        encoding: As for `read_rows`.
+        path: File whose name ends in one of `FORMATS`, compressed if `.gz` follows.
+        first_column: Column of the first text.
+        second_column: Column of the second text.
+        label_column: Column of the label.
+        group_column: Column of the question's name; None if there is none.
+        header: Whether to skip a header line although all columns are given by number.
+        encoding: Encoding of the file, by Python's name for it.
         allow_empty: Whether a text may have no word.
 
     Raises:
-        InputError: as for `read_rows`.
+        InputError: if the file cannot be read with these options, or a line lacks a field.
     """
     grouped = group_column is not None
     names = (label_column,) if group_column is None else (label_column, group_column)
@@ -161,10 +161,10 @@ def _read(path: Path, columns: _Columns, header: bool, encoding: str) -> list[_F
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Read a whole file as text, through gzip if its name ends in `.gz`; no byte order mark.
+    """Read a whole file as text, through gzip if its name ends in `.gz`; drop a byte order mark.
 
     Raises:
-        InputError: if it is missing, no gzip file, or not in `encoding`; the latter with its line.
+        InputError: if it is missing, damaged, or not in `encoding` (with the line).
     """
     try:
         content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The form in which a translation model reads and writes a language: Moses tokens, lower case."""
+"""Form in which a translation model reads and writes a language: Moses tokens, lower case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNUSUAL = re.compile(r"[^\w ,.?!:;/'&-]|  | [:;]|''")
 
 @dataclass(frozen=True)
 class TextForm:
-    """The form of one language's text for the model.
+    """Form of one language's text for the model.
 
     Moses normalises punctuation and separates it from words, by the sacremoses library; without
     XML escapes, so that `&` stays `&`.
@@ -78,7 +78,7 @@ def moses_tokenizer(language: str) -> Any:
     library = _library()
 
     class FastMosesTokenizer(library.MosesTokenizer):  # type: ignore[name-defined]
-        """The library's tokenizer, which makes a set of all letters anew for each word."""
+        """sacremoses' tokenizer, which itself makes a set of all letters again for each word."""
 
         letters = frozenset(library.MosesTokenizer.IsAlpha)
         small_letters = frozenset(library.MosesTokenizer.IsLower)

@@ -1,4 +1,4 @@
-"""Token numbers of many texts on disk, mapped into memory: any corpus in little of it."""
+"""Token ids of many texts on disk, mapped into memory: a large corpus needs little memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 
 class TokenStore:
-    """Texts as token numbers, read from disk when asked for.
+    """Texts as token ids, read from disk on access.
 
     Args:
-        path: What a `TokenWriter` wrote.
+        path: Path that a `TokenWriter` wrote to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,16 +34,16 @@ class TokenStore:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each text."""
+        """Number of tokens of each text."""
         return np.diff(self._starts)
 
 
 class TokenWriter:
-    """Writes a store, text after text; `close()` completes it.
+    """Writer of a store, text after text; `close()` completes it.
 
     Args:
-        path: Of the store, without ending.
-        vocab_size: One more than the highest number: below 65,537, two bytes hold a token.
+        path: Path of the store, without ending.
+        vocab_size: Number of token ids; up to 65,536, a token takes two bytes, else four.
     """
 
     def __init__(self, path: Path, vocab_size: int) -> None:
@@ -53,13 +53,13 @@ class TokenWriter:
         self._file = tokens.open("wb")
 
     def extend(self, texts: Iterable[Sequence[int]]) -> None:
-        """Append the token numbers of some texts."""
+        """Append the token ids of some texts."""
         for text in texts:
             self._file.write(np.asarray(text, dtype=self._dtype).tobytes())
             self._starts.append(self._starts[-1] + len(text))
 
     def close(self) -> None:
-        """Write where each text begins."""
+        """Write the offsets of the texts."""
         self._file.close()
         np.save(self._table, np.frombuffer(self._starts, dtype=np.int64))
 

@@ -19,7 +19,7 @@ from clusterformer.task import IGNORE
 
 
 class Reference(NamedTuple):
-    """The reference translation of a sentence: in the form of the model, and for people."""
+    """Reference translation of a sentence, in the form of the model and as plain text."""
 
     tokenised: str
     plain: str

@@ -1,4 +1,4 @@
-"""The catalogue of the named data sets: addresses, licences and counts, and their converters."""
+"""Catalogue of the named data sets: addresses, licences and counts, and their converters."""
 
 from __future__ import annotations
 
