@@ -1,6 +1,6 @@
-"""Word vectors in GloVe's text format, read once and memory-mapped ever after.
+"""Word vectors in GloVe's text format, read once and then mapped into memory from the cache.
 
-Letters: V vocabulary, P width of the vectors.
+Letters: V vocabulary, E width of the vectors.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-import shutil
-import tempfile
 import zlib
 from array import array
 from pathlib import Path
@@ -21,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from clusterformer.data.batches import PAD
-from clusterformer.data.cache import cache_folder
+from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.tokenizers import SPECIAL_TOKENS, WordTokenizer
 from clusterformer.errors import InputError
 
@@ -30,27 +28,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_CACHED = "vectors.kv"
+
 
 def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -> Tensor:
     """Look up a vector for each word of a vocabulary.
 
-    Words without one, and the unknown word, get normal random numbers of the others' scale.
+    Words without a vector, and UNK, get normal random numbers of the same scale.
 
     Args:
-        path: A word and P numbers a line, with or without word2vec's header line; `.gz` allowed.
-        tokenizer: Has the words.
-        seed: Of the random vectors.
+        path: File of a word and E numbers a line, also with word2vec's header line or `.gz`.
+        tokenizer: Tokenizer with the vocabulary.
+        seed: Seed of the random vectors.
 
     Returns:
-        (V, P) float32; the row of padding is zero.
+        Vectors (V, E), float32; the row of PAD is zero.
 
     Raises:
         InputError: if the file is missing or in another format, with the line.
     """
     vectors = load_vectors(path)
     known = {
-        number: vectors.key_to_index[word]
-        for number, word in enumerate(tokenizer.words, len(SPECIAL_TOKENS))
+        i: vectors.key_to_index[word]
+        for i, word in enumerate(tokenizer.words, len(SPECIAL_TOKENS))
         if word in vectors.key_to_index
     }
     words = max(1, len(tokenizer.words))
@@ -68,10 +68,16 @@ def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -
 
 
 def load_vectors(path: str | Path) -> KeyedVectors:
-    """Read a file of vectors, or map into memory what an earlier reading of it left in the cache.
+    """Read a file of vectors, or map them into memory from the cache.
 
-    A changed file (path, size or time) is read anew. Processes may do this at once: each writes a
-    folder of its own, and the first to put it in its place wins.
+    A file whose path, size or time has changed is read again. Of several processes one reads the
+    file and the others wait.
+
+    Args:
+        path: File in GloVe's text format.
+
+    Raises:
+        InputError: if the file is missing or in another format, with the line.
     """
     try:
         from gensim.models import KeyedVectors
@@ -86,28 +92,17 @@ def load_vectors(path: str | Path) -> KeyedVectors:
         raise InputError(f"{path}: no vectors there: {error.strerror}") from None
     identity = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    cached = cache_folder() / "vectors" / name / "vectors.kv"
-    if not cached.exists():
-        vectors = _read_vectors(path)
-        try:
-            _save(vectors, cached)
-        except OSError as error:
-            _log.warning(f"{cached}: vectors not cached, to be read again next time: {error}")
-            return vectors
-    return KeyedVectors.load(str(cached), mmap="r")
+    folder = cache_folder() / "vectors" / name
 
+    def fill(draft: Path) -> None:
+        _read_vectors(path).save(str(draft / _CACHED), separately=["vectors"])
 
-def _save(vectors: KeyedVectors, cached: Path) -> None:
-    shelf = cached.parent.parent
-    shelf.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=shelf))
-    vectors.save(str(draft / cached.name), separately=["vectors"])
     try:
-        draft.rename(cached.parent)
-    except OSError:
-        shutil.rmtree(draft)
-        if not cached.exists():
-            raise
+        cached_folder(folder, fill)
+    except OSError as error:
+        _log.warning(f"{folder}: vectors not cached, to be read again next time: {error}")
+        return _read_vectors(path)
+    return KeyedVectors.load(str(folder / _CACHED), mmap="r")
 
 
 def _read_vectors(path: Path) -> KeyedVectors:
