@@ -19,8 +19,8 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
+from clusterformer.data.labelled_text import Column, Example
 from clusterformer.data.named_sets import Split
-from clusterformer.data.tables import Column, Example
 from clusterformer.data.tokenizers import (
     BytePairTokenizer,
     Tokenizer,

@@ -9,8 +9,8 @@ import torch
 
 from clusterformer.data.batches import pad
 from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, hold_out, read_corpus
+from clusterformer.data.labelled_text import Column, Example, Row, read_rows
 from clusterformer.data.named_sets import Split
-from clusterformer.data.tables import Column, Example, Row, read_rows
 from clusterformer.errors import InputError
 from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.config import TransformerConfig

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from clusterformer.data.tables import Row
+from clusterformer.data.labelled_text import Row
 from clusterformer.errors import InputError
 
 LABELS = [str(digit) for digit in range(10)]

@@ -10,7 +10,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.retrieval import RetrievalMAP, RetrievalMRR
 
 from clusterformer.data.corpora import MatchingCorpus
-from clusterformer.data.tables import Column, Example
+from clusterformer.data.labelled_text import Column, Example
 from clusterformer.errors import InputError
 from clusterformer.task import Output
 from clusterformer.tasks.pairs import PairBatch, PairLabelling

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from clusterformer.data.batches import pad
 from clusterformer.data.corpora import PairCorpus, hold_out_pairs, read_pair_corpus
+from clusterformer.data.labelled_text import Column, TextPair, read_pairs
 from clusterformer.data.named_sets import Split
-from clusterformer.data.tables import Column, TextPair, read_pairs
 from clusterformer.errors import InputError
 from clusterformer.models.classifier import PairClassifier
 from clusterformer.models.config import TransformerConfig

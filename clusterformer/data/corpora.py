@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
+from clusterformer.data.labelled_text import Row, TextPair, read_pairs, read_rows
 from clusterformer.data.named_sets import Split, check_count, data_folder, missing_file
-from clusterformer.data.tables import Row, TextPair, read_pairs, read_rows
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from clusterformer.data.labelled_text import read_text
 from clusterformer.data.named_sets import Split, check_count, data_folder
-from clusterformer.data.tables import read_text
 from clusterformer.errors import InputError
 
 LanguageModelingCorpus = Literal["wikitext2", "gutenberg", "pg19"]

@@ -15,7 +15,7 @@ from clusterformer.data.corpora import (
     read_pair_corpus,
     strip_post,
 )
-from clusterformer.data.tables import Row, TextPair
+from clusterformer.data.labelled_text import Row, TextPair
 from clusterformer.errors import InputError
 from clusterformer.tasks.nli import Inference
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from clusterformer.data.bitext import Bitext
+from clusterformer.data.labelled_text import read_pairs, read_rows
 from clusterformer.data.prepare import convert_books
 from clusterformer.data.prepare.archives import write_lines
 from clusterformer.data.prepare.catalogue import CONVERTERS
-from clusterformer.data.tables import read_pairs, read_rows
 from clusterformer.errors import InputError
 
 

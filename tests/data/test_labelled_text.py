@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from clusterformer.data.tables import read_rows
+from clusterformer.data.labelled_text import read_rows
 from clusterformer.errors import InputError
 
 NUMBERED = {"text_column": 2, "label_column": 1}
