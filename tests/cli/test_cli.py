@@ -1,49 +1,23 @@
-"""The command line: help, options, errors in one line, and each command once."""
+"""The command line: help, options, and errors in one line."""
 
-import csv
 import importlib
 import io
-import json
 import logging
 import os
-import pickle
 import re
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from toy_command import TOY, error_of
 
 from clusterformer.cli.bench import SUBCOMMANDS
 from clusterformer.cli.main import COMMANDS, main
 from clusterformer.cli.options import Options
 from clusterformer.models.decoder import Decoder
-
-TOYS = str(Path(__file__).parents[1] / "toy")
-sys.path.append(TOYS)
-TOY = ["fit", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
-TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished training."""
-    runs = tmp_path_factory.mktemp("runs")
-    assert main([*TOY, f"--runs={runs}", "--trainer.log_every_n_steps=1"]) == 0
-    return runs / "toy" / "1"
-
-
-def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert main(arguments) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("clusterformer: error: ")
-    return lines[0].removeprefix("clusterformer: error: ")
 
 
 @pytest.mark.parametrize(("given", "kept"), [("1", 1), ("1.0", 1.0), ("0.5", 0.5), ("7", 7)])
@@ -195,180 +169,6 @@ def test_fit_without_data_says_what_to_give(capsys: pytest.CaptureFixture[str]) 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(["fti"], capsys) == "no command 'fti'; did you mean fit?"
-
-
-def test_fit_leaves_a_whole_run_folder(run: Path) -> None:
-    names = {path.name for path in run.iterdir()}
-    files = {"config.yaml", "environment.json", "metrics.csv", "results.json"}
-    assert names == files | {"checkpoints", "pictures"}
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
-    assert "class_path: toy_task.Toy" in (run / "config.yaml").read_text()
-    environment = json.loads((run / "environment.json").read_text())
-    assert environment["seed"] == 0
-    assert environment["packages"]["torch"] == torch.__version__
-    assert environment["commit"] is None or re.fullmatch(r"[0-9a-f]{40}\+?", environment["commit"])
-    with (run / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["step"] for row in rows if row["train/loss"]] == ["0", "1", "2", "3", "4"]
-    assert sum(bool(row["val/accuracy"]) for row in rows) == 1
-
-
-def test_a_second_run_stands_beside_the_first(tmp_path: Path) -> None:
-    command = [*TOY, f"--runs={tmp_path}", "--trainer.max_steps=1"]
-    assert [main(command), main(command)] == [0, 0]
-    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["1", "2"]
-
-
-def test_test_and_validate_repeat_what_fit_found(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with (run / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    for command, prefix in (("validate", "val"), ("test", "test")):
-        capsys.readouterr()
-        assert main([command, f"--checkpoint={run}", "--trainer.accelerator=cpu"]) == 0
-        printed = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
-        expected = next(row for row in rows if row[f"{prefix}/accuracy"])
-        assert float(printed[f"{prefix}/loss"]) == pytest.approx(
-            float(expected[f"{prefix}/loss"]), abs=1e-4
-        )
-
-
-def test_predict_labels_a_file(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("1 2 3\n4 5 6\n2 2")
-    for layout in ("tsv", "jsonl"):
-        capsys.readouterr()
-        command = ["predict", f"--checkpoint={run}", f"--input={texts}", f"--format={layout}"]
-        assert main(command) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == 3
-        if layout == "jsonl":
-            assert set(json.loads(lines[0])) == {"label", "probability"}
-        else:
-            assert re.fullmatch(r"with(out)?\t0\.\d{4}", lines[0])
-
-
-def test_predict_answers_each_line_before_the_next_comes(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (stdin, writer), (reader, stdout), saved = os.pipe(), os.pipe(), os.dup(0)
-    monkeypatch.setattr(sys, "stdout", os.fdopen(stdout, "w"))
-
-    def predict() -> None:
-        with sys.stdout:  # closed at the end, whatever happens: nobody waits for more
-            assert main(["predict", f"--checkpoint={run}"]) == 0
-
-    os.dup2(stdin, 0)
-    try:
-        with os.fdopen(writer, "w") as texts, os.fdopen(reader) as answers:
-            thread = threading.Thread(target=predict)
-            thread.start()
-            for text in ("1 2 3", "4 5"):
-                print(text, file=texts, flush=True)
-                assert answers.readline().startswith("with")
-            texts.close()
-            thread.join()
-            assert not answers.read()
-    finally:
-        os.dup2(saved, 0)
-        os.close(saved)
-        os.close(stdin)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [(b"1 2\n\n3\n", ":2: empty line"), (b"1 2\n\xe9\n", ":2: byte 0xe9 is not UTF-8")],
-)
-def test_predict_names_the_bad_line_after_labelling_those_before(
-    content: bytes, said: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "texts.txt").write_bytes(content)
-    capsys.readouterr()
-    assert main(["predict", f"--checkpoint={run}", f"--input={tmp_path / 'texts.txt'}"]) == 2
-    out, err = capsys.readouterr()
-    assert len(out.splitlines()) == 1
-    assert f"texts.txt{said}" in err
-
-
-def test_predict_reads_a_pipe(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reader, writer = os.pipe()
-    os.write(writer, b"1 2\n3\n")
-    os.close(writer)
-    capsys.readouterr()
-    assert main(["predict", f"--checkpoint={run}", f"--input=/dev/fd/{reader}"]) == 0
-    os.close(reader)
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-def test_predict_names_an_input_that_cannot_be_read(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for path, said in ((tmp_path, "Is a directory"), (tmp_path / "x", "No such file or directory")):
-        message = error_of(["predict", f"--checkpoint={run}", f"--input={path}"], capsys)
-        assert message == f"{path}: {said}"
-
-
-class Harmful:
-    def __reduce__(self) -> tuple:
-        return (os.mkdir, ("executed",))
-
-
-def test_a_strange_checkpoint_is_refused_and_not_executed(
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    whole = (run / "checkpoints" / "last.ckpt").read_bytes()
-    Path("cut.ckpt").write_bytes(whole[: len(whole) // 2])
-    Path("empty.ckpt").write_bytes(b"")
-    Path("harmful.ckpt").write_bytes(pickle.dumps(Harmful()))
-    torch.save({"state_dict": {}, "x": Harmful()}, "harmful-zip.ckpt")
-    torch.save({"state_dict": {}}, "foreign.ckpt")
-    for name in ("cut", "empty", "harmful", "harmful-zip", "foreign"):
-        for command in ("test", "predict"):
-            message = error_of([command, f"--checkpoint={name}.ckpt"], capsys)
-            assert message.startswith(f"{name}.ckpt: refused")
-    assert not Path("executed").exists()
-    assert "no such" in error_of(["test", "--checkpoint=missing.ckpt"], capsys)
-    assert "give --checkpoint" in error_of(["test"], capsys)
-
-
-def test_a_truncated_checkpoint_is_not_resumed_from(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("config.yaml", "environment.json"):
-        (tmp_path / name).write_bytes((run / name).read_bytes())
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"PK\x03\x04")
-    assert "last.ckpt: refused" in error_of(["fit", f"--resume={tmp_path}"], capsys)
-
-
-def test_fast_dev_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*TOY, "--trainer.fast_dev_run=true"]) == 0
-    assert not list(tmp_path.iterdir())
-
-
-def test_wandb_offline_keeps_one_run_through_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    assert main([*TOY, f"--runs={tmp_path}", "--wandb"]) == 0
-    run = tmp_path / "toy" / "1"
-    name = json.loads((run / "environment.json").read_text())["wandb_id"]
-    assert main(["fit", f"--resume={run}", "--trainer.max_epochs=2"]) == 0
-    wandb.teardown()  # what it writes is whole when its service has ended
-    logs = list(run.glob(f"wandb/offline-run-*/run-{name}.wandb"))
-    assert len(logs) == 2
-    assert all(b"seconds_a_step" in log.read_bytes() for log in logs)  # what compare reads
 
 
 def test_the_traceback_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
