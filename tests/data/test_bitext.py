@@ -1,4 +1,4 @@
-"""Parallel text: read as it stands, and every fault told in one line."""
+"""Parallel text: files are read as they are, and each fault is one line of error."""
 
 import gzip
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_compressed_files_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "said"),
+    ("source", "target", "message"),
     [
         (b"a\nb\nc\n", b"x\n", "a.de has 3 lines, a.en has 1"),
         (b"a\n", b"x\ny\n", "a.de has 1 lines, a.en has 2"),
@@ -64,11 +64,11 @@ def test_compressed_files_are_read(tmp_path):
         (b"", b"", "a.de: no pairs"),
     ],
 )
-def test_faults_are_told_with_their_place(tmp_path, source, target, said):
-    assert said in fault(tmp_path, source, target)
+def test_faults_name_their_line(tmp_path, source, target, message):
+    assert message in fault(tmp_path, source, target)
 
 
-def test_missing_and_damaged_files_are_told(tmp_path):
+def test_missing_and_damaged_files_are_reported(tmp_path):
     with pytest.raises(InputError, match=r"b\.de: no such file"):
         list(Bitext(tmp_path / "b.de", tmp_path / "b.en"))
     (tmp_path / "a.de.gz").write_bytes(gzip.compress(b"a\n" * 1000)[:-9])
@@ -89,7 +89,7 @@ def test_a_wrong_count_says_what_was_expected(tmp_path):
     assert "1 pairs, expected 29,000 or 2" in fault(tmp_path, b"a\n", b"x\n", counts=(29_000, 2))
 
 
-def test_unknown_languages_and_missing_sets_are_told(tmp_path):
+def test_unknown_languages_and_missing_sets_are_reported(tmp_path):
     with pytest.raises(InputError, match="multi30k is between de and en, got source_lang 'fr'"):
         find_bitext("multi30k", ("fr", "en"), tmp_path, False, "train")
     with pytest.raises(InputError, match="clusterformer prepare wmt14"):

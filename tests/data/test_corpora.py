@@ -198,7 +198,7 @@ def test_a_missing_file_says_what_brings_it_and_what_else_there_is(tiny_snli):
         read_pair_corpus("sick", "train", root=tiny_snli)
 
 
-def test_a_missing_test_file_is_told_before_training(tiny_snli):
+def test_a_missing_test_file_is_reported_before_training(tiny_snli):
     (tiny_snli / "snli/test.tsv").unlink()
     with pytest.raises(InputError, match=r"no file .*/snli/test.tsv"):
         read_pair_corpus("snli", "train", root=tiny_snli)

@@ -23,7 +23,7 @@ TEXTS = {"de": [[4, 5, 6], [7, 3]], "en": [[4, 5, 6], [4]]}  # numbers begin at 
 def write(folder: Path, part: str = "train", dtype: type = np.uint16) -> Path:
     folder.mkdir(exist_ok=True)
     for language, words in DICTIONARIES.items():
-        lines = "".join(f"{word} {9 - place}\n" for place, word in enumerate(words))
+        lines = "".join(f"{word} {9 - rank}\n" for rank, word in enumerate(words))
         (folder / f"dict.{language}.txt").write_text(lines, encoding="utf-8")
         texts = [[*text, EOS] for text in TEXTS[language]]
         stem = folder / f"{part}.de-en.{language}"
@@ -39,7 +39,7 @@ def write(folder: Path, part: str = "train", dtype: type = np.uint16) -> Path:
 
 
 @pytest.mark.parametrize("dtype", CODES)
-def test_texts_are_read_in_our_numbers(tmp_path, dtype):
+def test_texts_are_read_as_our_ids(tmp_path, dtype):
     folder = FairseqFolder(write(tmp_path, dtype=dtype), (None, None))
     assert folder.languages == ("de", "en")
     assert folder.words == ["ein", "hun@@", "d", "a", "do@@", "g"]
@@ -61,7 +61,7 @@ def test_either_direction_is_read_from_the_same_files(tmp_path):
     assert folder.part("test") is None
 
 
-def test_pieces_make_the_numbers_of_the_data(tmp_path):
+def test_subwords_have_the_ids_of_the_data(tmp_path):
     folder = FairseqFolder(write(tmp_path), (None, None))
     tokenizer = SubwordTokenizer(folder.words)
     sources, _ = folder.part("train")
@@ -69,7 +69,7 @@ def test_pieces_make_the_numbers_of_the_data(tmp_path):
     assert tokenizer.encode("<edge>") == [UNK]
 
 
-def test_faults_are_told(tmp_path):
+def test_faults_are_reported(tmp_path):
     with pytest.raises(InputError, match=r"no files train\.\*-\*"):
         FairseqFolder(tmp_path, (None, None))
     write(tmp_path)
@@ -77,9 +77,9 @@ def test_faults_are_told(tmp_path):
         FairseqFolder(tmp_path, ("fr", None))
     index, tokens = tmp_path / "train.de-en.de.idx", tmp_path / "train.de-en.de.bin"
     whole = index.read_bytes()
-    for damaged, said in ((whole[:-3], "does not fit"), (b"TNTIDX" + whole[6:], "mmap format")):
+    for damaged, message in ((whole[:-3], "does not fit"), (b"TNTIDX" + whole[6:], "mmap format")):
         index.write_bytes(damaged)
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             FairseqFolder(tmp_path, (None, None)).part("train")
     index.write_bytes(whole)
     tokens.write_bytes(tokens.read_bytes()[:4])

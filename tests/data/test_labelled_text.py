@@ -1,4 +1,4 @@
-"""The user's own files: what they hold comes out, what is wrong with them is said in one line."""
+"""Own files of labelled texts: what they hold comes out, what is wrong with them is one line."""
 
 import gzip
 

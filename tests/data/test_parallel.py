@@ -99,14 +99,14 @@ def test_long_preparation_says_how_far_it_is(tmp_path, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ([("a", "b"), ("a", " ")], "a.en:2: empty side"),
         ([("a b c", "b b b")], "a.en:1: more than max_length 2"),
     ],
 )
-def test_unfit_pairs_may_be_an_error(tmp_path, lines, said):
-    with pytest.raises(InputError, match=said):
+def test_unfit_pairs_may_be_an_error(tmp_path, lines, message):
+    with pytest.raises(InputError, match=message):
         encoded(text(tmp_path, lines, Limits(max_length=2, unfit="error")))
 
 
@@ -119,8 +119,8 @@ def test_words_are_counted_as_the_model_reads_them(tmp_path):
     form = TextForm("en", moses=True)
     kept_pairs = list(text(tmp_path, [("a,b!", "a b")], Limits(3), form).clean(Counter()))
     assert kept_pairs == []
-    written = text(tmp_path, [("a,b!", "a b")], Limits(3), form, tokenised=True)
-    assert list(written.clean(Counter())) == [("a,b!", "a b")]
+    tokenised = text(tmp_path, [("a,b!", "a b")], Limits(3), form, tokenised=True)
+    assert list(tokenised.clean(Counter())) == [("a,b!", "a b")]
 
 
 def test_the_same_is_prepared_once_and_anything_else_anew(tmp_path, cache, monkeypatch):

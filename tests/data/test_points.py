@@ -1,4 +1,4 @@
-"""Points to cluster are read whole, or refused with file, place and what is allowed."""
+"""Points to cluster are read whole, or refused with file, line and what is allowed."""
 
 import gzip
 from pathlib import Path

@@ -52,7 +52,7 @@ def test_without_moses_text_stays_as_it_is():
     assert TextForm(lowercase=True).preprocess("Ein Hund") == "ein hund"
 
 
-def test_an_unknown_language_is_told():
+def test_an_unknown_language_is_reported():
     with pytest.raises(InputError, match=r"no language 'xx', only as, bn"):
         TextForm("xx", moses=True)
     assert TextForm("xx").preprocess("a") == "a"

@@ -326,7 +326,7 @@ def test_books_lose_licence_and_credits(downloads: Path, folder: Path) -> None:
 
 @pytest.mark.usefixtures("tale")
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("#7]", "#8]", "ebook 8, expected 7"),
         ("*** START", "START", "is this a book"),
@@ -334,10 +334,10 @@ def test_books_lose_licence_and_credits(downloads: Path, folder: Path) -> None:
     ],
 )
 def test_another_book_is_refused(
-    downloads: Path, folder: Path, old: str, new: str, said: str
+    downloads: Path, folder: Path, old: str, new: str, message: str
 ) -> None:
     (downloads / "pg7.txt").write_text(BOOK.replace(old, new), encoding="utf-8")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         CONVERTERS["gutenberg"](downloads, folder)
 
 

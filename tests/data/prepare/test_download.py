@@ -47,16 +47,16 @@ def test_a_broken_connection_goes_on_where_it_broke(
 
 def test_progress_counts_what_was_there_before(web: Web, tmp_path: Path) -> None:
     (tmp_path / "a.zip.part").write_bytes(CONTENT[:1000])
-    told: list[tuple[int, int | None]] = []
+    reported: list[tuple[int, int | None]] = []
     fetch(
         f"{web.url}/a.zip",
         tmp_path / "a.zip",
         checksum=CHECKSUM,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: reported.append((done, total)),
     )
     assert web.wanted == ["bytes=1000-"]
-    assert told[0][0] > 1000
-    assert told[-1] == (len(CONTENT), len(CONTENT))
+    assert reported[0][0] > 1000
+    assert reported[-1] == (len(CONTENT), len(CONTENT))
 
 
 def test_a_server_without_ranges_is_taken_at_its_word(web: Web, tmp_path: Path) -> None:
