@@ -12,7 +12,7 @@ from clusterformer.data.batches import PAD
 from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import BOS
 from clusterformer.decoding import draw
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.language_model import LanguageModel
 
 
@@ -53,8 +53,7 @@ class TextGenerator:
         Raises:
             InputError: for options out of range, or a text longer than learned positions reach.
         """
-        if tokens < 1:
-            raise InputError(f"tokens must be at least 1, got {tokens}")
+        require_at_least(1, tokens=tokens)
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         try:
             for token in self._draw(prompt, tokens, temperature, top_p, seed):

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import Output, Task, stacks
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
@@ -95,22 +95,24 @@ class ClusterFormer(LightningModule):
         clustering_form: losses.ClusteringForm = "contrastive",
     ) -> None:
         super().__init__()
-        for name, number, least in (
-            ("d_model", d_model, 1),
-            ("num_heads", num_heads, 1),
-            ("num_layers", num_layers, 1),
-            ("d_ff", 1 if d_ff is None else d_ff, 1),
-            ("rotary_base", rotary_base, 1),
-            ("warmup", warmup, 0),
-            ("task_weight", task_weight, 0),
-            ("clustering_weight", clustering_weight, 0),
-            ("sorting_weight", sorting_weight, 0),
-        ):
-            if number < least:
-                raise InputError(f"model.{name} must be at least {least}, got {number}")
+        require_at_least(
+            1,
+            d_model=d_model,
+            num_heads=num_heads,
+            num_layers=num_layers,
+            d_ff=d_ff,
+            rotary_base=rotary_base,
+        )
+        require_at_least(
+            0,
+            warmup=warmup,
+            task_weight=task_weight,
+            clustering_weight=clustering_weight,
+            sorting_weight=sorting_weight,
+        )
         for name, share in (("dropout", dropout), ("label_smoothing", label_smoothing)):
             if not 0 <= share < 1:
-                raise InputError(f"model.{name} must be from 0 to below 1, got {share}")
+                raise InputError(f"{name} must be from 0 to below 1, got {share}")
         if not task_weight + clustering_weight + sorting_weight:
             raise InputError(
                 "one of task_weight, clustering_weight, sorting_weight must be above 0"

@@ -28,7 +28,7 @@ from clusterformer.data.tokenizers import (
     tokenizer_from_state,
 )
 from clusterformer.data.word_vectors import word_vectors
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.task import IGNORE, Output, Task
 
@@ -98,15 +98,14 @@ class Labelling(Task):
             raise InputError(f"give either a named set (name) or own files (train), got {found}")
         if vectors is not None and tokenizer == "bpe":
             raise InputError("word vectors need tokenizer: word, got bpe")
-        for option, value in (
-            ("min_count", min_count),
-            ("vocab_size", vocab_size),
-            ("max_length", max_length),
-            ("batch_size", batch_size),
-            ("tokens_per_batch", tokens_per_batch),
-        ):
-            if value is not None and value < 1:
-                raise InputError(f"{option} must be at least 1, got {value}")
+        require_at_least(
+            1,
+            min_count=min_count,
+            vocab_size=vocab_size,
+            max_length=max_length,
+            batch_size=batch_size,
+            tokens_per_batch=tokens_per_batch,
+        )
         self._root = root
         self._files = {"train": train, "valid": valid, "test": test}
         self._columns: dict[str, Any] = {

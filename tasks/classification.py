@@ -11,7 +11,7 @@ from clusterformer.data.batches import pad
 from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, hold_out, read_corpus
 from clusterformer.data.labelled_text import Column, Example, Row, read_rows
 from clusterformer.data.named_sets import Split
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Batch
@@ -49,8 +49,7 @@ class Classification(Labelling):
         super().__init__(name, **options)
         if not 0 <= fold < NUM_FOLDS:
             raise InputError(f"fold must be in 0..{NUM_FOLDS - 1}, got {fold}")
-        if examples < 1:
-            raise InputError(f"examples must be at least 1, got {examples}")
+        require_at_least(1, examples=examples)
         self._name, self._fold, self._strip = name, fold, strip
         self._length, self._examples = length, examples
         self._columns["text_column"] = text_column

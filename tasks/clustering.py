@@ -22,7 +22,7 @@ from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neig
 from clusterformer.clustering.network import NeuralClusters, initial_clusters, neighbor_loss
 from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.points import read_points
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.cluster_network import ClusterNetwork
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Output, Task
@@ -77,15 +77,14 @@ class Clustering(Task):
         batch_size: int = 2048,
     ) -> None:
         super().__init__()
-        for option, value in (
-            ("n_clusters", n_clusters),
-            ("hidden", 1 if hidden is None else hidden),
-            ("n_neighbors", n_neighbors),
-            ("n_components", n_components),
-            ("batch_size", batch_size),
-        ):
-            if value < 1:
-                raise InputError(f"{option} must be at least 1, got {value}")
+        require_at_least(
+            1,
+            n_clusters=n_clusters,
+            hidden=hidden,
+            n_neighbors=n_neighbors,
+            n_components=n_components,
+            batch_size=batch_size,
+        )
         self._name, self._root, self._label_column = name, root, label_column
         self._n_clusters, self._hidden = n_clusters, hidden
         self._n_neighbors, self._n_components = n_neighbors, n_components

@@ -33,7 +33,7 @@ from clusterformer.data.stream_tokenizers import (
 )
 from clusterformer.data.streams import ShiftedWindowPlan, StridedWindows, Windows, token_stream
 from clusterformer.data.tokenizers import BOS
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
@@ -93,12 +93,9 @@ class LanguageModeling(Task):
         if (name is None) == (train is None):
             found = f"name {name!r} and train {train!r}"
             raise InputError(f"give either a named set (name) or own text (train), got {found}")
-        if context < 1:
-            raise InputError(f"context must be at least 1, got {context}")
+        require_at_least(1, context=context, batch_size=batch_size)
         if stride is not None and not 1 <= stride <= context:
             raise InputError(f"stride must be in 1..context ({context}), got {stride}")
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {batch_size}")
         least = {"bpe": StreamBytePairTokenizer.min_vocab_size, "word": 3}.get(tokenizer)
         if vocab_size is not None and (least is None or vocab_size < least):
             allowed = "there is none for bytes" if least is None else f"at least {least}"

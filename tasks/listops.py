@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 
 from clusterformer.data.labelled_text import Row
-from clusterformer.errors import InputError
+from clusterformer.errors import require_at_least
 
 LABELS = [str(digit) for digit in range(10)]
 MAX_ARGUMENTS = 10
@@ -38,8 +38,7 @@ def generate(count: int, length: int, *, seed: str) -> list[Row]:
         length: Tokens of the longest; the others have about half as many or more.
         seed: Names the stream; expression i of a stream is always the same.
     """
-    if length < _SHORTEST:
-        raise InputError(f"length must be at least {_SHORTEST} tokens, got {length}")
+    require_at_least(_SHORTEST, length=length)
     rows = []
     for index in range(count):
         draw = random.Random(f"{seed} {index}")

@@ -26,7 +26,7 @@ from clusterformer.data.tokenizers import (
 )
 from clusterformer.data.translation_batches import TranslationBatch, TranslationDataset
 from clusterformer.decoding import Hypothesis, beam_search, greedy
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.models.alignment import alignment
 from clusterformer.models.config import TransformerConfig
@@ -115,20 +115,19 @@ class Translation(Task):
             "valid": (valid_source, valid_target),
             "test": (test_source, test_target),
         }
-        for option, number, least in (
-            ("vocab_size", vocab_size, BytePairTokenizer.min_vocab_size),
-            ("max_length", max_length, 1),
-            ("max_ratio", max_ratio, 1),
-            ("batch_size", batch_size, 1),
-            ("tokens_per_batch", tokens_per_batch, 1),
-            ("valid_sentences", valid_sentences, 0),
-            ("beam", beam, 1),
-            ("nbest", nbest, 1),
-        ):
-            if number is not None and number < least:
-                raise InputError(f"data.{option} must be at least {least}, got {number}")
+        require_at_least(BytePairTokenizer.min_vocab_size, vocab_size=vocab_size)
+        require_at_least(
+            1,
+            max_length=max_length,
+            max_ratio=max_ratio,
+            batch_size=batch_size,
+            tokens_per_batch=tokens_per_batch,
+            beam=beam,
+            nbest=nbest,
+        )
+        require_at_least(0, valid_sentences=valid_sentences)
         if nbest > beam:
-            raise InputError(f"data.nbest must be at most data.beam {beam}, got {nbest}")
+            raise InputError(f"nbest must be at most beam ({beam}), got {nbest}")
         self._check_source(name, data_bin)
         direction = translation_protocol(name).direction if name else (None, None)
         languages = (source_lang or direction[0], target_lang or direction[1])

@@ -13,6 +13,7 @@ from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.clustering.hamming import hamming_kmeans
 from clusterformer.clustering.hashing import MAX_BITS, SignHash
 from clusterformer.clustering.kmeans import cluster_means, spread
+from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import cluster_chunks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
@@ -56,10 +57,8 @@ class ClusteredAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        if num_clusters < 1:
-            raise ValueError(f"num_clusters must be at least 1, got {num_clusters}")
-        if iterations < 0:
-            raise ValueError(f"iterations must be at least 0, got {iterations}")
+        require_at_least(1, num_clusters=num_clusters)
+        require_at_least(0, iterations=iterations)
         self.num_clusters = num_clusters
         self.iterations = iterations
         self.hash = SignHash(self.head_width, bits, seed)
@@ -150,8 +149,7 @@ class ImprovedClusteredAttention(ClusteredAttention):
             iterations=iterations,
             seed=seed,
         )
-        if top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {top_k}")
+        require_at_least(1, top_k=top_k)
         self.top_k = top_k
 
     def _attend(

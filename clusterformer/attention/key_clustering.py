@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Causal, Grouping
+from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_mask, windows
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
@@ -54,9 +55,7 @@ class KeyClusteringAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        for name, value in (("num_clusters", num_clusters), ("min_width", min_width)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least(1, num_clusters=num_clusters, min_width=min_width)
         self.num_clusters = num_clusters
         self.min_width = min_width
         generator = torch.Generator().manual_seed(seed)

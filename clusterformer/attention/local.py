@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 
@@ -35,8 +36,7 @@ class LocalAttention(AttentionCore):
         self, d_model: int, num_heads: int, *, causal: Causal = False, window: int = 256
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
+        require_at_least(1, window=window)
         self.window = window
 
     def forward(

@@ -21,6 +21,7 @@ from clusterformer.attention.block_tree import (
     tree_attention,
 )
 from clusterformer.clustering.kmeans import cluster_capacity, cluster_means, nearest
+from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import capped_blocks
 from clusterformer.kernels.multipole import Expansion, evaluate
 from clusterformer.kernels.reference import sort
@@ -95,15 +96,8 @@ class MultipoleAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        for name, value, least in (
-            ("num_clusters", num_clusters, 1),
-            ("iterations", iterations, 0),
-            ("cap", cap, 1),
-            ("exact_clusters", exact_clusters, 0),
-            ("block_size", block_size, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        require_at_least(1, num_clusters=num_clusters, cap=cap, block_size=block_size)
+        require_at_least(0, iterations=iterations, exact_clusters=exact_clusters)
         if not (monopole or dipole):
             raise ValueError("monopole and dipole are both False; at least one must be True")
         self.settings = Settings(

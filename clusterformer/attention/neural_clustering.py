@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.clustering.ring_cache import append, make_ring_cache
+from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import assign, sort
@@ -96,17 +97,15 @@ class NeuralClusteringAttention(AttentionCore):
         super().__init__(d_model, num_heads, causal=causal)
         if look_ahead is None:
             look_ahead = 0 if causal else 1
-        for name, value, least in (
-            ("num_clusters", num_clusters, 1),
-            ("min_width", min_width, 1),
-            ("look_back", look_back, 0),
-            ("look_ahead", look_ahead, 0),
-            ("cluster_width", cluster_width, 1),
-            ("chunk_size", chunk_size, 1),
-            ("local_window", local_window, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        require_at_least(
+            1,
+            num_clusters=num_clusters,
+            min_width=min_width,
+            cluster_width=cluster_width,
+            chunk_size=chunk_size,
+            local_window=local_window,
+        )
+        require_at_least(0, look_back=look_back, look_ahead=look_ahead)
         if similarity not in ("cosine", "dot"):
             raise ValueError(f'similarity must be "cosine" or "dot", got {similarity!r}')
         for name, positive in (("temperature", temperature), ("alpha", alpha)):

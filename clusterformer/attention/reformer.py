@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.clustering.ring_cache import append, make_ring_cache
+from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
 from clusterformer.kernels.grouping import sort
@@ -70,9 +71,7 @@ class ReformerAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        for name, value in (("num_hashes", num_hashes), ("chunk_size", chunk_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least(1, num_hashes=num_hashes, chunk_size=chunk_size)
         if num_buckets is not None and (num_buckets < 1 or (num_buckets > 1 and num_buckets % 2)):
             raise ValueError(f"num_buckets must be 1 or even, got {num_buckets}")
         self.num_hashes = num_hashes

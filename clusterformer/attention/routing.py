@@ -12,6 +12,7 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.clustering.spherical import SphericalMeans
+from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, single_block, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import sort
@@ -74,14 +75,13 @@ class RoutingAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        for name, value in (
-            ("num_clusters", num_clusters),
-            ("window", 1 if window is None else window),
-            ("chunk_size", chunk_size),
-            ("local_window", local_window),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least(
+            1,
+            num_clusters=num_clusters,
+            window=window,
+            chunk_size=chunk_size,
+            local_window=local_window,
+        )
         local_heads = num_heads // 2 if local_heads is None else local_heads
         if not 0 <= local_heads <= num_heads:
             raise ValueError(

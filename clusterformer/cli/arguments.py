@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 
 
 class Arguments(argparse.ArgumentParser):
@@ -34,6 +34,5 @@ class Arguments(argparse.ArgumentParser):
         for name, minimum in self._minimums.items():
             value = getattr(options, name)
             lowest = min(value) if isinstance(value, list) else value
-            if lowest is not None and lowest < minimum:
-                raise InputError(f"--{name} must be at least {minimum}, got {lowest}")
+            require_at_least(minimum, **{f"--{name}": lowest})
         return options

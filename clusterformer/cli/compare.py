@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterformer.cli.arguments import Arguments
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 
 if TYPE_CHECKING:
     from clusterformer.compare.plan import Plan, PlannedRun
@@ -82,8 +82,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--wandb", action="store_true")
     options = parser.parse_args(arguments)
-    if options.jobs < 1:
-        raise InputError(f"--jobs must be at least 1, got {options.jobs}")
+    require_at_least(1, **{"--jobs": options.jobs})
     if options.from_wandb and not options.group:
         raise InputError("--from-wandb needs --group")
     if not options.from_wandb and not options.sources:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from clusterformer.errors import require_at_least
 from clusterformer.task import Task
 
 PAD = 0
@@ -65,9 +66,7 @@ class BucketPlan:
     ) -> None:
         if batch_size is None and tokens_per_batch is None:
             raise ValueError("give batch_size, tokens_per_batch or both, got None and None")
-        for name, limit in (("batch_size", batch_size), ("tokens_per_batch", tokens_per_batch)):
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} must be at least 1, got {limit}")
+        require_at_least(1, batch_size=batch_size, tokens_per_batch=tokens_per_batch)
         self._shuffle, self._seed = shuffle, seed
         tokens = np.maximum(np.asarray(lengths, dtype=np.int64), 1)
         self._bucket = (np.log(tokens) / np.log(_SLACK)).astype(np.int16)

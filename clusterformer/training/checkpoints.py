@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_at_least
 
 CHECKPOINT_KEY = "clusterformer"
 """Where a checkpoint holds what is ours: version, config, seed and the task's state."""
@@ -165,8 +165,7 @@ class KeptCheckpoints(Checkpoint):
     """
 
     def __init__(self, folder: str | Path | None, monitor: str, mode: str, count: int) -> None:
-        if count < 0:
-            raise InputError(f"keep must be at least 0, got {count}")
+        require_at_least(0, keep=count)
         self._folder, self._monitor, self._mode, self._count = folder, monitor, mode, count
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -200,8 +199,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, folder: str | Path | None, every: int) -> None:
-        if every < 1:
-            raise InputError(f"checkpoint_every must be at least 1 step, got {every}")
+        require_at_least(1, checkpoint_every=every)
         self._folder = folder
         self._every = every
         self._saved = 0

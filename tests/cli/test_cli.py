@@ -99,7 +99,7 @@ BAD_OPTIONS = {
     ("--model.attention.num_cluster=4",): "NeuralClusteringAttention has no option 'num_cluster'",
     ("--model.num_heads=3",): "num_heads must divide d_model",
     ("--model.lr=-1",): "Invalid learning rate: -1",
-    ("--model.num_layers=0",): "model.num_layers must be at least 1, got 0",
+    ("--model.num_layers=0",): "num_layers must be at least 1, got 0",
     ("--model.schedule=cosine", "--trainer.max_epochs=-1"): "cosine must know when training ends",
     ("--trainer.accelerator=abacus",): "abacus",
     ("--trainer.val_check_interval=999",): "val_check_interval (999) must be less than or equal",
@@ -108,7 +108,7 @@ BAD_OPTIONS = {
     ("--resume=nowhere",): "nowhere: does not exist; a run folder looks like runs/NAME/NUMBER",
     ("--model.decoder_attention=FulAttention",): "model.decoder_attention: no class 'FulAttention'",
     ("--keep=-1",): "keep must be at least 0, got -1",
-    ("--checkpoint_every=0",): "checkpoint_every must be at least 1 step, got 0",
+    ("--checkpoint_every=0",): "checkpoint_every must be at least 1, got 0",
     ("--runs",): "expected",
 }
 

@@ -54,5 +54,5 @@ def test_streams_are_reproducible_and_differ():
 
 
 def test_length_below_the_shortest_list_is_refused():
-    with pytest.raises(InputError, match="at least 4 tokens, got 3"):
+    with pytest.raises(InputError, match="at least 4, got 3"):
         generate(1, 3, seed="x")

@@ -6,13 +6,13 @@ import torch
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
 from clusterformer.task import IGNORE
-from clusterformer.tasks.masked_copy import CopyDataset, MaskedCopy
+from clusterformer.tasks.masked_copy import MaskedCopy, MaskedCopyTexts
 
 MASK = 12
 
 
 def halves(indices: list[int], masked: float = 0.2):
-    batch = CopyDataset(15, 10, masked, (0, 7))[indices]
+    batch = MaskedCopyTexts(15, 10, masked, (0, 7))[indices]
     return batch, batch.tokens.unflatten(1, (2, 16)), batch.target.unflatten(1, (2, 16))
 
 

@@ -11,12 +11,12 @@ from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
-from clusterformer.tasks.partner import Partner, PartnerDataset, reach
+from clusterformer.tasks.partner import Partner, PartnerTexts, reach
 
 
 @pytest.fixture
 def batch():
-    return PartnerDataset(30, 10, [0, 1])[[4, 0, 7]]
+    return PartnerTexts(30, 10, (0, 1))[[4, 0, 7]]
 
 
 def network(task, attention=FullAttention, **options):
@@ -44,7 +44,7 @@ def test_one_of_a_pair_asks_for_the_value_of_the_other(batch):
 
 
 def test_places_and_values_are_spread_evenly():
-    batch = PartnerDataset(20, 4, [0])[list(range(2000))]
+    batch = PartnerTexts(20, 4, (0,))[list(range(2000))]
     asks = (batch.values == 4).float().mean(0)
     assert (asks - 0.5).abs().max() < 0.06
     shares = torch.bincount(batch.target[batch.target != IGNORE]) / 20_000
@@ -52,9 +52,9 @@ def test_places_and_values_are_spread_evenly():
 
 
 def test_text_depends_on_its_index_alone(batch):
-    alone = PartnerDataset(30, 10, [0, 1])[[0]]
+    alone = PartnerTexts(30, 10, (0, 1))[[0]]
     assert all(torch.equal(one[0], many[1]) for one, many in zip(alone, batch, strict=True))
-    other = PartnerDataset(30, 10, [0, 2])[[0]]
+    other = PartnerTexts(30, 10, (0, 2))[[0]]
     assert not torch.equal(alone.tokens, other.tokens)
 
 

@@ -113,7 +113,7 @@ def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     translator = load("runs/translation/1", "cpu")
     assert [found["translation"] for found in translator(["ein hund"])] == ["EIN HUND"]
     assert main(["translate", *run, "--nbest", "9"]) == 2
-    assert "data.nbest must be at most data.beam 5, got 9" in capsys.readouterr().err
+    assert "nbest must be at most beam (5), got 9" in capsys.readouterr().err
     wrong = ["--data", "Classification", "--data.train", "x.tsv"]
     assert main(["predict", *run, *wrong]) == 2
     assert "a checkpoint of Translation, not of Classification" in capsys.readouterr().err

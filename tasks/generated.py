@@ -1,0 +1,107 @@
+"""Base of the tasks whose texts are generated: they need no data.
+
+B batch   N tokens   L labels
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from clusterformer.data.batches import BucketPlan, EndlessPlan, make_loader, run_seed
+from clusterformer.errors import require_at_least
+from clusterformer.losses import cross_entropy
+from clusterformer.task import IGNORE, Output, Task
+
+TRAIN, VALID, TEST = 0, 1, 2
+"""First number of the stream that each part of the data comes from."""
+
+
+class GeneratedTexts(Dataset[Any]):
+    """Endless texts, each made from its index; a list of indices gives a batch.
+
+    Args:
+        stream: Numbers that name this list of texts.
+    """
+
+    def __init__(self, stream: tuple[int, ...]) -> None:
+        self._stream = stream
+
+    def generator(self, index: int) -> np.random.Generator:
+        """Random numbers of one text."""
+        return np.random.default_rng([*self._stream, index])
+
+
+class GeneratedTask(Task):
+    """Label tokens of generated texts.
+
+    Training continues with new texts without end; validation and test texts are always the same.
+    Subclasses pass their `**options` on to these.
+
+    Args:
+        batch_size: Number of texts in a batch, over all processes.
+        epoch_steps: Number of batches from one validation to the next.
+        valid_texts: Number of validation texts.
+        test_texts: Number of test texts.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 32,
+        epoch_steps: int = 100,
+        valid_texts: int = 128,
+        test_texts: int = 256,
+    ) -> None:
+        super().__init__()
+        require_at_least(
+            1,
+            batch_size=batch_size,
+            epoch_steps=epoch_steps,
+            valid_texts=valid_texts,
+            test_texts=test_texts,
+        )
+        self._batch_size, self._epoch_steps = batch_size, epoch_steps
+        self._valid_texts, self._test_texts = valid_texts, test_texts
+
+    @property
+    @abstractmethod
+    def num_labels(self) -> int:
+        """L, number of labels of a token."""
+
+    @abstractmethod
+    def texts(self, *stream: int) -> GeneratedTexts:
+        """Texts of a stream, by their index."""
+
+    def train_dataloader(self) -> DataLoader:
+        plan = EndlessPlan(self._epoch_steps, self._batch_size)
+        return make_loader(self.texts(TRAIN, run_seed()), plan, self, training=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._evaluation(VALID, self._valid_texts)
+
+    def test_dataloader(self) -> DataLoader:
+        return self._evaluation(TEST, self._test_texts)
+
+    def _evaluation(self, stream: int, size: int) -> DataLoader:
+        plan = BucketPlan([1] * size, batch_size=self._batch_size, shuffle=False)
+        return make_loader(self.texts(stream), plan, self)
+
+    def loss(self, output: Output, batch: Any, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        return cross_entropy(output.logits, batch.target, label_smoothing)
+
+    def metrics(self) -> MetricCollection:
+        """Accuracy over the tokens that have a label."""
+        accuracy = MulticlassAccuracy(self.num_labels, average="micro", ignore_index=IGNORE)
+        return MetricCollection({"accuracy": accuracy})
+
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: Any, network: nn.Module
+    ) -> None:
+        metrics["accuracy"].update(output.logits.flatten(0, 1), batch.target.flatten())
