@@ -10,11 +10,13 @@ batch. Padding, token 0, is never chosen, and no text is empty.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.decoder import State
 from clusterformer.models.embeddings import PAD
 
@@ -31,6 +33,29 @@ class Hypothesis(NamedTuple):
 
     tokens: list[int]
     score: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """Options of decoding.
+
+    Attributes:
+        beam: Hypotheses followed for each text; 1 is greedy.
+        length_penalty: Above 1 favours long texts, below 1 short ones.
+        nbest: Hypotheses returned for each text, at most `beam`.
+
+    Raises:
+        InputError: for a number out of range.
+    """
+
+    beam: int = 5
+    length_penalty: float = 1.0
+    nbest: int = 1
+
+    def __post_init__(self) -> None:
+        require_at_least(1, beam=self.beam, nbest=self.nbest)
+        if self.nbest > self.beam:
+            raise InputError(f"nbest must be at most beam ({self.beam}), got {self.nbest}")
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,7 +26,7 @@ from clusterformer.data.tokenizers import (
     tokenizer_from_state,
 )
 from clusterformer.data.translation_batches import TranslationBatch, TranslationDataset
-from clusterformer.decoding import Hypothesis, beam_search, greedy
+from clusterformer.decoding import Hypothesis, Search, beam_search, greedy
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.models.alignment import alignment
@@ -122,12 +123,8 @@ class Translation(Task):
             max_ratio=max_ratio,
             batch_size=batch_size,
             tokens_per_batch=tokens_per_batch,
-            beam=beam,
-            nbest=nbest,
         )
         require_at_least(0, valid_sentences=valid_sentences)
-        if nbest > beam:
-            raise InputError(f"nbest must be at most beam ({beam}), got {nbest}")
         self._check_source(name, data_bin)
         direction = translation_protocol(name).direction if name else (None, None)
         languages = (source_lang or direction[0], target_lang or direction[1])
@@ -149,7 +146,7 @@ class Translation(Task):
         self._compounds = name == "wmt14" and languages[1] == "de"
         self._batch_size, self._tokens_per_batch = batch_size, tokens_per_batch
         self._valid_sentences = valid_sentences
-        self._beam, self._length_penalty, self._nbest = beam, length_penalty, nbest
+        self.search = Search(beam, length_penalty, nbest)
         self.monitor, self.mode = (
             ("val/sacrebleu", "max") if valid_sentences else ("val/loss", "min")
         )
@@ -274,7 +271,8 @@ class Translation(Task):
         assert isinstance(network, Seq2Seq)
         encoded, mask = output.encoded.hidden[rows], batch.mask[rows]
         state = network.start_from(encoded, mask)
-        found = self._decode(network, state, mask, self._beam if testing else 1)
+        search = replace(self.search, nbest=1) if testing else Search(beam=1)
+        found = self._decode(network, state, mask, search)
         written = [self.tokenizer.decode(hypotheses[0].tokens) for hypotheses in found]
         references = [reference for reference in batch.references if reference]
         for name in self._scores:
@@ -285,12 +283,12 @@ class Translation(Task):
                 metrics[name].update(written, [reference.tokenised for reference in references])
 
     def _decode(
-        self, network: Seq2Seq, state: State, mask: Tensor, beam: int, nbest: int = 1
+        self, network: Seq2Seq, state: State, mask: Tensor, search: Search
     ) -> list[list[Hypothesis]]:
         """Find the best translations of each text, from the state before their first token."""
         first = torch.full((len(mask),), BOS_EOS, device=mask.device)
         longest = 2 * mask.sum(-1) + 10
-        if beam == 1:
+        if search.beam == 1:
             return [
                 [one] for one in greedy(network.step, state, first, eos=BOS_EOS, longest=longest)
             ]
@@ -300,16 +298,22 @@ class Translation(Task):
             first,
             eos=BOS_EOS,
             longest=longest,
-            beam=beam,
-            length_penalty=self._length_penalty,
-            nbest=nbest,
+            beam=search.beam,
+            length_penalty=search.length_penalty,
+            nbest=search.nbest,
         )
 
     def predictions(self, network: nn.Module, batch: SourceBatch) -> list[dict[str, Any]]:
         """`nbest` records for each row, best first."""
+        return self.translations(network, batch, self.search)
+
+    def translations(
+        self, network: nn.Module, batch: SourceBatch, search: Search
+    ) -> list[dict[str, Any]]:
+        """Translate each row: `search.nbest` records for it, best first."""
         assert isinstance(network, Seq2Seq)
         state = network.start(batch)
-        found = self._decode(network, state, batch.mask, self._beam, self._nbest)
+        found = self._decode(network, state, batch.mask, search)
         return [
             {
                 "translation": self.source.target_form.detokenise(

@@ -38,7 +38,6 @@ LAYERS = {
     "clusterformer.api": 7,
     "clusterformer.bench": 7,
     "clusterformer.compare": 7,
-    "clusterformer.generation": 7,
     "clusterformer.cli": 8,
     "clusterformer.__main__": 9,
 }

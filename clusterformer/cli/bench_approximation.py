@@ -83,8 +83,8 @@ def _record(options: argparse.Namespace) -> list[Inputs]:
         return record_encoder(options.model, text, options.length, options.texts)
     import torch
 
-    from clusterformer.cli.generate import load
+    from clusterformer.api import load
 
-    generator = load(str(options.model), "cpu")
+    generator = load(options.model, device="cpu").generator
     tokens = torch.from_numpy(generator.tokenizer.encode_document(text))
     return record_language_model(generator.network, tokens, options.length, options.texts)

@@ -53,4 +53,4 @@ def _make(config: str, mechanism: str) -> tuple[ClusterFormer, Task]:
 
     chosen = [] if mechanism == "configured" else ["--model.attention", mechanism]
     options = Options(["--config", config, *chosen], fitting=True)
-    return options.model, options.datamodule
+    return options.model, options.task

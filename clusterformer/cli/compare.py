@@ -222,7 +222,7 @@ def _parameters(planned: PlannedRun) -> str:
     from clusterformer.cli.options import Options
 
     options = Options(planned.arguments(), fitting=True)
-    task = options.datamodule
+    task = options.task
     try:
         task.prepare_data()
         task.setup("fit")

@@ -53,7 +53,21 @@ examples:
 
 
 def run(arguments: list[str]) -> None:
-    """Train, and say at the end what came of it."""
-    from clusterformer.cli.training import train
+    """Train, then the models that it is to be compared with."""
+    import time
 
-    train(arguments)
+    from clusterformer.cli.against import check_against, fit_against
+    from clusterformer.cli.fitting import fit_run
+    from clusterformer.cli.options import Options, pop_option
+    from clusterformer.training.runs import Run
+
+    begun = time.monotonic()
+    folder, arguments = pop_option(arguments, "--resume")
+    resumed = Run.open(folder) if folder else None
+    if resumed:
+        arguments = ["--config", str(resumed.config), *arguments]
+    options = Options(arguments, fitting=True)
+    check_against(options)
+    first = fit_run(options, resumed)
+    if options.config["against"]:
+        fit_against(options, first, time.monotonic() - begun)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
-    from clusterformer.cli.evaluation import Trained
+    from clusterformer.api import TrainedModel
 
 HELP = """
 usage: clusterformer predict --checkpoint RUN [--input FILE]
@@ -32,72 +32,46 @@ examples:
   clusterformer predict --checkpoint runs/mr/1 --input reviews.txt --format jsonl > labels.jsonl
 """
 
-_MOST = 64  # lines a batch
+_MAX_LINES = 64  # lines a batch
 
 
 def run(arguments: list[str]) -> None:
     """Read texts, write predictions, both line by line."""
-    from clusterformer.cli.evaluation import load
-
-    answer(arguments, ("tsv", "jsonl"), load)
+    predict_lines(arguments, ("tsv", "jsonl"), lambda model, lines: model.predict(lines))
 
 
-def answer(
-    arguments: list[str], layouts: tuple[str, ...], load: Callable[[list[str]], Trained]
+def predict_lines(
+    arguments: list[str],
+    layouts: tuple[str, ...],
+    predict: Callable[[TrainedModel, list[str]], list[dict[str, Any]]],
 ) -> None:
-    """Read texts, write a line for each record that the model has for them.
+    """Read texts and write a line for each record that a trained model makes of them.
 
     Args:
-        arguments: Of the command line.
-        layouts: Of the lines, the default first: "text" is the first value of a record alone.
-        load: Loads the model by what `answer` does not take of the arguments.
+        arguments: Command line, without the command.
+        layouts: Allowed layouts of the lines, the default first; "text" is the first value of a
+            record and nothing else.
+        predict: Makes the records of some texts.
     """
-    from clusterformer.cli.options import take
+    from clusterformer.cli.evaluation import load_model
+    from clusterformer.cli.options import pop_option
 
-    source, arguments = take(arguments, "--input")
-    layout, arguments = take(arguments, "--format")
-    device, arguments = take(arguments, "--device")
+    source, arguments = pop_option(arguments, "--input")
+    layout, arguments = pop_option(arguments, "--format")
     if layout not in (None, *layouts):
         raise InputError(f"--format is {' or '.join(layouts)}, got {layout!r}")
     with ExitStack() as stack:
-        number = stack.enter_context(Path(source).open("rb")).fileno() if source else 0
-        predictor = Predictor(load(arguments), device)
-        check = predictor.task.check_text
-        for lines in _chunks(number, source or "standard input", check):
-            for record in predictor(lines):
-                print(_written(record, layout or layouts[0]), flush=True)
-
-
-class Predictor:
-    """A trained model that answers texts.
-
-    Args:
-        trained: The model and its task.
-        device: "cpu" or "cuda"; None: cuda where there is one.
-    """
-
-    def __init__(self, trained: Trained, device: str | None = None) -> None:
-        from clusterformer.cli.evaluation import ready
-
-        self.task = trained.options.datamodule
-        self._model = ready(trained, device)
-
-    def __call__(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """The task's records for each text, in their order."""
-        import torch
-
-        texts = list(texts)
-        for batch in self.task.text_dataloader(texts) if texts else ():
-            with torch.inference_mode():
-                moved = self._model.transfer_batch_to_device(batch, self._model.device, 0)
-                records = self.task.predictions(self._model.network, moved)
-            yield from records
+        file = stack.enter_context(Path(source).open("rb")).fileno() if source else 0
+        model, _ = load_model(arguments)
+        for lines in _chunks(file, source or "standard input", model.task.check_text):
+            for record in predict(model, lines):
+                print(_formatted(record, layout or layouts[0]), flush=True)
 
 
 def _chunks(file: int, name: str, check: Callable[[str], None]) -> Iterator[list[str]]:
-    """Texts from a file descriptor, as many together as are there without waiting.
+    """Read texts from a file descriptor, as many together as are there without waiting.
 
-    A bad line raises when the texts before it have been given out.
+    A bad line raises when the texts before it have been yielded.
     """
     number = 0
     for lines in _arrivals(file):
@@ -111,14 +85,14 @@ def _chunks(file: int, name: str, check: Callable[[str], None]) -> Iterator[list
                 yield chunk
                 raise InputError(f"{name}:{number}: {error}") from error
             chunk.append(text)
-            if len(chunk) == _MOST:
+            if len(chunk) == _MAX_LINES:
                 yield chunk
                 chunk = []
         yield chunk
 
 
 def _arrivals(file: int) -> Iterator[list[bytes]]:
-    """Whole lines, as soon as some are there."""
+    """Read whole lines, as soon as some are there."""
     rest = b""
     while data := os.read(file, 1 << 16):
         *whole, rest = (rest + data).split(b"\n")
@@ -139,7 +113,7 @@ def _text(line: bytes) -> str:
     return text
 
 
-def _written(record: dict[str, Any], layout: str) -> str:
+def _formatted(record: dict[str, Any], layout: str) -> str:
     if layout == "jsonl":
         return json.dumps(record, ensure_ascii=False)
     if layout == "text":

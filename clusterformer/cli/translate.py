@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clusterformer.cli.predict import Predictor, answer
-from clusterformer.errors import InputError
+from clusterformer.cli.predict import predict_lines
 
 if TYPE_CHECKING:
-    from clusterformer.cli.evaluation import Trained
+    from clusterformer.api import TrainedModel
 
 HELP = """
 usage: clusterformer translate --checkpoint RUN [--input FILE] [options]
@@ -30,47 +29,19 @@ examples:
   clusterformer translate --checkpoint runs/multi30k/1 --input de.txt --nbest 5 --format tsv
 """
 
-_OPTIONS = ("beam", "nbest", "length_penalty")
-
 
 def run(arguments: list[str]) -> None:
     """Read sentences, write translations."""
-    from clusterformer.cli.options import take
+    from clusterformer.cli.options import pop_number
 
-    given = []
-    for option in _OPTIONS:
-        value, arguments = take(arguments, f"--{option}")
-        if value is not None:
-            given.append(f"--data.{option}={value}")
-    answer([*arguments, *given], ("text", "tsv", "jsonl"), _load)
+    beam, arguments = pop_number(arguments, "--beam", int)
+    nbest, arguments = pop_number(arguments, "--nbest", int)
+    length_penalty, arguments = pop_number(arguments, "--length_penalty", float)
 
-
-def load(checkpoint: str, device: str | None = None) -> Predictor:
-    """A translator from a run folder or `.ckpt` file.
-
-    Example:
-        >>> translator = load("runs/multi30k/1")
-        >>> [found["translation"] for found in translator(["ein hund läuft am strand ."])]
-
-    Args:
-        checkpoint: The run folder (its best checkpoint) or file.
-        device: "cpu" or "cuda"; None: cuda where there is one.
-
-    Raises:
-        InputError: for a checkpoint of another task, or a file that is no checkpoint.
-    """
-    return Predictor(_load(["--checkpoint", checkpoint]), device)
-
-
-def _load(arguments: list[str]) -> Trained:
-    from clusterformer.cli import evaluation
-    from clusterformer.tasks.translation import Translation
-
-    trained = evaluation.load(arguments)
-    task = trained.options.datamodule
-    if not isinstance(task, Translation):
-        raise InputError(
-            f"{trained.path}: translate needs a model of Translation, this is one of "
-            f"{type(task).__name__}; use clusterformer predict"
+    def translate(model: TrainedModel, lines: list[str]) -> list[dict[str, Any]]:
+        found = model.translate(
+            lines, beam=beam, length_penalty=length_penalty, nbest=1 if nbest is None else nbest
         )
-    return trained
+        return [record for best in found for record in best]
+
+    predict_lines(arguments, ("text", "tsv", "jsonl"), translate)

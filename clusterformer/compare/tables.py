@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from clusterformer.compare.statistics import Cell, Summary
 
@@ -35,7 +35,11 @@ def body(summary: Summary, bold: Bold = str) -> list[list[str]]:
 
 def text(summary: Summary) -> str:
     """For the terminal; the best of each column has a star."""
-    table = [header(summary), *body(summary, lambda cell: f"{cell}*")]
+    return aligned([header(summary), *body(summary, lambda cell: f"{cell}*")])
+
+
+def aligned(table: Sequence[Sequence[str]]) -> str:
+    """Write rows of cells for the terminal: names to the left, numbers to the right."""
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     lines = [
         "  ".join(

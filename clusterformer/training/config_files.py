@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from clusterformer.errors import InputError
 
 COMPARISONS = "compare"
-"""Folder of the comparisons among the shipped configurations."""
+"""Folder of the shipped comparisons, below that of the shipped configurations."""
 
 
 def shipped() -> dict[str, Path]:
-    """Every shipped configuration: its name, such as "mr.yaml", and its file."""
+    """List the shipped configurations: name, such as "mr.yaml", to file."""
     root = Path(str(files("clusterformer.configs")))
     found = sorted(root.rglob("*.yaml"))
     return {path.name: path for path in found if path.parent.name != COMPARISONS}
 
 
 def comparisons() -> dict[str, Path]:
-    """Every shipped comparison, likewise."""
+    """List the shipped comparisons likewise."""
     root = Path(str(files("clusterformer.configs"))) / COMPARISONS
     return {path.name: path for path in sorted(root.glob("*.yaml"))}
 
@@ -41,8 +43,13 @@ def check(path: Path) -> None:
         raise InputError(f"{path}: holds no options, such as `model:` or `data:`")
 
 
-def place(word: str, paths: list[Path]) -> str:
-    """Where `word` stands in the files, as "file:line: "; empty if nowhere."""
+def to_yaml(config: Mapping[str, Any]) -> str:
+    """Write a configuration as a file has it."""
+    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+
+
+def locate(word: str, paths: Sequence[Path]) -> str:
+    """Find a word in configuration files; return "file:line: ", or "" if it is in none."""
     pattern = re.compile(rf"(?<![\w.]){re.escape(word)}(?![\w.])")
     for path in reversed(paths):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -52,7 +59,7 @@ def place(word: str, paths: list[Path]) -> str:
 
 
 def find(name: str) -> Path:
-    """The file that `--config name` means: a path as it is, else a shipped configuration."""
+    """Find the file that `--config name` means: a path as it is, else a shipped configuration."""
     if Path(name).is_file():
         return Path(name)
     known = shipped()
@@ -67,8 +74,8 @@ def find(name: str) -> Path:
     return found
 
 
-def resolve(arguments: list[str]) -> tuple[list[str], list[Path]]:
-    """Replace the name after every `--config` or `-c` by its file.
+def resolve(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """Replace the name after every `--config` or `-c` by its file, after a check of the file.
 
     Returns:
         The new arguments, and the files.

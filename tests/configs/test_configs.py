@@ -37,12 +37,12 @@ def test_it_builds_from_any_folder(
     monkeypatch.chdir(tmp_path)
     arguments, _ = resolve(overlaid(name))
     options = Options([*arguments, "--trainer.accelerator", "cpu"], fitting=True)
-    assert isinstance(options.datamodule, Task)
-    clip = options.make_trainer([], []).gradient_clip_val
+    assert isinstance(options.task, Task)
+    clip = options.make_trainer().gradient_clip_val
     assert clip is not None or "gradient_clip_val: null" in read(name)
     config = options.model.transformer_config
     x, mask = torch.randn(2, 7, config.d_model), torch.ones(2, 7, dtype=torch.bool)
-    causal = isinstance(options.datamodule, LanguageModeling)
+    causal = isinstance(options.task, LanguageModeling)
     stack = Decoder(config) if causal else Encoder(config)
     assert stack(x, mask).hidden.isfinite().all()
 

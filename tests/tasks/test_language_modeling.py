@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import clusterformer
 from clusterformer.attention import FullAttention, LocalAttention, NeuralClusteringAttention
-from clusterformer.cli.generate import load
 from clusterformer.cli.main import main
 from clusterformer.data.batches import PAD
 from clusterformer.data.streams import unpadded_batch
@@ -204,11 +204,11 @@ def test_it_trains_resumes_and_generates(folder: Path, capsys: pytest.CaptureFix
     assert int(tokens) == len("sat – the Zoë".encode())
 
     with pytest.raises(InputError, match="tokens must be at least 1, got 0"):
-        next(load(str(run)).stream("x", tokens=0))
+        clusterformer.load(run).generate("x", tokens=0)
     for wrong, message in (
         (["--top_p=2"], "top_p must be above 0 and at most 1, got 2.0"),
         (["--tokens=many"], "--tokens is a number (int), got 'many'"),
-        (["--length=3"], "no option --length=3"),
+        (["--length=3"], "no option --length"),
     ):
         assert main(["generate", f"--checkpoint={run}", *wrong]) == 2
         assert message in capsys.readouterr().err
@@ -264,4 +264,4 @@ def test_generate_refuses_a_classifier(folder: Path, capsys: pytest.CaptureFixtu
     fit += ["--data.label_column=1", "--model.d_model=8", "--model.num_heads=2"]
     assert main([*fit, "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]) == 0
     assert main(["generate", "--checkpoint=runs/classification/1"]) == 2
-    assert "generate needs a language model" in capsys.readouterr().err
+    assert "generate needs a run of LanguageModeling" in capsys.readouterr().err

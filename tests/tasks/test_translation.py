@@ -8,9 +8,9 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
+import clusterformer
 from clusterformer.attention import FullAttention
 from clusterformer.cli.main import main
-from clusterformer.cli.translate import load
 from clusterformer.data.batches import DistributedBatchSampler
 from clusterformer.data.tokenizers import BOS_EOS, SubwordTokenizer
 from clusterformer.data.translation_batches import TranslationBatch
@@ -110,8 +110,11 @@ def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     assert len(lines) == 6
     assert lines[0][0] == "EIN HUND"
     assert float(lines[0][1]) >= float(lines[1][1]) >= float(lines[2][1])
-    translator = load("runs/translation/1", "cpu")
-    assert [found["translation"] for found in translator(["ein hund"])] == ["EIN HUND"]
+    model = clusterformer.load("runs/translation/1", device="cpu")
+    assert model.translate(["ein hund"]) == ["EIN HUND"]
+    [best] = model.translate(["ein hund"], beam=3, nbest=2)
+    assert best[0]["translation"] == "EIN HUND"
+    assert best[0]["score"] >= best[1]["score"]
     assert main(["translate", *run, "--nbest", "9"]) == 2
     assert "nbest must be at most beam (5), got 9" in capsys.readouterr().err
     wrong = ["--data", "Classification", "--data.train", "x.tsv"]
@@ -220,7 +223,7 @@ def test_pictures_show_the_weights_of_the_last_layer(files):
         ({}, "give a named set"),
         ({"name": "multi30k", "train_source": "a"}, "one of them"),
         ({"train_source": "a", "train_target": "b"}, "valid_source and valid_target"),
-        ({"name": "multi30k", "beam": 2, "nbest": 3}, "nbest must be at most"),
+        ({"name": "multi30k", "beam": 2, "nbest": 3}, r"nbest must be at most beam"),
         ({"name": "multi30k", "max_ratio": 0.5}, "max_ratio must be at least 1"),
         ({"name": "multi30k", "source_lang": "xx"}, "no language 'xx'"),
         ({"name": "multi30k", "vocab_size": 258}, "vocab_size must be at least 259, got 258"),

@@ -76,7 +76,7 @@ def test_test_measures_the_average(run: Path, capsys: pytest.CaptureFixture[str]
     ("which", "said"),
     [
         ("9", "train with --keep 9"),
-        ("worst:2", "--average takes N for the last N or best:N, got 'worst:2'"),
+        ("worst:2", "average is N for the last N or best:N, got 'worst:2'"),
         ("0", "got '0'"),
     ],
 )

@@ -1,0 +1,275 @@
+"""The door to a trained model: `clusterformer.load(run)` gives it back, ready to use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, NoReturn, overload
+
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
+
+import clusterformer.tasks
+from clusterformer.decoding import Search
+from clusterformer.errors import InputError
+from clusterformer.generation import TextGenerator
+from clusterformer.models.language_model import LanguageModel
+from clusterformer.module import ClusterFormer
+from clusterformer.task import Task
+from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.translation import Translation
+from clusterformer.training.parser import instantiate, make_parser
+from clusterformer.training.saved import Saved, averaged, open_saved
+
+Predictions = Callable[[nn.Module, Any], list[dict[str, Any]]]
+"""Makes the records of a batch with the network."""
+
+
+def load(
+    run: str | Path,
+    *,
+    average: str | int | None = None,
+    device: str | None = None,
+    trust: Sequence[str] = (),
+) -> TrainedModel:
+    """Load a trained model, from its checkpoint alone.
+
+    Example:
+        >>> model = clusterformer.load("runs/mr/1")
+        >>> model.predict(["a fine film", "a dull film"])
+        [{'label': '1', 'probability': 0.97}, {'label': '0', 'probability': 0.97}]
+
+    Args:
+        run: Run directory (its best checkpoint), or a `.ckpt` file.
+        average: N for the mean of the weights after the last N validations, "best:N" for the best
+            N, of a training with `--keep N`; None for the weights of the checkpoint.
+        device: "cpu" or "cuda"; None for cuda where there is one.
+        trust: Modules or packages of others whose classes the checkpoint may import, such as
+            "mypackage". Classes of modules that your program has imported need no trust.
+
+    Raises:
+        InputError: if there is no such run, the file is no whole checkpoint of `fit`, it names a
+            class that is not trusted, or the device is not there.
+    """
+    import_tasks()
+    saved = open_saved(run, trust)
+    parser = make_parser()
+    sections = {name: saved.config[name] for name in ("model", "data")}
+    try:
+        with isolate_rng():
+            made = instantiate(parser, parser.parse_object(sections))
+    except InputError as error:
+        raise InputError(f"{saved.path}: {error}") from error
+    return TrainedModel(saved, made.model, made.data, average=average, device=device)
+
+
+def import_tasks() -> None:
+    """Import every task of ours, so that its class is known by name."""
+    for module in iter_modules(clusterformer.tasks.__path__):
+        import_module(f"clusterformer.tasks.{module.name}")
+
+
+class TrainedModel:
+    """A trained model; `load` makes it.
+
+    `predict` works for every task that reads text or points. `translate` is for runs of
+    Translation, `generate` and `stream` for runs of LanguageModeling.
+
+    Attributes:
+        path: The checkpoint file.
+        task: The task, as it was trained: labels, tokenizer and so on.
+        module: The LightningModule, for `Trainer.validate` and `Trainer.test`.
+        network: The network, a plain `nn.Module` in evaluation mode.
+        config: Sections `model` and `data` of the configuration, and `seed_everything`.
+    """
+
+    def __init__(
+        self,
+        saved: Saved,
+        module: ClusterFormer,
+        task: Task,
+        *,
+        average: str | int | None = None,
+        device: str | None = None,
+    ) -> None:
+        kind = type(task).__name__
+        if saved.kind not in (kind, None):
+            raise InputError(f"{saved.path}: a checkpoint of {saved.kind}, not of {kind}")
+        if device not in (None, "cpu", "cuda"):
+            raise InputError(f"device is cpu or cuda, got {device!r}")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise InputError("device cuda: there is no CUDA device")
+        self.path, self.config, self.task = saved.path, saved.config, task
+        task.load_state(saved.state)
+        weights = saved.weights
+        if average is not None:
+            weights = averaged(saved.path, str(average), task.mode)
+        with isolate_rng():
+            self.network: nn.Module = task.build(module.transformer_config)
+        module.network = self.network
+        try:
+            module.load_state_dict(weights)
+        except RuntimeError as error:
+            first = str(error).partition("\n\t")[2].partition("\n")[0]
+            raise InputError(f"{self.path}: its weights do not fit the model: {first}") from error
+        self.module = module.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+
+    def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
+        """Give the task's record of each input, in their order.
+
+        Args:
+            inputs: Texts; pairs of texts for a task on pairs; points, (P, F), for Clustering.
+
+        Returns:
+            Records, such as `{"label": "1", "probability": 0.97}` of a classifier,
+            `{"cluster": 3, "membership": 0.8}` of a clustering.
+
+        Raises:
+            InputError: if the task cannot read an input; the message says which.
+        """
+        return self._records(inputs, self.task.predictions)
+
+    def _records(self, inputs: Iterable[Any], predictions: Predictions) -> list[dict[str, Any]]:
+        lines = [_line(each) for each in inputs]
+        for number, line in enumerate(lines, start=1):
+            self._check(number, line)
+        records: list[dict[str, Any]] = []
+        for batch in self.task.text_dataloader(lines) if lines else ():
+            with torch.inference_mode():
+                moved = self.module.transfer_batch_to_device(batch, self.module.device, 0)
+                records += predictions(self.network, moved)
+        return records
+
+    def _check(self, number: int, line: str) -> None:
+        try:
+            self.task.check_text(line)
+        except InputError as error:
+            raise InputError(f"input {number}: {error}") from error
+
+    @overload
+    def translate(
+        self, texts: Iterable[str], *, beam: int | None = ..., length_penalty: float | None = ...
+    ) -> list[str]: ...
+
+    @overload
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        beam: int | None = ...,
+        length_penalty: float | None = ...,
+        nbest: int,
+    ) -> list[list[dict[str, Any]]]: ...
+
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        beam: int | None = None,
+        length_penalty: float | None = None,
+        nbest: int | None = None,
+    ) -> list[str] | list[list[dict[str, Any]]]:
+        """Translate sentences.
+
+        Example:
+            >>> clusterformer.load("runs/multi30k/1").translate(["ein hund läuft am strand ."])
+            ['a dog runs on the beach .']
+
+        Args:
+            texts: Sentences.
+            beam: Hypotheses followed, 1 for greedy decoding; None as the model was trained.
+            length_penalty: Above 1 favours long translations, below 1 short ones.
+            nbest: Translations of each sentence.
+
+        Returns:
+            The translation of each sentence; with `nbest` a list of the best for each, best first,
+            `{"translation": ..., "score": ...}`.
+
+        Raises:
+            InputError: if this is no run of Translation, or an option is out of range.
+        """
+        if not isinstance(self.task, Translation):
+            self._refuse("translate", Translation)
+        usual = self.task.search
+        search = Search(
+            usual.beam if beam is None else beam,
+            usual.length_penalty if length_penalty is None else length_penalty,
+            1 if nbest is None else nbest,
+        )
+        records = self._records(texts, partial(self.task.translations, search=search))
+        if nbest is None:
+            return [record["translation"] for record in records]
+        return [records[start : start + nbest] for start in range(0, len(records), nbest)]
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> str:
+        """Continue a text; `stream` gives the same, as it is drawn.
+
+        Returns:
+            The continuation, without the prompt.
+        """
+        return "".join(
+            self.stream(prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
+        )
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """Continue a text, some characters at a time.
+
+        Args:
+            prompt: Beginning of the text.
+            tokens: Maximum number of tokens to draw.
+            temperature: Divisor of the logits; 0 always takes the most probable token.
+            top_p: Probability, in (0, 1], of the most probable tokens that are drawn from.
+            seed: Seed of the draws; the same one gives the same text.
+
+        Raises:
+            InputError: if this is no run of LanguageModeling, or an option is out of range.
+        """
+        return self.generator.stream(
+            prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed
+        )
+
+    @cached_property
+    def generator(self) -> TextGenerator:
+        """Network and tokenizer of a language model; `stream` and `generate` are its methods.
+
+        Raises:
+            InputError: if this is no run of LanguageModeling.
+        """
+        if not isinstance(self.task, LanguageModeling):
+            self._refuse("generate", LanguageModeling)
+        assert isinstance(self.network, LanguageModel)
+        return TextGenerator(self.network, self.task.tokenizer)
+
+    def _refuse(self, method: str, wanted: type[Task]) -> NoReturn:
+        raise InputError(
+            f"{self.path}: {method} needs a run of {wanted.__name__}, this is one of "
+            f"{type(self.task).__name__}; use predict"
+        )
+
+
+def _line(given: Any) -> str:
+    """Write an input as the line of text that a task reads: columns with tabs between."""
+    if isinstance(given, str):
+        return given
+    columns = given.tolist() if hasattr(given, "tolist") else given
+    return "\t".join(str(column) for column in columns)

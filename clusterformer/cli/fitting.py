@@ -1,0 +1,98 @@
+"""One training from the command line: the run directory, and the last words."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from clusterformer.cli.options import Options
+from clusterformer.task import Task
+from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.translation import Translation
+from clusterformer.training.config_files import to_yaml
+from clusterformer.training.fit import Fitted, fit
+from clusterformer.training.runs import Run, first_process
+
+
+class FittedRun(NamedTuple):
+    """A training's run directory, None in all processes but the first, and what came of it."""
+
+    run: Run | None
+    fitted: Fitted
+
+
+def fit_run(options: Options, resumed: Run | None = None, name: str | None = None) -> FittedRun:
+    """Train as the options say.
+
+    Args:
+        options: Options of `fit`.
+        resumed: Run to go on with.
+        name: Name of a new run that is compared with another one: neither pictures nor last words.
+    """
+    config = options.resolved()
+    model, task = options.model, options.task
+    sections = ("seed_everything", "model", "data")
+    model.config = to_yaml({section: config[section] for section in sections})
+    resume = resumed.last if resumed and resumed.last.exists() else None
+    writes = first_process() and not config["trainer"]["fast_dev_run"]
+    run = resumed or Run.create(config["runs"], name or options.name) if writes else None
+    try:
+        fitted = fit(
+            model,
+            task,
+            options.trainer_options,
+            run=run,
+            resume=resume,
+            checkpoint_every=config["checkpoint_every"],
+            keep=config["keep"],
+            config=config,
+            log_to_wandb=config["wandb"],
+            draw=name is None,
+            callbacks=[_announcement(run)] if run else [],
+        )
+    except KeyboardInterrupt:
+        if run:
+            said = f"stopped; go on with: clusterformer fit --resume {run.folder}"
+            print(said, file=sys.stderr)
+        raise
+    if run and name is None:
+        _summarise(run, task, fitted)
+    return FittedRun(run, fitted)
+
+
+def _announcement(run: Run) -> LambdaCallback:
+    def say(*_: object) -> None:
+        print(f"run directory: {run.folder}", flush=True)
+
+    return LambdaCallback(on_train_start=say)
+
+
+def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
+    """Print the results, the files, and the commands that use the run."""
+    trainer = fitted.trainer
+    minutes, seconds = divmod(round(fitted.seconds), 60)
+    print(
+        f"\nfinished after {trainer.global_step} steps, {trainer.current_epoch} epochs, "
+        f"{minutes} min {seconds} s, {fitted.seconds_validating:.0f} s of it validation"
+    )
+    results = sorted(fitted.results.items())
+    lines = {name: f"{value:.4f}" for name, value in results if "layer" not in name}
+    lines |= task.signatures()
+    lines["checkpoint"] = str(run.best if run.best.exists() else run.last)
+    lines["metrics"] = str(run.metrics)
+    if fitted.pictures:
+        names = ", ".join(path.name for path in fitted.pictures)
+        lines["pictures"] = f"{run.pictures}: {names}"
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        print(f"  {name:<{width}}  {value}")
+    print(f"test it:     clusterformer test --checkpoint {run.folder}")
+    if isinstance(task, Translation):
+        print(f"translate:   clusterformer translate --checkpoint {run.folder} --input FILE")
+    elif isinstance(task, LanguageModeling):
+        print(f"continue:    clusterformer generate --checkpoint {run.folder} --prompt TEXT")
+    elif is_overridden("text_dataloader", task, Task):
+        print(f"label text:  clusterformer predict --checkpoint {run.folder} --input FILE")

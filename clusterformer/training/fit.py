@@ -1,0 +1,219 @@
+"""The engine of `fit`: one training into a run directory, and the test of its best checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from clusterformer.errors import InputError
+from clusterformer.module import ClusterFormer
+from clusterformer.task import Task
+from clusterformer.training import memory, wandb
+from clusterformer.training.causality import CausalityProbe
+from clusterformer.training.checkpoints import (
+    CHECKPOINT_KEY,
+    BestCheckpoint,
+    CheckpointFiles,
+    KeptCheckpoints,
+    LastCheckpoint,
+    read,
+)
+from clusterformer.training.config_files import to_yaml
+from clusterformer.training.illustrate import illustrate
+from clusterformer.training.metrics_file import MetricsFile
+from clusterformer.training.progress import ValidationClock, progress
+from clusterformer.training.runs import OUTCOME, Run
+
+_log = logging.getLogger(__name__)
+
+
+class Fitted(NamedTuple):
+    """What came of a training.
+
+    Attributes:
+        trainer: The trainer, at the end of its work.
+        results: Measures of the best checkpoint: its validation result, then those of the test.
+        pictures: PNGs in the run directory.
+        seconds: Seconds of training, validation included.
+        seconds_validating: Seconds of validation.
+    """
+
+    trainer: Trainer
+    results: dict[str, float]
+    pictures: list[Path]
+    seconds: float
+    seconds_validating: float
+
+
+def fit(
+    model: ClusterFormer,
+    task: Task,
+    trainer_options: Mapping[str, Any],
+    *,
+    run: Run | None = None,
+    resume: Path | None = None,
+    checkpoint_every: int = 500,
+    keep: int = 0,
+    config: Mapping[str, Any] | None = None,
+    log_to_wandb: bool = False,
+    draw: bool = True,
+    callbacks: Sequence[Callback] = (),
+) -> Fitted:
+    """Train a model, test its best checkpoint, and write down what came of it.
+
+    Every process of a training calls this.
+
+    Args:
+        model: Model to train.
+        task: Task to train it on.
+        trainer_options: Arguments of Lightning's Trainer.
+        run: Run directory; None in all processes but the first, and to write nothing.
+        resume: Checkpoint to start from; the other processes need it too.
+        checkpoint_every: Optimiser steps between two checkpoints within an epoch.
+        keep: Number of last and of best validated weights to keep.
+        config: Whole configuration, to write down and to log.
+        log_to_wandb: Whether to log to Weights & Biases too.
+        draw: Whether to draw pictures into the run directory.
+        callbacks: Callbacks beside those of every training.
+
+    Raises:
+        InputError: if an option, the data or the checkpoint is bad, or the loss is not finite.
+        KeyboardInterrupt: if the user stopped the training.
+    """
+    begun = time.monotonic()
+    first_step = _restore(task, resume)
+    config = config or {}
+    if run:
+        run.record(to_yaml(config), config.get("seed_everything", 0))
+    clock = ValidationClock()
+    folder = run.checkpoints if run else None
+    trainer: Trainer | None = None
+    try:
+        trainer = make_trainer(
+            trainer_options,
+            callbacks=[
+                BestCheckpoint(folder, task.monitor, task.mode),
+                LastCheckpoint(folder, checkpoint_every),
+                KeptCheckpoints(folder, task.monitor, task.mode, keep),
+                CausalityProbe(),
+                clock,
+                *callbacks,
+            ],
+            loggers=_loggers(run, first_step, config, log_to_wandb) if run else [],
+        )
+        with _one_line_errors():
+            trainer.fit(model, datamodule=task, ckpt_path=resume, weights_only=True)
+    except InputError:
+        if run and not resume:
+            run.discard_unless_begun()
+        raise
+    except SystemExit as error:
+        if trainer is None or not trainer.interrupted:
+            raise
+        raise KeyboardInterrupt from error
+    seconds = time.monotonic() - begun
+    results = _test(trainer, model, task)
+    outcome = {
+        "results": dict(sorted(results.items())),
+        "monitor": task.monitor,
+        "mode": task.mode,
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+        "seconds": round(seconds, 2),
+        "seconds_validating": round(clock.seconds, 2),
+        "seconds_a_step": seconds / max(1, trainer.global_step - first_step),
+        "parameters": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
+        "peak_mib": round(memory.peak(model.device), 1),
+        "device": str(model.device),
+    }
+    if run:
+        run.finish(outcome)
+    pictures = _pictures(run, model, task) if run and draw else []
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            for picture in pictures:
+                logger.log_image(f"pictures/{picture.stem}", [str(picture)])
+            logger.experiment.summary[OUTCOME] = json.dumps(outcome)
+            logger.experiment.finish()
+    return Fitted(trainer, results, pictures, seconds, clock.seconds)
+
+
+def make_trainer(
+    options: Mapping[str, Any], callbacks: Sequence[Callback] = (), loggers: Sequence[Logger] = ()
+) -> Trainer:
+    """Make a trainer with our callbacks, loggers and checkpoint files beside those of the options.
+
+    Raises:
+        InputError: if Lightning refuses an option.
+    """
+    options = dict(options)
+    if options.get("enable_progress_bar") is not False:
+        callbacks = [*callbacks, progress()]
+    ours = {"callbacks": callbacks, "logger": loggers, "plugins": [CheckpointFiles()]}
+    for key, added in ours.items():
+        given = options.get(key)
+        if not isinstance(given, list | tuple):
+            given = [] if given is None or isinstance(given, bool) else [given]
+        options[key] = [*given, *added]
+    try:
+        return Trainer(**options)
+    except (ValueError, MisconfigurationException) as error:
+        raise InputError(str(error)) from error
+
+
+def _restore(task: Task, resume: Path | None) -> int:
+    """Give the task its state in the checkpoint; return the step to go on from."""
+    if resume is None:
+        return 0
+    checkpoint = read(resume)
+    task.load_state(checkpoint[CHECKPOINT_KEY]["task"])
+    return int(checkpoint["global_step"])
+
+
+def _loggers(run: Run, step: int, config: Mapping[str, Any], log_to_wandb: bool) -> list[Logger]:
+    loggers: list[Logger] = [MetricsFile(run.metrics, step)]
+    if log_to_wandb:
+        loggers.append(wandb.logger(run, config))
+    return loggers
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Turn Lightning's errors about options that depend on the number of batches into ours."""
+    try:
+        yield
+    except ValueError as error:
+        if "val_check_interval" not in str(error):
+            raise
+        message = str(error).replace("`", "").strip().partition(". ")[0]
+        raise InputError(f"--trainer.{message}") from error
+
+
+def _test(trainer: Trainer, model: ClusterFormer, task: Task) -> dict[str, float]:
+    best = trainer.checkpoint_callback
+    if not isinstance(best, BestCheckpoint) or not best.best_model_path:
+        return {}
+    results: dict[str, Any] = {task.monitor: best.best_model_score}
+    if is_overridden("test_dataloader", task):
+        path = best.best_model_path
+        [tested] = trainer.test(model, task, ckpt_path=path, verbose=False, weights_only=True)
+        results |= tested
+    return {name: float(value) for name, value in results.items()}
+
+
+def _pictures(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
+    try:
+        return illustrate(run, model, task)
+    except ImportError as error:
+        _log.info("no pictures: %s; pip install 'clusterformer[plots]'", error)
+        return []

@@ -1,0 +1,163 @@
+"""What a training saved: configuration, task and weights; checked once, when it is loaded."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from torch import Tensor
+
+from clusterformer.attention import AttentionCore
+from clusterformer.errors import InputError
+from clusterformer.task import Task
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, Kept, average, read
+from clusterformer.training.runs import Run
+
+_MECHANISMS = ("attention", "outer_attention", "decoder_attention", "cross_attention")
+
+
+class Saved(NamedTuple):
+    """The part of a checkpoint that prediction needs.
+
+    Attributes:
+        path: Checkpoint file.
+        config: Its sections `model` and `data`, and the seed. No other section is used: a
+            checkpoint chooses no trainer, no callback and no folder.
+        kind: Name of the task's class; None in a checkpoint that does not tell.
+        state: State of the task, such as its vocabulary and labels.
+        weights: Weights of the model by name.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    kind: str | None
+    state: dict[str, Any]
+    weights: dict[str, Tensor]
+
+
+def open_saved(run: str | Path, trust: Sequence[str] = ()) -> Saved:
+    """Read the best checkpoint of a run, or a checkpoint file, and check its whole structure.
+
+    A file shall not choose what is imported. So its classes must be ours, or of a module that the
+    program has imported itself, or lie below a name in `trust`.
+
+    Args:
+        run: Run directory or `.ckpt` file.
+        trust: Modules or packages whose classes may be imported, such as "mypackage".
+
+    Raises:
+        InputError: if it is no run and no checkpoint of `fit`, or a class is not trusted.
+    """
+    path = _checkpoint(Path(run))
+    checkpoint = read(path)
+    ours, weights = checkpoint[CHECKPOINT_KEY], checkpoint.get("state_dict", {})
+    _require(path, isinstance(ours, dict), "a mapping of what clusterformer saved")
+    _require(path, _holds(weights, Tensor), "weights by name")
+    _require(path, isinstance(ours.get("task"), dict), "the state of a task")
+    _require(path, isinstance(ours.get("kind"), str | None), "the name of a task")
+    _require(path, isinstance(ours.get("seed", 0), int), "a seed")
+    if ours.get("config") is None:
+        raise InputError(f"{path}: written from Python, so it does not say how to build the model")
+    config = {"seed_everything": ours.get("seed", 0), **_sections(path, ours["config"])}
+    _check_classes(path, config, trust)
+    return Saved(path, config, ours.get("kind"), ours["task"], dict(weights))
+
+
+def averaged(run: str | Path, which: str, mode: str) -> dict[str, Tensor]:
+    """Average the weights that a training with `--keep` kept.
+
+    Args:
+        run: Run directory.
+        which: "N" for the last N validations, "best:N" for the best N.
+        mode: Whether a high ("max") or a low ("min") result is best.
+
+    Raises:
+        InputError: if `which` is neither, or the run kept fewer.
+    """
+    found = re.fullmatch(r"(best:)?([1-9]\d*)", which)
+    if not found:
+        raise InputError(f"average is N for the last N or best:N, got {which!r}")
+    best, count = found[1], int(found[2])
+    folder = Run.open(run).checkpoints
+    kept = Kept.all(folder)
+    if len(kept) < count:
+        raise InputError(
+            f"average {which}: {folder} holds the weights of {len(kept)} validations; "
+            f"train with --keep {count}"
+        )
+    chosen = Kept.best(kept, count, mode) if best else Kept.last(kept, count)
+    return average([one.path for one in chosen])
+
+
+def _checkpoint(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    run = Run.open(path)
+    return run.best if run.best.exists() else run.last
+
+
+def _sections(path: Path, text: Any) -> dict[str, Any]:
+    """Take the sections of the model and the data out of a configuration's text."""
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, AttributeError) as error:
+        raise InputError(f"{path}: refused, its configuration is not YAML") from error
+    _require(path, isinstance(found, dict), "a configuration")
+    for section in ("model", "data"):
+        _require(path, _holds(found.get(section), object), f"a configuration of the {section}")
+    return {section: found[section] for section in ("model", "data")}
+
+
+def _check_classes(path: Path, config: Mapping[str, Any], trust: Sequence[str]) -> None:
+    """Refuse a configuration that names a class which is neither ours nor trusted."""
+    named = [(AttentionCore, config["model"].get(option)) for option in _MECHANISMS]
+    for base, option in [(Task, config["data"]), *named]:
+        if option is None and base is AttentionCore:
+            continue
+        _require(path, _holds(option, object) and "class_path" in option, "a class by its path")
+        _check_class(path, option["class_path"], base, trust)
+        for inner in _class_paths(option.get("init_args")):
+            _check_class(path, inner, None, trust)  # ours take no classes as options
+
+
+def _class_paths(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        if "class_path" in value:
+            yield value["class_path"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _class_paths(inner)
+
+
+def _check_class(path: Path, class_path: Any, base: type | None, trust: Sequence[str]) -> None:
+    if any(f"{class_path}.".startswith(f"{name}.") for name in trust):
+        return
+    module, _, name = str(class_path).rpartition(".")
+    if module.startswith("clusterformer."):
+        with suppress(ImportError):
+            import_module(module)
+    found = getattr(sys.modules.get(module), name, None)
+    if not (base and isinstance(found, type) and issubclass(found, base)):
+        raise InputError(
+            f"{path}: refused, {class_path} is no class of clusterformer; if you trust this file "
+            f"and that package: --trust {str(class_path).partition('.')[0]}"
+        )
+
+
+def _require(path: Path, fits: bool, what: str) -> None:
+    if not fits:
+        raise InputError(f"{path}: refused, it does not hold {what} where fit writes it")
+
+
+def _holds(value: Any, kind: type) -> bool:
+    """Whether it is a mapping of names to values of that kind."""
+    return isinstance(value, dict) and all(
+        isinstance(key, str) and isinstance(inner, kind) for key, inner in value.items()
+    )
