@@ -137,6 +137,8 @@ def test_training_commands_parse(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    mechanism = next(block.text for block in PYTHON if "class MeanAttention" in block.text)
+    Path("mymechanisms.py").write_text(mechanism, encoding="utf-8")
     code = None
     with contextlib.suppress(SystemExit):
         code = main([*arguments(line), "--print_config"])
