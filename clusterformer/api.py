@@ -38,7 +38,7 @@ def load(
 ) -> TrainedModel:
     """Load a trained model, from its checkpoint alone.
 
-    Example:
+    Examples:
         >>> model = clusterformer.load("runs/mr/1")
         >>> model.predict(["a fine film", "a dull film"])
         [{'label': '1', 'probability': 0.97}, {'label': '0', 'probability': 0.97}]
@@ -175,7 +175,7 @@ class TrainedModel:
     ) -> list[str] | list[list[dict[str, Any]]]:
         """Translate sentences.
 
-        Example:
+        Examples:
             >>> clusterformer.load("runs/multi30k/1").translate(["ein hund läuft am strand ."])
             ['a dog runs on the beach .']
 

@@ -250,8 +250,6 @@ def test_python_runs(
 ) -> None:
     if "transformers" in block.text:
         pytest.importorskip("transformers")
-    if "clusterformer.load" in block.text and "load" not in dir(__import__("clusterformer")):
-        pytest.skip("load is not there yet")
     if "CLUSTERFORMER_DATA" in block.text:
         request.getfixturevalue("data_root")
     other_runs = "runs/" in block.text and not any(name in block.text for name in LABELLED)
