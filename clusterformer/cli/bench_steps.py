@@ -49,8 +49,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _make(config: str, mechanism: str) -> tuple[ClusterFormer, Task]:
-    from clusterformer.cli.options import Options
+    from clusterformer.cli.options import make_model_and_task
 
     chosen = [] if mechanism == "configured" else ["--model.attention", mechanism]
-    options = Options(["--config", config, *chosen], fitting=True)
-    return options.model, options.task
+    return make_model_and_task(["--config", config, *chosen])

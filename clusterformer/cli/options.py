@@ -163,3 +163,9 @@ def pop_number(
         return None if value is None else kind(value), rest
     except ValueError:
         raise InputError(f"{option} is a number ({kind.__name__}), got {value!r}") from None
+
+
+def make_model_and_task(arguments: list[str]) -> tuple[ClusterFormer, Task]:
+    """Make the model and the task that the options of `fit` describe."""
+    options = Options(arguments, fitting=True)
+    return options.model, options.task

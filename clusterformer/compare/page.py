@@ -1,4 +1,4 @@
-"""The page of a comparison: one HTML file that needs nothing else, on a phone or on paper."""
+"""The page of a comparison: one HTML file without external parts, for screen, phone and paper."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterformer.compare.plots import along_a_key, learning_curves, quality_against
-from clusterformer.compare.results import Result, differences
+from clusterformer.compare.configs import differences
+from clusterformer.compare.plots import along_a_key, quality_against, validation_curves
+from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import body, header
 
@@ -65,12 +66,12 @@ for (const button of document.querySelectorAll("th button")) button.onclick = ()
 
 
 def page(summary: Summary, title: str, command: str) -> str:
-    """The whole file.
+    """Write the page.
 
     Args:
-        summary: What was compared.
-        title: Of the page.
-        command: That makes the page anew.
+        summary: The table.
+        title: Title of the page.
+        command: Command line that makes the page again.
     """
     number = len(summary.results)
     seeds = len({result.seed for result in summary.results})
@@ -78,17 +79,17 @@ def page(summary: Summary, title: str, command: str) -> str:
         f"<h1>{_text(title)}</h1>",
         f'<p class="note">{number} runs, {seeds} seeds. <code>{_text(command)}</code></p>',
         _section("Results", _table(summary) + _how_to_read(summary)),
-        _section("Learning curves", _figure(learning_curves(summary), "Mean of the seeds; the "
+        _section("Learning curves", _figure(validation_curves(summary), "Mean over seeds; the "
                  "band spans the lowest and the highest.")),
         _section("Quality and cost", _pair([
             _figure(quality_against(summary, cost), f"Against {cost}.")
             for cost in ("seconds an epoch", "peak MiB")
         ])),
-        *(_section(f"Along {key}", _figure(drawing, "Mean of the runs."))
+        *(_section(f"Along {key}", _figure(drawing, "Mean over runs."))
           for key, drawing in along_a_key(summary).items()),
         _section("Clusters", _clusters(summary.results)),
-        _section("What differs", _differences(summary.results)),
-        _section("Where it comes from", _provenance(summary.results)),
+        _section("Different options", _differences(summary.results)),
+        _section("Origin of the runs", _provenance(summary.results)),
     ]  # fmt: skip
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -116,7 +117,7 @@ def _table(summary: Summary) -> str:
 
 
 def _exact(summary: Summary, row: str) -> list[float | None]:
-    """What the cells of a row are sorted by, where their text does not say it."""
+    """Return the values by which the cells of a row are sorted, None for sorting by text."""
     cells = (summary.cells.get((row, column)) for column in summary.columns)
     means = [None if cell is None else cell.mean for cell in cells]
     return [None, *means, summary.significance.get(row), *summary.costs[row].values()]
@@ -127,14 +128,14 @@ def _bold(cell: str) -> str:
 
 
 def _how_to_read(summary: Summary) -> str:
-    better = "more" if summary.mode == "max" else "less"
+    better = "higher" if summary.mode == "max" else "lower"
     pairs = {row: sum(r.row == row for r in summary.results) for row in summary.significance}
-    told = f", over {max(pairs.values())} pairs" if pairs else ""
+    number = f" over {max(pairs.values())} pairs" if pairs else ""
     return (
         f'<p class="note">{_text(summary.metric)}, {better} is better: mean ± standard deviation '
-        f"of the seeds, the best bold. p: paired bootstrap against {_text(summary.baseline)}"
-        f"{told}; few pairs make it optimistic. Epochs to converge: the first whose validation "
-        "comes within 1 % of the best one.</p>"
+        "over seeds; the best value of a column is bold. p: p-value of the difference from "
+        f"{_text(summary.baseline)}, by paired bootstrap{number}; with few pairs it is optimistic. "
+        "Epochs to converge: the first epoch whose validation is within 1 % of the best.</p>"
     )
 
 
@@ -155,7 +156,7 @@ def _clusters(results: Sequence[Result]) -> str:
 
 
 def _few_colours(picture: Path) -> bytes:
-    """A PNG in a quarter of its bytes: few colours fill it, and a page holds one for each row."""
+    """Compress a PNG of few colours to a quarter; the page holds one for each row."""
     from PIL import Image
 
     small = io.BytesIO()
@@ -164,12 +165,12 @@ def _few_colours(picture: Path) -> bytes:
 
 
 def _differences(results: Sequence[Result]) -> str:
-    apart = {
+    different = {
         key: values
         for key, values in differences([result.config for result in results]).items()
         if key not in ("seed_everything", "runs")
     }
-    if not apart:
+    if not different:
         return ""
     rows = list(dict.fromkeys((result.row, result.column) for result in results))
     first = {(r.row, r.column): index for index, r in reversed(list(enumerate(results)))}
@@ -178,7 +179,7 @@ def _differences(results: Sequence[Result]) -> str:
         f"<tr><td>{_text(key)}</td>"
         + "".join(f"<td>{_shown(values[first[row]])}</td>" for row in rows)
         + "</tr>"
-        for key, values in apart.items()
+        for key, values in different.items()
     )
     return _wide(
         f"<table><thead><tr><th>key</th>{heads}</tr></thead><tbody>{lines}</tbody></table>"

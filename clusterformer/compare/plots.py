@@ -1,4 +1,4 @@
-"""Drawings of the page, as SVG text: learning curves, quality against cost, trends along a key."""
+"""Plots of the page, as SVG: validation curves, quality against cost, and trends along a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clusterformer.compare.results import Result, differences
+from clusterformer.compare.configs import differences
+from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import AVERAGE, Summary
 from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
 
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def learning_curves(summary: Summary) -> str | None:
-    """Validation against steps, a panel a column: mean of the seeds, and a band over them."""
+def validation_curves(summary: Summary) -> str | None:
+    """Draw validation against steps, in a panel for each column, as mean and range of the seeds.
+
+    Returns:
+        SVG; None where no run validated more than once.
+    """
     panels = [column for column in summary.columns if column != AVERAGE]
     drawn = [
         column for column in panels if any(len(r.curve) > 1 for r in _of(summary, column=column))
@@ -51,7 +56,11 @@ def learning_curves(summary: Summary) -> str | None:
 
 
 def quality_against(summary: Summary, cost: str) -> str | None:
-    """The last column's mean against a cost, a point a row."""
+    """Draw the mean of the last column against a cost, a point for each row.
+
+    Returns:
+        SVG; None where there are fewer than two points.
+    """
     column = summary.columns[-1]
     rows = [row for row in summary.rows if (row, column) in summary.cells]
     if len(rows) < 2 or any(cost not in summary.costs[row] for row in rows):
@@ -68,15 +77,19 @@ def quality_against(summary: Summary, cost: str) -> str | None:
 
 
 def along_a_key(summary: Summary) -> dict[str, str]:
-    """For each numeric key with three values or more of one thing: measures and costs along it."""
+    """Draw measures and costs along each numeric key that has three values or more.
+
+    Returns:
+        Key to SVG.
+    """
     configs = [result.config for result in summary.results]
     drawings = {}
     for key, values in differences(configs).items():
         numbers = {v for v in values if isinstance(v, int | float) and not isinstance(v, bool)}
-        kept = [
+        names = [
             name for name, points in _lines(summary, key, summary.value).items() if len(points) > 2
         ]
-        if not kept or key == "seed_everything":
+        if not names or key == "seed_everything":
             continue
         picture = figure(10.5, 3.2)
         panels = picture.subplots(1, 3)
@@ -85,7 +98,7 @@ def along_a_key(summary: Summary) -> dict[str, str]:
             plain_axes(axes, title, key.rpartition(".")[2])
             axes.set_xscale("log", base=2)
             lines = _lines(summary, key, read)
-            for name in kept:
+            for name in names:
                 x, y = zip(*lines[name], strict=True)
                 color = PALETTE[len(handles) % len(PALETTE)]
                 color = handles[name].get_color() if name in handles else color
@@ -106,7 +119,7 @@ def _measures(summary: Summary) -> dict[str, Any]:
 
 
 def _lines(summary: Summary, key: str, read: Any) -> dict[str, list[tuple[float, float]]]:
-    """Mechanism to (value of the key, mean over its runs)."""
+    """Return each mechanism's points: value of the key, and mean over its runs."""
     found: dict[str, dict[float, list[float]]] = {}
     for result in summary.results:
         if isinstance(result.config.get(key), int | float):
@@ -136,7 +149,7 @@ def _legend(picture: Figure, handles: dict[str, Any]) -> None:
 
 
 def _svg(picture: Figure) -> str:
-    """The drawing alone, without XML prologue, of any width."""
+    """Return the SVG element without XML prologue and fixed size."""
     import matplotlib
 
     file = io.StringIO()

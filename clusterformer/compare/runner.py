@@ -1,4 +1,4 @@
-"""Training the runs of a plan: each once, several at a time, whatever stops in between."""
+"""Training of the planned runs: each once, several at a time, resumed after any interruption."""
 
 from __future__ import annotations
 
@@ -7,50 +7,57 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
 import clusterformer
 from clusterformer.compare.plan import PlannedRun
+from clusterformer.compare.results import Result, read_result
 from clusterformer.errors import InputError
 from clusterformer.training.runs import Run
 
-Say = Callable[[str], None]
 
-
-class Place:
-    """Where one planned run lives: its record, log, lock and, once begun, its run folder.
+class Job:
+    """One planned run on the disk: its record, log, lock and, once begun, its run directory.
 
     Args:
-        folder: Of the comparison.
+        folder: Directory of the comparison.
         planned: The run.
     """
 
     def __init__(self, folder: Path, planned: PlannedRun) -> None:
         self.planned = planned
-        self.folder = folder / planned.place
+        self.folder = folder / planned.subfolder
         self.log = self.folder / "log.txt"
         self.lock = FileLock(self.folder / "lock", timeout=0)
 
     @property
     def run(self) -> Run | None:
-        """The run folder, if training has begun."""
+        """The run directory, if training has begun."""
         found = sorted(self.folder.glob("*/*/config.yaml"))
         return Run(found[-1].parent) if found else None
 
     @property
     def finished(self) -> bool:
-        """Whether training has come to its results."""
+        """Whether training has written its results."""
         return bool(self.run and self.run.results)
 
+    @property
+    def result(self) -> Result | None:
+        """The result, if training has finished."""
+        run, planned = self.run, self.planned
+        if run is None or not run.results:
+            return None
+        return read_result(run, planned.row, planned.column, planned.seed)
+
     def record(self) -> None:
-        """Write down what the run is, or refuse a folder that holds another.
+        """Record the run's options, or refuse a directory that holds another run.
 
         Raises:
-            InputError: if the folder's run has other options, or is of another version.
+            InputError: if the directory's run has other options, or is of another version.
         """
         ours = {"version": clusterformer.__version__, "arguments": self.planned.arguments()}
         path = self.folder / "planned.json"
@@ -61,93 +68,147 @@ class Place:
             partial.replace(path)
             return
         theirs = json.loads(path.read_text(encoding="utf-8"))
-        for what in ("version", "arguments"):
-            if theirs[what] != ours[what]:
-                apart = _difference(theirs[what], ours[what])
+        for key in ("version", "arguments"):
+            if theirs[key] != ours[key]:
+                difference = _difference(theirs[key], ours[key])
                 raise InputError(
-                    f"{self.folder}: holds a run of other {what}, {apart}; choose another --out"
+                    f"{self.folder}: holds a run of other {key}, {difference}; choose another --out"
                 )
 
     def command(self, wandb: bool) -> list[str]:
-        """The command line that begins the run or goes on with it."""
+        """Return the command line that begins or resumes the run."""
         fit = [sys.executable, "-m", "clusterformer", "fit"]
         if self.run:
             return [*fit, "--resume", str(self.run.folder)]
         flags = ["--wandb"] if wandb else []
         return [*fit, *self.planned.arguments(), *flags, "--runs", str(self.folder)]
 
-    def complaint(self) -> str:
-        """The last line of the log."""
+    def last_message(self) -> str:
+        """Return the last line of the log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        spoken = [line.strip() for line in lines if line.strip()]
-        return spoken[-1].removeprefix("clusterformer: error: ") if spoken else "no output"
+        messages = [line.strip() for line in lines if line.strip()]
+        return messages[-1].removeprefix("clusterformer: error: ") if messages else "no output"
+
+
+class Failure(NamedTuple):
+    """A run that failed, and the last line of its log."""
+
+    planned: PlannedRun
+    message: str
+
+
+class _Process(NamedTuple):
+    """A training process, and its log and start, in seconds."""
+
+    job: Job
+    handle: subprocess.Popen[bytes]
+    log: IO[bytes]
+    begun: float
+
+    def close(self) -> None:
+        self.handle.wait()
+        self.log.close()
+        self.job.lock.release()
+
+
+def select_shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:
+    """Select every N-th job from the I-th on, for the shard "I/N"; all for None.
+
+    Raises:
+        InputError: if it is not I/N with I from 1 to N.
+    """
+    if shard is None:
+        return list(jobs)
+    index, slash, number = shard.partition("/")
+    if not (slash and index.isdigit() and number.isdigit() and 1 <= int(index) <= int(number)):
+        raise InputError(f"--shard is I/N with I from 1 to N, got {shard}")
+    return list(jobs[int(index) - 1 :: int(number)])
 
 
 def train(
-    places: list[Place], *, jobs: int, wandb: bool, group: str, say: Say
-) -> list[tuple[PlannedRun, str]]:
-    """Train what is not finished, `jobs` at a time.
+    jobs: Sequence[Job],
+    *,
+    num_parallel: int,
+    wandb: bool,
+    group: str,
+    report: Callable[[str], None],
+) -> list[Failure]:
+    """Train unfinished jobs in processes of their own.
 
-    A run that another process holds is left to it. Ctrl-C stops all; each goes on from its last
+    A job that another process holds is left to it. Ctrl-C stops all; each resumes from its last
     checkpoint the next time.
 
+    Args:
+        jobs: The runs.
+        num_parallel: Number of runs at a time.
+        wandb: Whether to log each run to Weights & Biases.
+        group: Group of the runs at W&B.
+        report: Function that gets a line for each run that ends.
+
     Returns:
-        The runs that failed, and what each said last.
+        The runs that failed.
     """
-    waiting = [place for place in places if not place.finished]
-    total, done = len(waiting), 0
-    running: dict[subprocess.Popen[bytes], tuple[Place, IO[bytes], float]] = {}
-    failed: list[tuple[PlannedRun, str]] = []
+    waiting = [job for job in jobs if not job.finished]
+    running: list[_Process] = []
+    failures: list[Failure] = []
     taken: list[float] = []
-    environment = _environment(jobs, group)
+    total = len(waiting)
+    environment = _environment(num_parallel, group)
     try:
         while waiting or running:
-            while waiting and len(running) < jobs:
-                place = waiting.pop(0)
-                try:
-                    place.lock.acquire()
-                except Timeout:
-                    total -= 1
-                    say(f"{place.planned.name}: another process is at it")
-                    continue
-                if place.finished:  # by another process, since we looked
-                    place.lock.release()
-                    total -= 1
-                    continue
-                log: IO[bytes] = place.log.open("ab")
-                process = subprocess.Popen(
-                    place.command(wandb),
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                )
-                running[process] = place, log, time.monotonic()
-            time.sleep(0.1)
-            for process in [process for process in running if process.poll() is not None]:
-                place, log, begun = running.pop(process)
-                log.close()
-                place.lock.release()
-                done += 1
-                taken.append(time.monotonic() - begun)
-                if process.returncode or not place.finished:
-                    failed.append((place.planned, place.complaint()))
-                    outcome = f"FAILED: {place.complaint()} (see {place.log})"
+            while waiting and len(running) < num_parallel:
+                job = waiting.pop(0)
+                process = _start(job, wandb, environment, report)
+                if process:
+                    running.append(process)
                 else:
-                    outcome = _told(place)
-                left = sum(taken) / len(taken) * (total - done) / jobs
-                rest = f", about {_duration(left)} to go" if total > done else ""
-                say(f"[{done}/{total}] {place.planned.name}: {outcome}{rest}")
+                    total -= 1
+            time.sleep(0.1)
+            for process in [process for process in running if process.handle.poll() is not None]:
+                running.remove(process)
+                process.close()
+                taken.append(time.monotonic() - process.begun)
+                job = process.job
+                if process.handle.returncode or not job.finished:
+                    failures.append(Failure(job.planned, job.last_message()))
+                    outcome = f"FAILED: {job.last_message()} (see {job.log})"
+                else:
+                    outcome = _outcome(job)
+                left = total - len(taken)
+                seconds = sum(taken) / len(taken) * left / num_parallel
+                rest = f", about {_duration(seconds)} to go" if left else ""
+                report(f"[{len(taken)}/{total}] {job.planned.name}: {outcome}{rest}")
     finally:
-        for process, (place, log, _) in running.items():
-            process.wait()  # Ctrl-C reached it as well; it saves and leaves
-            log.close()
-            place.lock.release()
-    return failed
+        for process in running:
+            process.close()  # Ctrl-C reached it as well: it saves a checkpoint and ends
+    return failures
 
 
-def _told(place: Place) -> str:
-    results = (place.run and place.run.results) or {}
+def _start(
+    job: Job, wandb: bool, environment: Mapping[str, str], report: Callable[[str], None]
+) -> _Process | None:
+    """Start the training of a job, unless another process trains it or has finished it."""
+    try:
+        job.lock.acquire()
+    except Timeout:
+        report(f"{job.planned.name}: another process is at it")
+        return None
+    if job.finished:  # by another process, in the meantime
+        job.lock.release()
+        return None
+    log: IO[bytes] = job.log.open("ab")
+    handle = subprocess.Popen(
+        job.command(wandb),
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+    )
+    return _Process(job, handle, log, time.monotonic())
+
+
+def _outcome(job: Job) -> str:
+    results = (job.run and job.run.results) or {}
     measure = results["monitor"].replace("val/", "test/")
     value = results["results"].get(
         measure, results["results"].get(results["monitor"], float("nan"))
@@ -155,10 +216,10 @@ def _told(place: Place) -> str:
     return f"{measure} {value:.4f} ({_duration(results['seconds'])})"
 
 
-def _environment(jobs: int, group: str) -> Mapping[str, str]:
+def _environment(num_parallel: int, group: str) -> Mapping[str, str]:
     environment = {**os.environ, "WANDB_RUN_GROUP": group}
-    if jobs > 1:  # or all would use all cores
-        threads = max(1, (os.cpu_count() or 1) // jobs)
+    if num_parallel > 1:  # else each process would use all cores
+        threads = max(1, (os.cpu_count() or 1) // num_parallel)
         environment.setdefault("OMP_NUM_THREADS", str(threads))
     return environment
 
@@ -166,9 +227,9 @@ def _environment(jobs: int, group: str) -> Mapping[str, str]:
 def _difference(theirs: Any, ours: Any) -> str:
     if isinstance(theirs, str):
         return f"{theirs} instead of {ours}"
-    only = [word for word in theirs if word not in ours] or ["fewer options"]
-    now = [word for word in ours if word not in theirs] or ["fewer options"]
-    return f"{' '.join(only)} instead of {' '.join(now)}"
+    only_theirs = [word for word in theirs if word not in ours] or ["fewer options"]
+    only_ours = [word for word in ours if word not in theirs] or ["fewer options"]
+    return f"{' '.join(only_theirs)} instead of {' '.join(only_ours)}"
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Mean, spread and significance of results: the numbers of the table."""
+"""Mean, standard deviation and significance of results: the numbers of the table."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from clusterformer.compare.results import Result
 from clusterformer.errors import InputError
 
 AVERAGE = "average"
-DRAWS = 10_000
+"""Name of the column with the mean over all columns."""
+
+RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row on one column.
+    """The results of one row in one column.
 
     Attributes:
-        values: One a seed.
-        mean: Of them.
-        spread: Their standard deviation; None for one alone.
+        values: One value for each seed.
+        mean: Mean of the values.
+        spread: Standard deviation of the values; None for a single one.
         best: Whether no row has a better mean in this column.
     """
 
@@ -38,15 +40,15 @@ class Summary:
     """The table of a comparison.
 
     Attributes:
-        metrics: Column to the measure that its cells hold.
-        mode: Whether more is better, "max" or "min".
-        rows, columns: In order; with several columns the last is their average.
-        cells: (row, column) to its cell; none where a run is missing.
-        significance: Row to the p-value of its difference from the baseline; see `bootstrap`.
-        baseline: The row that the others are tested against.
+        metrics: Column to the measure in its cells.
+        mode: "max" or "min", for whether higher or lower values are better.
+        rows, columns: Names in order; with several columns the last is their average.
+        cells: (row, column) to its cell; there is none where a run is missing.
+        significance: Row to the p-value of its difference from the baseline, from `bootstrap`.
+        baseline: Row that the others are tested against.
         costs: Row to mean parameters, seconds an epoch, peak MiB and epochs to converge.
-        results: All that it was made from.
-        paper: Row to column to the paper's own number.
+        results: Results that the table was made from.
+        paper: Row to column to the number that the paper reports.
     """
 
     metrics: Mapping[str, str]
@@ -62,11 +64,11 @@ class Summary:
 
     @property
     def metric(self) -> str:
-        """What the cells hold, for people."""
+        """Names of the measures in the cells, for people."""
         return ", ".join(dict.fromkeys(self.metrics.values()))
 
     def value(self, result: Result) -> float:
-        """What the table tells of a run."""
+        """Return the measure of a run that the table shows."""
         return result.measures[self.metrics[result.column]]
 
 
@@ -79,15 +81,15 @@ def summarise(
     """Make the table of finished runs.
 
     Args:
-        results: At least one.
-        metric: A measure that all have; None: on each column the test value of what chose the
-            checkpoint there, else its validation.
-        baseline: A row; None: the first.
-        paper: Row to column to the paper's own number.
+        results: Results of the runs, at least one.
+        metric: Measure that all runs have; None: for each column the test value of the measure
+            that chose the checkpoint, or its validation value where there is no test value.
+        baseline: Row to test the others against; None: the first.
+        paper: Row to column to the number that the paper reports.
 
     Raises:
-        InputError: if there is no run, one lacks the metric, or more is better on one column and
-            less on another.
+        InputError: if there is no run, a run lacks the metric, or higher values are better in one
+            column and lower ones in another.
     """
     if not results:
         raise InputError("no finished run to compare")
@@ -118,8 +120,8 @@ def summarise(
         for r in results
     }
     if len(modes) > 1:
-        told = ", ".join(dict.fromkeys(metrics.values()))
-        raise InputError(f"more is better in some and less in others of {told}; choose a --metric")
+        names = ", ".join(dict.fromkeys(metrics.values()))
+        raise InputError(f"more is better in some and less in others of {names}; choose a --metric")
     baseline = baseline if baseline in rows else rows[0]
     mode = modes.pop()
     return Summary(
@@ -137,19 +139,19 @@ def summarise(
 
 
 def bootstrap(differences: Sequence[float]) -> float:
-    """Two-sided p of a mean difference of zero, by the paired bootstrap over runs.
+    """Compute the two-sided p-value of a mean difference of zero, by paired bootstrap over runs.
 
-    10,000 samples with replacement, of one fixed generator. With few pairs it is optimistic: three
-    seeds that all agree give 0. The number of pairs stands beside it wherever it is shown.
+    It takes 10,000 resamples from a fixed generator. With few pairs it is optimistic: three seeds
+    that all agree give 0. So the number of pairs is shown with it.
     """
-    draw = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     pairs = np.asarray(differences, float)
-    means = draw.choice(pairs, (DRAWS, len(pairs))).mean(1)
+    means = generator.choice(pairs, (RESAMPLES, len(pairs))).mean(1)
     return float(min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean())))
 
 
 def _cells(values: Mapping[tuple[str, str], dict[int, float]], mode: str) -> dict[Any, Cell]:
-    means = {place: statistics.fmean(cell.values()) for place, cell in values.items()}
+    means = {key: statistics.fmean(cell.values()) for key, cell in values.items()}
     choose = max if mode == "max" else min
     best = {
         column: choose(mean for (_, other), mean in means.items() if other == column)
@@ -169,7 +171,7 @@ def _cells(values: Mapping[tuple[str, str], dict[int, float]], mode: str) -> dic
 def pairs(
     values: Mapping[tuple[str, str], Mapping[int, float]], row: str, baseline: str
 ) -> list[float]:
-    """Differences of a row from the baseline, one for each column and seed that both have."""
+    """Return differences of a row from the baseline, one for each column and seed of both."""
     return [
         value - theirs[seed]
         for (name, column), cell in values.items()
@@ -207,6 +209,6 @@ def _measures_same(metric: str, monitor: str) -> bool:
 
 
 def direction(metric: str) -> str:
-    """Whether more of a measure is better, "max" or "min", from its name."""
-    lower = ("loss", "perplexity", "bits")
-    return "min" if any(word in metric for word in lower) else "max"
+    """Tell from a measure's name whether higher ("max") or lower ("min") values are better."""
+    lower_is_better = ("loss", "perplexity", "bits")
+    return "min" if any(word in metric for word in lower_is_better) else "max"

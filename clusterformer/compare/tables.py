@@ -1,4 +1,4 @@
-"""The table of a comparison: for the terminal, as CSV, Markdown and LaTeX."""
+"""The table of a comparison, for the terminal and as CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ Bold = Callable[[str], str]
 
 
 def header(summary: Summary) -> list[str]:
-    """Titles of the columns."""
+    """Return the titles of the columns."""
     costs = list(next(iter(summary.costs.values())))
     return ["", *(_title(summary, column) for column in summary.columns), "p", *costs]
 
 
 def body(summary: Summary, bold: Bold = str) -> list[list[str]]:
-    """The rows: cells as "mean ± deviation", then p against the baseline, then costs."""
+    """Return the rows: cells as "mean ± deviation", then p against the baseline, then costs."""
     lines = []
     for row in summary.rows:
         cells = [_cell(summary.cells.get((row, column)), bold) for column in summary.columns]
         p = summary.significance.get(row)
-        told = "baseline" if row == summary.baseline else "-" if p is None else f"{p:.3f}"
-        costs = [number(value) for value in summary.costs[row].values()]
-        lines.append([row, *cells, told, *costs])
+        tested = "baseline" if row == summary.baseline else "-" if p is None else f"{p:.3f}"
+        costs = [format_number(value) for value in summary.costs[row].values()]
+        lines.append([row, *cells, tested, *costs])
         if row in summary.paper:
             theirs = summary.paper[row]
-            given = [number(theirs[c]) if c in theirs else "" for c in summary.columns]
+            given = [format_number(theirs[c]) if c in theirs else "" for c in summary.columns]
             lines.append(["  in the paper", *given, "", *("" for _ in costs)])
     return lines
 
 
 def text(summary: Summary) -> str:
-    """For the terminal; the best of each column has a star."""
+    """Format the table for the terminal; the best of each column has a star."""
     return aligned([header(summary), *body(summary, lambda cell: f"{cell}*")])
 
 
 def aligned(table: Sequence[Sequence[str]]) -> str:
-    """Write rows of cells for the terminal: names to the left, numbers to the right."""
+    """Align rows of cells for the terminal: names to the left, numbers to the right."""
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     lines = [
         "  ".join(
@@ -52,14 +52,14 @@ def aligned(table: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(summary: Summary) -> str:
-    """For a README; the best of each column is bold."""
+    """Format the table as Markdown; the best of each column is bold."""
     head, *rows = header(summary), *body(summary, lambda cell: f"**{cell}**")
     marks = ["---", *("---:" for _ in head[1:])]
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, marks, *rows)) + "\n"
 
 
 def latex(summary: Summary) -> str:
-    """A booktabs table."""
+    """Format the table in LaTeX, with booktabs; the best of each column is bold."""
     head, *rows = header(summary), *body(summary, lambda cell: f"\\textbf{{{cell}}}")
     lines = [" & ".join(_escaped(cell) for cell in line) + r" \\" for line in (head, *rows)]
     return "\n".join(
@@ -77,7 +77,7 @@ def latex(summary: Summary) -> str:
 
 
 def runs_csv(summary: Summary) -> str:
-    """Every run in a line, with all its measures."""
+    """Format every run with all its measures as a line of CSV."""
     names = sorted({name for result in summary.results for name in result.measures})
     file = io.StringIO()
     writer = csv.writer(file)
@@ -85,14 +85,14 @@ def runs_csv(summary: Summary) -> str:
     writer.writerow([*fixed, "epochs_to_converge", "commit", *names])
     for result in summary.results:
         measures = [result.measures.get(name, "") for name in names]
-        kept = [getattr(result, name) for name in fixed]
+        values = [getattr(result, name) for name in fixed]
         commit = result.environment.get("commit", "")
-        writer.writerow([*kept, result.epochs_to_converge, commit, *measures])
+        writer.writerow([*values, result.epochs_to_converge, commit, *measures])
     return file.getvalue()
 
 
-def number(value: float) -> str:
-    """A few digits that carry information."""
+def format_number(value: float) -> str:
+    """Format a number with the few digits that carry information."""
     if value != value:
         return "nan"
     if abs(value) >= 1e6:
@@ -114,8 +114,9 @@ def _title(summary: Summary, column: str) -> str:
 def _cell(cell: Cell | None, bold: Bold) -> str:
     if cell is None:
         return "-"
-    told = number(cell.mean) + ("" if cell.spread is None else f" ± {number(cell.spread)}")
-    return bold(told) if cell.best else told
+    spread = "" if cell.spread is None else f" ± {format_number(cell.spread)}"
+    text = format_number(cell.mean) + spread
+    return bold(text) if cell.best else text
 
 
 def _escaped(cell: str) -> str:

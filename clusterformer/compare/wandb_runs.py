@@ -1,4 +1,4 @@
-"""A comparison at Weights & Biases: its table and page, and the same grid as a sweep."""
+"""Weights & Biases: results of a group of runs, and the comparison as a run of its own."""
 
 from __future__ import annotations
 
@@ -6,17 +6,71 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from clusterformer.compare.plan import Plan
-from clusterformer.compare.statistics import Summary, direction
+from clusterformer.compare.configs import flatten, name_rows
+from clusterformer.compare.results import Result, result_of, seed_of
+from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import body, header
 from clusterformer.errors import InputError
-from clusterformer.training.wandb import PROJECT, start
+from clusterformer.training.runs import OUTCOME
+from clusterformer.training.wandb import start
 
 
-def log(summary: Summary, folder: Path) -> None:
-    """Keep table and page as a run of their own, beside the group's; offline without an account."""
+def fetch_results(project: str, group: str) -> list[Result]:
+    """Fetch the results of a group of runs.
+
+    Args:
+        project: "ENTITY/PROJECT".
+        group: Name of the group.
+
+    Raises:
+        InputError: if W&B cannot be reached, or has no finished run of that group.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise InputError("--from-wandb needs wandb: pip install 'clusterformer[wandb]'") from None
+    try:
+        found = wandb.Api(timeout=30).runs(project, filters={"group": group}, lazy=False)
+        runs = [run for run in found if OUTCOME in run.summary]
+        outcomes = [json.loads(run.summary[OUTCOME]) for run in runs]
+        curves = [
+            _curve(run, outcome["monitor"]) for run, outcome in zip(runs, outcomes, strict=True)
+        ]
+    except Exception as error:  # its client raises whatever its transport does
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"W&B project {project} is out of reach: {reason}") from error
+    if not runs:
+        raise InputError(f"W&B project {project} has no finished run in group {group!r}")
+    # a sweep adds its own parameters, dotted and as text, to the run's configuration
+    configs = [
+        flatten({key: value for key, value in run.config.items() if "." not in key}) for run in runs
+    ]
+    return [
+        result_of(
+            outcome,
+            row=row,
+            column=column,
+            seed=seed_of(config),
+            config=config,
+            curve=curve,
+            environment={"command": run.url},
+            folder="",
+        )
+        for run, outcome, curve, config, (row, column) in zip(
+            runs, outcomes, curves, configs, name_rows(configs), strict=True
+        )
+    ]
+
+
+def log_comparison(summary: Summary, folder: Path) -> None:
+    """Log the table and the files of a comparison as a run in its group.
+
+    Without an account the run is offline.
+
+    Args:
+        summary: The table.
+        folder: Directory of the comparison; its name is the group's.
+    """
     name = f"{folder.name}: comparison"
     with start(name, folder, group=folder.name, job_type="comparison") as run:
         import wandb
@@ -30,68 +84,9 @@ def log(summary: Summary, folder: Path) -> None:
         run.log_artifact(artifact)
 
 
-def sweep(plan: Plan, group: str) -> str:
-    """The runs of a plan as a W&B sweep that calls this command line.
-
-    Args:
-        plan: What to train.
-        group: Of its runs at W&B, by which `compare --from-wandb` finds them.
-
-    Raises:
-        InputError: if rows or columns are more than values of the same keys: a sweep is a grid.
-    """
-    options = [run.options for run in plan.runs]
-    keys = dict.fromkeys(key for each in options for key in each)
-    values: dict[str, list[Any]] = {"seed_everything": []}
-    for run in plan.runs:
-        _add(values["seed_everything"], run.seed)
-        for key in keys:
-            if key not in run.options:
-                raise InputError(
-                    f"a sweep is a grid: {run.name} has no {key!r}, which other runs have"
-                )
-            _add(values.setdefault(key, []), _written(run.options[key]))
-    configs = {run.configs for run in plan.runs}
-    if len(configs) > 1:
-        raise InputError("a sweep has one configuration for all; give columns by keys instead")
-    combinations = 1
-    for found in values.values():
-        combinations *= len(found)
-    if combinations != len(plan.runs):
-        raise InputError(
-            f"a sweep is a grid: its {combinations} combinations are not the {len(plan.runs)} runs"
-        )
-    words = [word for config in configs.pop() for word in ("--config", config)]
-    metric = {}
-    if plan.metric:
-        metric = {"metric": {"name": plan.metric, "goal": f"{direction(plan.metric)}imize"}}
-    return yaml.safe_dump(
-        {
-            "name": plan.title,
-            "project": PROJECT,
-            "program": "clusterformer",
-            "method": "grid",
-            **metric,
-            "parameters": {key: {"values": found} for key, found in values.items()},
-            "command": [
-                "${env}",
-                f"WANDB_RUN_GROUP={group}",
-                "${program}",
-                "fit",
-                *words,
-                "--wandb",
-                "${args}",
-            ],
-        },
-        sort_keys=False,
-    )
-
-
-def _written(value: Any) -> Any:
-    """What W&B, which writes with str(), turns into what `fit` reads."""
-    return value if isinstance(value, str | int | float) else json.dumps(value)
-
-
-def _add(values: list[Any], value: Any) -> None:
-    if value not in values:
-        values.append(value)
+def _curve(run: Any, monitor: str) -> list[tuple[float, float]]:
+    """Read a curve; of a step that was logged twice, after a kill, the later value counts."""
+    points = run.scan_history(keys=["trainer/global_step", monitor])
+    # W&B keeps NaN and Infinity as text
+    values = {point["trainer/global_step"]: float(point[monitor]) for point in points}
+    return sorted(values.items())

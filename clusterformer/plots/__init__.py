@@ -1,12 +1,12 @@
-"""Pictures of a run as PNG; matplotlib, an extra, is imported when the first one is drawn."""
+"""Pictures as PNG; matplotlib, an extra, is imported when the first one is drawn."""
 
 from clusterformer.plots.attention import attention_map
 from clusterformer.plots.clusters import centroid_images, cluster_sizes, point_maps
-from clusterformer.plots.curves import Run, accuracy_curve, learning_curves
+from clusterformer.plots.curves import AccuracyCurve, accuracy_curve, learning_curves
 from clusterformer.plots.tokens import token_clusters
 
 __all__ = [
-    "Run",
+    "AccuracyCurve",
     "accuracy_curve",
     "attention_map",
     "centroid_images",

@@ -1,6 +1,6 @@
-"""Clusters of points: their centers as images, a map of the points, and their sizes.
+"""Pictures of clusters of points: centers as images, a map of the points, and sizes.
 
-N points   C clusters
+N points   C clusters   F features
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 
 from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
 
-_MOST_TILES = 300
+_MAX_TILES = 300
 
 
 def centroid_images(
     centers: NDArray, shape: tuple[int, int], path: str | Path, *, title: str = ""
 ) -> None:
-    """Draw the centers (C, D) as images of `shape`, each in its own grey scale, in a near square.
+    """Draw the centers of clusters as images in a grid, each in its own grey scale.
 
     Args:
-        centers: Of at most the first 300 clusters.
-        shape: Height and width; their product is D.
+        centers: Centers, (C, F); the first 300 are drawn.
+        shape: Height and width of an image; their product is F.
         path: The PNG to write.
-        title: Stands above.
+        title: Title above the grid.
     """
-    shown = centers[:_MOST_TILES]
+    shown = centers[:_MAX_TILES]
     low, high = shown.min(1, keepdims=True), shown.max(1, keepdims=True)
     tiles = ((shown - low) / np.maximum(high - low, 1e-12)).reshape(-1, *shape)
     columns = int(np.ceil(np.sqrt(1.6 * len(tiles))))
@@ -46,18 +46,18 @@ def centroid_images(
 
 
 def point_maps(
-    places: NDArray, clusters: Mapping[str, NDArray], path: str | Path, *, title: str = ""
+    points: NDArray, clusters: Mapping[str, NDArray], path: str | Path, *, title: str = ""
 ) -> None:
-    """Draw points (N, 2) once for each clustering, coloured by cluster.
+    """Draw points once for each clustering, coloured by cluster.
 
-    Colours repeat where clusters are more than they; a cluster of 20 points or more has its number
-    at its middle, unless there are too many to read.
+    With more clusters than colours, colours repeat. With at most 50 clusters, each of 20 points or
+    more has its number at its middle.
 
     Args:
-        places: In the plane.
+        points: Positions on the plane, (N, 2).
         clusters: Name of a method to the cluster of each point, (N,).
         path: The PNG to write.
-        title: Stands above all.
+        title: Title above all.
     """
     from matplotlib.patheffects import withStroke
 
@@ -67,15 +67,15 @@ def point_maps(
     if title:
         picture.suptitle(title, fontsize=11, fontweight="bold", color=INK, x=0.02, ha="left")
     colors = np.array(PALETTE)
-    size = float(np.clip(9000 / len(places), 3, 20))
+    size = float(np.clip(9000 / len(points), 3, 20))
     grid = list(picture.subplots(rows, columns, squeeze=False).flat)
     for axes in grid[len(clusters) :]:
         axes.set_visible(False)
     for axes, (name, labels) in zip(grid, clusters.items(), strict=False):
-        axes.scatter(*places.T, c=colors[labels % len(colors)], s=size, linewidths=0, alpha=0.8)
+        axes.scatter(*points.T, c=colors[labels % len(colors)], s=size, linewidths=0, alpha=0.8)
         found, counts = np.unique(labels, return_counts=True)
         for cluster in found[counts >= 20] if len(found) <= 50 else ():
-            middle = np.median(places[labels == cluster], 0)
+            middle = np.median(points[labels == cluster], 0)
             number = axes.annotate(str(cluster), middle, fontsize=8, color=INK, ha="center")
             number.set_path_effects([withStroke(linewidth=2, foreground="white")])
         axes.set_title(name, fontsize=10, fontweight="bold", color=INK, loc="left")
@@ -86,12 +86,12 @@ def point_maps(
 
 
 def cluster_sizes(sizes: Mapping[str, NDArray], path: str | Path, *, title: str = "") -> None:
-    """Draw the share of the points that each cluster has, the largest first, a line a method.
+    """Draw the sizes of clusters relative to the mean size, sorted, one line for each method.
 
     Args:
         sizes: Name of a method to the number of points in each cluster, (C,).
         path: The PNG to write.
-        title: Stands above.
+        title: Title above.
     """
     picture = figure(5.5, 3.4)
     axes = picture.subplots()
@@ -107,6 +107,6 @@ def cluster_sizes(sizes: Mapping[str, NDArray], path: str | Path, *, title: str 
         )
     axes.axhline(1, color=QUIET, linewidth=0.8, linestyle=":")
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("size, of the mean size", fontsize=9, color=QUIET)
+    axes.set_ylabel("size / mean size", fontsize=9, color=QUIET)
     axes.legend(frameon=False, fontsize=8, labelcolor=QUIET)
     picture.savefig(path, format="png")

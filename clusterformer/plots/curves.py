@@ -1,4 +1,4 @@
-"""Learning curves of one run, and accuracy against tokens seen of several."""
+"""Learning curves of one run, and accuracy of several runs against the tokens seen."""
 
 from __future__ import annotations
 
@@ -18,15 +18,23 @@ from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
-SHARES = "clusters: "  # panels of values in 0..1, where small changes should look small
-LONG = 40  # points, from which a curve is smoothed and loses its markers
+SHARES = "clusters: "
+"""Beginning of the titles of panels in 0..1; their axis shows the whole range."""
+
+LONG = 40
+"""Number of points above which a curve is smoothed and has no markers."""
 
 
-class Run(NamedTuple):
-    """Accuracy of one training run, measured from time to time."""
+class AccuracyCurve(NamedTuple):
+    """Accuracy during one training.
 
-    tokens: Sequence[float]  # seen so far, increasing
-    accuracy: Sequence[float]  # in 0..1
+    Attributes:
+        tokens: Tokens seen at each measurement, increasing.
+        accuracy: Accuracy at each, in 0..1.
+    """
+
+    tokens: Sequence[float]
+    accuracy: Sequence[float]
 
 
 def learning_curves(metrics: str | Path, path: str | Path) -> None:
@@ -69,15 +77,19 @@ def learning_curves(metrics: str | Path, path: str | Path) -> None:
 
 
 def accuracy_curve(
-    panels: Mapping[str, Mapping[str, Sequence[Run]]], path: str | Path, *, title: str = ""
+    panels: Mapping[str, Mapping[str, Sequence[AccuracyCurve]]],
+    path: str | Path,
+    *,
+    title: str = "",
 ) -> None:
     """Draw accuracy against tokens seen: the mean of each method's runs, and a band over them.
 
+    The band spans the lowest and the highest run. A method has the same colour in all panels.
+
     Args:
-        panels: Title of the panel, such as "N = 256", to method to its runs, one for each seed.
-            The band spans the lowest and the highest run. A method keeps its colour.
+        panels: Title of a panel, such as "N = 256", to method to the curves of its runs.
         path: The PNG to write.
-        title: Stands above all panels.
+        title: Title above all panels.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -102,10 +114,10 @@ def accuracy_curve(
             (lines[method],) = axes.plot(x, y.mean(0), color=color, linewidth=1.8)
             ends[method] = float(y[:, -1].mean())
         for method, height in _apart(ends, 0.055).items():
-            place = {"xy": (1, height), "xycoords": ("axes fraction", "data")}
+            anchor = {"xy": (1, height), "xycoords": ("axes fraction", "data")}
             shift = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
             value = f"{ends[method]:.3f}"
-            axes.annotate(value, **place, **shift, fontsize=8, color=lines[method].get_color())
+            axes.annotate(value, **anchor, **shift, fontsize=8, color=lines[method].get_color())
     grid[0].set_ylabel("accuracy", color=QUIET, fontsize=9)
     picture.legend(
         list(lines.values()),
@@ -140,7 +152,7 @@ def _panel_and_curve(column: str) -> tuple[str, str]:
 
 
 def _apart(heights: dict[str, float], gap: float) -> dict[str, float]:
-    """Move labels up, and then back below 1, until they are `gap` apart."""
+    """Move labels up, then back below 1, so that they are `gap` apart."""
     names = sorted(heights, key=heights.__getitem__)
     moved = dict(heights)
     for below, name in pairwise(names):
@@ -153,7 +165,7 @@ def _apart(heights: dict[str, float], gap: float) -> dict[str, float]:
 
 
 def _moving_average(y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over a centred window of about a twentieth of the curve, narrower at both ends."""
+    """Average over a centred window of about a twentieth of the curve, narrower at both ends."""
     half = max(1, len(y) // 40)
     total = np.concatenate([[0.0], np.cumsum(y)])
     start = np.maximum(np.arange(len(y)) - half, 0)

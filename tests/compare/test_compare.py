@@ -129,7 +129,7 @@ def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name a file of a comparison, or run folders"),
+        ([], "name a file of a comparison, or run directories"),
         (["nowhere.yaml"], "no comparison 'nowhere.yaml'"),
         (["{plan}", "--shard", "3/2"], "--shard is I/N with I from 1 to N, got 3/2"),
         (["{plan}", "--jobs", "0"], "--jobs must be at least 1, got 0"),

@@ -11,7 +11,7 @@ import pytest
 from toy_results import RESULTS, result
 
 from clusterformer.compare.page import page
-from clusterformer.compare.plots import along_a_key, learning_curves
+from clusterformer.compare.plots import along_a_key, validation_curves
 from clusterformer.compare.statistics import summarise
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
@@ -67,8 +67,8 @@ def test_a_key_is_drawn_along_only_where_one_thing_takes_three_values_of_it() ->
 
 def test_one_validation_makes_no_learning_curve() -> None:
     once = replace(result("ours", "", 0, 0.5), curve=[(10, 0.5)])
-    assert learning_curves(summarise([once])) is None
-    assert learning_curves(summarise([replace(once, curve=[(10, 0.4), (20, 0.5)])])) is not None
+    assert validation_curves(summarise([once])) is None
+    assert validation_curves(summarise([replace(once, curve=[(10, 0.4), (20, 0.5)])])) is not None
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no headless Chromium here")

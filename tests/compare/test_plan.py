@@ -7,7 +7,7 @@ import yaml
 
 from clusterformer.cli.options import Options
 from clusterformer.compare.plan import read_plan
-from clusterformer.compare.wandb_runs import sweep
+from clusterformer.compare.sweep import sweep
 from clusterformer.errors import InputError
 from clusterformer.training.config_files import comparisons
 
@@ -32,7 +32,7 @@ def test_rows_columns_grid_and_seeds_multiply(tmp_path: Path) -> None:
         )
     )
     assert plan.title == "my test"
-    assert len({run.place for run in plan.runs}) == len(plan.runs) == 2 * 2 * 2 * 2
+    assert len({run.subfolder for run in plan.runs}) == len(plan.runs) == 2 * 2 * 2 * 2
     first = plan.runs[0]
     assert (first.row, first.column, first.seed) == ("full, lr=0.1", "short", 3)
     assert first.arguments() == [
@@ -55,7 +55,7 @@ def test_rows_columns_grid_and_seeds_multiply(tmp_path: Path) -> None:
         ({"grid": {"model.lr": []}}, "grid: model.lr: must be a list of values, got []"),
         ({"seeds": []}, "seeds must be a list of numbers from 0, got []"),
         ({"seeds": "012"}, "seeds has the wrong form: '012'"),
-        ({"rows": {"a b": {}, "a-b": {}}}, "a b, seed 0 and a-b, seed 0 name one run folder"),
+        ({"rows": {"a b": {}, "a-b": {}}}, "a b, seed 0 and a-b, seed 0 name one run directory"),
         ({"rows": {"a": {}}, "baseline": "b"}, "no row 'b' for a baseline; there are a"),
         ({"config": "mrr.yaml"}, "no configuration 'mrr.yaml'"),
     ],

@@ -5,9 +5,9 @@ import math
 import pytest
 from toy_results import RESULTS, result
 
-from clusterformer.compare.results import differences, flatten
+from clusterformer.compare.configs import differences, flatten
 from clusterformer.compare.statistics import AVERAGE, bootstrap, summarise
-from clusterformer.compare.tables import latex, markdown, number, runs_csv, text
+from clusterformer.compare.tables import format_number, latex, markdown, runs_csv, text
 from clusterformer.errors import InputError
 
 
@@ -85,7 +85,7 @@ def test_every_form_of_the_table_holds_the_numbers() -> None:
     ("value", "told"), [(0.12345, "0.123"), (12.345, "12.35"), (1234.5, "1,234"), (2.5e6, "2.50 M")]
 )
 def test_numbers_have_few_digits(value: float, told: str) -> None:
-    assert number(value) == told
+    assert format_number(value) == told
 
 
 def test_configurations_differ_by_dotted_keys() -> None:

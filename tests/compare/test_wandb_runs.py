@@ -13,7 +13,9 @@ import yaml
 from wandb_server import ENTITY, KEY, Logged, Wandb, serving
 
 from clusterformer.cli.main import main
-from clusterformer.compare.results import flatten, of_folders, of_wandb
+from clusterformer.compare.configs import flatten
+from clusterformer.compare.results import read_results
+from clusterformer.compare.wandb_runs import fetch_results
 
 wandb = pytest.importorskip("wandb")
 PROJECT = f"{ENTITY}/clusterformer"
@@ -114,7 +116,7 @@ def test_a_group_comes_back_with_rows_measures_and_curves(server: Wandb, capfd) 
     other.group = "other"
     table = Logged("e", "clusterformer", group="tiny", job="comparison")
     keep(server, logged("a", [math.nan, 0.5, 0.501], dropout=0), again, going, other, table)
-    first, second = of_wandb(PROJECT, "tiny")
+    first, second = fetch_results(PROJECT, "tiny")
     assert first.row == "NeuralClusteringAttention, dropout=0"
     assert second.row == "NeuralClusteringAttention, dropout=0.1"
     assert (first.column, first.seed, first.seconds_an_epoch) == ("mr", 3, 5.0)
@@ -185,8 +187,8 @@ def plan(server: Wandb, tmp_path: Path) -> Path:
 
 def same_as_in_folders(folders: list[Path]) -> None:
     """Assert that W&B gives the group what the run folders hold."""
-    here = of_folders([str(folder) for folder in folders])
-    there = of_wandb(PROJECT, "tiny")
+    here = read_results([str(folder) for folder in folders])
+    there = fetch_results(PROJECT, "tiny")
     known = ("row", "column", "seed", "measures", "monitor", "mode", "seconds_an_epoch")
     known += ("epochs", "parameters", "peak_mib", "curve", "epochs_to_converge")
     for ours, theirs in zip(here, there, strict=True):

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from clusterformer.plots import Run, accuracy_curve, attention_map, learning_curves, token_clusters
+from clusterformer.plots import (
+    AccuracyCurve,
+    accuracy_curve,
+    attention_map,
+    learning_curves,
+    token_clusters,
+)
 
 pytest.importorskip("matplotlib")
 
@@ -61,7 +67,7 @@ def test_learning_curves_of_a_run_that_logged_nothing(tmp_path: Path) -> None:
 
 
 def test_accuracy_curve_takes_runs_of_different_lengths(tmp_path: Path) -> None:
-    runs = [Run([1e5, 2e5, 3e5], [0.1, 0.5, 0.9]), Run([1e5, 2e5], [0.2, 0.4])]
+    runs = [AccuracyCurve([1e5, 2e5, 3e5], [0.1, 0.5, 0.9]), AccuracyCurve([1e5, 2e5], [0.2, 0.4])]
     panels = {"N = 256": {"full": runs, "ours": runs[:1]}, "N = 1,024": {"ours": runs}}
     accuracy_curve(panels, tmp_path / "a.png", title="accuracy")
     assert is_png(tmp_path / "a.png")

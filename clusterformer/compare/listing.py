@@ -1,0 +1,67 @@
+"""A list of the runs of a comparison, with their states and sizes, before any is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from clusterformer.compare.runner import Job
+from clusterformer.errors import InputError
+from clusterformer.module import ClusterFormer
+from clusterformer.task import Task
+
+Maker = Callable[[list[str]], tuple[ClusterFormer, Task]]
+"""Maker of the model and task that the options of `fit` describe."""
+
+
+class ListedRun(NamedTuple):
+    """One run.
+
+    Attributes:
+        name: Row, column and seed.
+        state: "finished", "begun" or "to do".
+        parameters: Number of weights that it trains; None where its data is not here.
+    """
+
+    name: str
+    state: str
+    parameters: int | None
+
+
+def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
+    """List each run with its state and, where the model can be built here, its size.
+
+    Args:
+        jobs: The runs.
+        make: Maker of model and task; called once for each cell of the table.
+    """
+    sizes: dict[tuple[str, str], int | None] = {}
+    for job in jobs:
+        run = job.run
+        results = run.results if run else None
+        state = "finished" if results else "begun" if run else "to do"
+        cell = job.planned.row, job.planned.column
+        if cell not in sizes:
+            arguments = job.planned.arguments()
+            sizes[cell] = results["parameters"] if results else _parameters(*make(arguments))
+        yield ListedRun(job.planned.name, state, sizes[cell])
+
+
+def seconds_left(jobs: Sequence[Job]) -> float | None:
+    """Estimate the training time of unfinished runs by that of finished ones; None without any."""
+    taken = [job.run.results["seconds"] for job in jobs if job.run and job.run.results]
+    unfinished = len(jobs) - len(taken)
+    return sum(taken) / len(taken) * unfinished if taken else None
+
+
+def _parameters(model: ClusterFormer, task: Task) -> int | None:
+    try:
+        task.prepare_data()
+        task.setup("fit")
+    except (InputError, OSError):
+        return None
+    with torch.device("meta"):
+        network = task.build(model.transformer_config)
+    return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
