@@ -1,4 +1,7 @@
-"""Compiling the Triton kernels for devices that are not here: registers, spills, shared memory."""
+"""Registers, spills and shared memory of the Triton kernels, compiled for any device.
+
+The device need not be here. B batch   H heads   N tokens   D head width   S slots of a block
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ DEVICES = {
     target: Device(lanes, from_shared=target == "sm_90") for target, (*_, lanes) in TARGETS.items()
 }
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
-"""Bytes of shared memory that one program may take."""
+"""Largest number of bytes of shared memory of one program."""
 
 HEADS, GROUPS = 8, 16
 
@@ -29,19 +32,19 @@ NAMES = {
     "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32", "int64": "i64",
     "bool": "i1",
 }  # fmt: skip
-"""Triton's names of PyTorch's types."""
+"""PyTorch's names of data types to Triton's."""
 
 
 class Shape(NamedTuple):
-    """One use of the kernels.
+    """One set of sizes for which the kernels are compiled.
 
     Attributes:
-        form: "circle" of equal blocks, "strict" chunks of clusters and "window", both causal, or
-            "round" in which each head has blocks of its own, or "rounds" with a mask as well.
+        form: "circle" of equal blocks; "strict" chunks of clusters, causal; "window", causal;
+            "round", in which each head has its own blocks; or "rounds", the same with a mask.
         width: D.
-        wide: P.
+        wide: Additional columns of queries and keys.
         slots: S.
-        reach: R.
+        reach: Blocks that a block sees.
         dtype: "fp32", "bf16" or "fp16".
     """
 
@@ -76,8 +79,8 @@ SHAPES = (
     Shape("rounds", 64, 0, 64, 2, "bf16"),
     Shape("circle", 64, 0, 64, 1, "bf16"),
 )
-"""The paper's form, the default, the strict one, Reformer and Routing, in widths of the
-configurations."""
+"""The paper's form, the default, the strict one, Reformer and Routing, in the widths of the
+shipped configurations."""
 
 
 def compile_all(
@@ -86,7 +89,8 @@ def compile_all(
     """Compile every kernel at every shape for every target.
 
     Yields:
-        kernel, target, shape, tile, registers, spilled bytes, shared memory in bytes.
+        One row for each kernel, with target, shape, tile, registers, spilled bytes and bytes of
+        shared memory.
 
     Raises:
         InputError: if Triton is missing, or set to interpret.
@@ -110,7 +114,7 @@ def compile_all(
 
 
 class Launch(NamedTuple):
-    """A kernel and what the operation hands it."""
+    """A launch of a kernel: the kernel, its arguments and its options."""
 
     kernel: Any
     arguments: tuple[Any, ...]
@@ -118,7 +122,7 @@ class Launch(NamedTuple):
 
 
 def _launches(shape: Shape, device: Device) -> list[Launch]:
-    """What one step launches, clustering and all: the operations run, their kernels do not."""
+    """Record the launches of one step, clustering included; the kernels themselves do not run."""
     import torch
 
     from clusterformer.kernels import _chunk_attention_triton as attention
@@ -156,7 +160,7 @@ def _launches(shape: Shape, device: Device) -> list[Launch]:
 
 
 def _example(shape: Shape) -> tuple[Any, ...]:
-    """q, k, v, blocks, and options of the operation."""
+    """Make q, k, v, blocks and the options of the operation."""
     import torch
 
     from clusterformer.kernels import blocks as index
@@ -231,7 +235,7 @@ def _compile(launch: Launch, shape: Shape, target: str) -> dict[str, Any]:
 
 
 def _specialised(value: Any, backend: str) -> tuple[str, list[list[Any]]]:
-    """Triton's type of an argument, and what its compiler may know of the value, as at a launch."""
+    """Return Triton's type of an argument, and the hints about its value, as at a launch."""
     aligned = ["tt.divisibility", 16]
     if isinstance(value, (bool, float)):
         return ("i1" if isinstance(value, bool) else "fp32"), []
@@ -244,7 +248,7 @@ def _specialised(value: Any, backend: str) -> tuple[str, list[list[Any]]]:
 
 
 def _assembled(asm: Any, target: str) -> tuple[int, int]:
-    """Registers of a thread, and bytes it spills, as the assembler says."""
+    """Return the registers of a thread and the bytes it spills, as the assembler prints them."""
     if "amdgcn" in asm:
         text = asm["amdgcn"]
         numbers = {
@@ -270,5 +274,5 @@ def _assembled(asm: Any, target: str) -> tuple[int, int]:
     used = re.search(r"Used (\d+) registers", done.stderr)
     spilled = re.search(r"(\d+) bytes spill stores", done.stderr)
     if not (used and spilled):
-        raise InputError(f"ptxas did not say what it used: {done.stderr}")
+        raise InputError(f"no registers or spills in the output of ptxas: {done.stderr}")
     return int(used[1]), int(spilled[1])

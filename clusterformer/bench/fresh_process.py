@@ -1,4 +1,4 @@
-"""A fresh process, so that what ran before does not count in a measurement."""
+"""A fresh process, whose memory and caches earlier work has not touched."""
 
 from __future__ import annotations
 

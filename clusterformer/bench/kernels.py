@@ -15,7 +15,7 @@ from clusterformer.bench.timing import copy_rate, matmul_rate, time_in_turns
 
 
 def measure_ceilings(device: str, dtype: str) -> Ceilings:
-    """Measure what this device reaches in a copy and in matrix products."""
+    """Measure the rates of this device in a copy and in matrix products."""
     product = matmul_rate(device, DTYPES[dtype])
     plain = matmul_rate(device, torch.float32)
     return Ceilings(copy_rate(device), product, plain)
@@ -58,7 +58,7 @@ def measure(
 
 
 def subjects(problem: Problem) -> Iterator[tuple[str, Timed]]:
-    """List what is measured: operations, mechanisms, and each full attention that runs here."""
+    """List the subjects: operations, mechanisms, and each full attention that runs here."""
     yield from problem.operations().items()
     yield "mechanism", problem.mechanism()
     if problem.form != "neural":  # compared with the form that sees as many blocks

@@ -14,7 +14,7 @@ from clusterformer.bench.subjects import Setting, Subject, default_names, make_l
 from clusterformer.bench.timing import time_in_turns
 
 WARM_UP_TOKENS = 128
-"""Length of what a fresh process runs first; the packages want more tokens than 100 clusters."""
+"""Tokens in the warm-up of a fresh process; the packages need more tokens than 100 clusters."""
 
 
 def measure(

@@ -1,4 +1,7 @@
-"""What `bench kernels` times: operations, mechanisms and full attention, on the same inputs."""
+"""Operations, mechanisms and full attention on the same inputs, each with its check and its work.
+
+B batch   H heads   N tokens   D head width   E model width   C clusters   S slots of a block
+"""
 
 from __future__ import annotations
 
@@ -32,18 +35,19 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 RIVALS = {"ReformerAttention": ReformerAttention, "RoutingAttention": RoutingAttention}
-FLIPS = 1e-2
-"""Relative squared error that a whole mechanism may have: near ties may fall either way."""
+MECHANISM_LIMIT = 1e-2
+"""Largest relative squared error of a whole mechanism: rounding decides near ties of clusters."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One thing to time.
+    """One function to time.
 
     Attributes:
-        forward, both: Run it; `both` with its backward, None where it has none.
-        work: Of the forward, and of both.
-        check: Its error, and the largest that is right; None for what PyTorch answers for.
+        forward: Runs it without gradients.
+        both: Runs forward and backward; None where there is no backward.
+        work: Work of forward, and of forward and backward.
+        check: Returns its error and the largest allowed error; None for PyTorch's own functions.
     """
 
     forward: Callable[[], object]
@@ -58,16 +62,16 @@ class Problem:
     Args:
         form: One of `roofline.FORMS`.
         size: Sizes, from `roofline.size_of`.
-        dtype: Of queries, keys and values; clustering is in float32.
+        dtype: Data type of queries, keys and values; clustering is in float32.
         device: "cpu" or "cuda".
     """
 
     def __init__(self, form: str, size: Size, dtype: torch.dtype, device: str) -> None:
         self.form, self.size = form, size
         self.coupled, _, self.causal = FORMS[form]
-        draw = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         rows = size.B, size.N, size.H, size.D
-        made = (torch.randn(rows, generator=draw).to(device, dtype) for _ in range(4))
+        made = (torch.randn(rows, generator=generator).to(device, dtype) for _ in range(4))
         *leaves, gradient = (x.transpose(1, 2) for x in made)
         self.q, self.k, self.v = (x.requires_grad_() for x in leaves)
         self.gradient = gradient
@@ -77,7 +81,7 @@ class Problem:
             size.H * size.D, size.H, num_clusters=size.C, chunk_size=size.S, causal=self.causal,
             **options,
         ).to(device)  # fmt: skip
-        hidden = torch.randn(size.B, size.N, size.H * size.D, generator=draw).to(device)
+        hidden = torch.randn(size.B, size.N, size.H * size.D, generator=generator).to(device)
         self.hidden = hidden.requires_grad_(self.coupled)
         with torch.no_grad():
             grouping = self.core._group(self.hidden, None, None)
@@ -88,7 +92,7 @@ class Problem:
         self.assignment, self.blocks = grouping.assignment, grouping.blocks
 
     def operations(self) -> dict[str, Timed]:
-        """Assigning (with centroid means), sorting, and chunk attention."""
+        """List the operations: assignment (with centroid means), sorting, and chunk attention."""
         one = partial(roofline.work, size=self.size)
         assigning = roofline.total(map(one, roofline.ASSIGNING))
         with_gradient = roofline.total(map(one, (*roofline.ASSIGNING, *roofline.MEANS_BACKWARD)))
@@ -107,7 +111,7 @@ class Problem:
         }  # fmt: skip
 
     def mechanism(self) -> Timed:
-        """The whole of it, clustering included, projections of q, k, v and output apart."""
+        """Make the whole mechanism: clustering included, without projections of q, k, v, output."""
         works = tuple(
             roofline.total(
                 roofline.work(name, self.size) for name in roofline.kernels(self.form, backward)
@@ -121,7 +125,7 @@ class Problem:
         )  # fmt: skip
 
     def full(self, backend: str) -> Timed:
-        """Full attention by one of PyTorch's backends."""
+        """Make full attention by one of PyTorch's backends."""
 
         def attend() -> Tensor:
             with sdpa_kernel(BACKENDS[backend]):
@@ -139,7 +143,7 @@ class Problem:
         )
 
     def flex(self) -> Timed:
-        """The same blocks by flex_attention, rows gathered before and scattered after."""
+        """Make the same blocks by flex_attention, rows gathered before and scattered after."""
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         size, device = self.size, self.q.device
@@ -166,7 +170,7 @@ class Problem:
         return Timed(_without_gradients(mix), self._backward(mix), works, check)
 
     def rival(self, name: str) -> Timed:
-        """Reformer's one round or Routing, no head local, with chunks and clusters of our sizes."""
+        """Make Reformer with one round, or Routing without local heads, with our sizes."""
         size = self.size
         options: dict[str, Any] = {"chunk_size": size.S}
         if name == "RoutingAttention":
@@ -197,7 +201,7 @@ class Problem:
         return assign(self.points, self.anchors, without_normalizer=self.causal)[0]
 
     def _means(self, sequences: int | None = None) -> list[Tensor]:
-        """Centroid means, and the gradients of points and anchors, of the first sequences."""
+        """Compute centroid means, and gradients of points and anchors, of the first sequences."""
         leaves = [x.detach().requires_grad_() for x in (self.points[:sequences], self.anchors)]
         _, means = assign(leaves[0], leaves[1], without_normalizer=self.causal)
         return [means.detach(), *torch.autograd.grad(means.square().sum(), leaves)]
@@ -215,9 +219,10 @@ class Problem:
         return self.core(self.q, self.k, self.v, hidden=self.hidden)[0]
 
     def _check_assign(self) -> tuple[float, float]:
-        """How far the chosen clusters' scores lie below the best, of the first sequence.
+        """Check the first sequence.
 
-        Or how far its means and their gradients are from plain PyTorch's, if that is more.
+        The error is the largest distance of a chosen cluster's score below the best score, or of
+        the means and their gradients from plain PyTorch's, whichever is larger.
         """
         scores = self.anchors @ self.points[:1].transpose(1, 2)
         scores = scores if self.causal else scores.log_softmax(-1)
@@ -235,7 +240,10 @@ class Problem:
         return float(sum((a != b).sum() for a, b in pairs)), 0.0
 
     def _check_attention(self) -> tuple[float, float]:
-        """Of values and gradients of the first sequence, against float32, beside plain PyTorch."""
+        """Check values and gradients of the first sequence against float32.
+
+        The limit is twice the distance of plain PyTorch in the same data type.
+        """
         members, filled, slot, copies, visible = (x[:1] for x in self.blocks[:5])
         blocks = Blocks(members, filled, slot, copies, visible, *self.blocks[5:])
         mask = window_mask(blocks, self.causal)
@@ -262,7 +270,7 @@ class Problem:
 
 @contextmanager
 def force_kernels(name: str) -> Iterator[None]:
-    """Have operations served by the kernels of this name."""
+    """Force the operations to use the kernels of this name, such as "reference"."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = name
     try:
@@ -274,11 +282,11 @@ def force_kernels(name: str) -> Iterator[None]:
 
 
 def _check_mechanism(mix: Callable[[], Tensor]) -> tuple[float, float]:
-    """How far a mechanism's values are from those of plain PyTorch."""
+    """Compare a mechanism's values with those of plain PyTorch."""
     with torch.no_grad():
         found = mix()
         with force_kernels("reference"):
-            return relative_error(found, mix()), FLIPS
+            return relative_error(found, mix()), MECHANISM_LIMIT
 
 
 def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], object]:
@@ -290,5 +298,5 @@ def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], object]:
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows (B, H, N, D) by index (B, N)."""
+    """Gather rows of (B, H, N, D) by index (B, N)."""
     return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

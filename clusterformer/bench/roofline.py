@@ -1,7 +1,7 @@
-"""What the kernels move and compute, and the least time in which a device can do that.
+"""The roofline model: bytes and operations of the kernels, and lower bounds of their time.
 
-The model stands in the docstrings of the kernels too; a test keeps both equal. Bytes are those that
-memory has to move: rows that several blocks see come from memory once, then from a cache.
+The formulas stand in the docstrings of the kernels too; a test keeps both equal. Bytes are those
+that memory has to move: rows that several blocks see come from memory once, then from a cache.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 INDEX, FLOAT = 4, 4
-"""Bytes of a token's number in a slot, and of a float32."""
+"""Bytes of an index, and of a float32."""
 
 
 class Ceilings(NamedTuple):
-    """What a device can do at best.
+    """The highest rates of a device.
 
     Attributes:
-        memory: Bytes a second.
-        matrix: 16-bit operations a second in matrix products, without sparsity.
-        plain: float32 operations a second.
+        memory: Bytes per second.
+        matrix: 16-bit operations per second in matrix products, without sparsity.
+        plain: float32 operations per second.
     """
 
     memory: float
@@ -32,7 +32,7 @@ DATA_SHEETS = {
     "h100": Ceilings(3.35e12, 989e12, 67e12),
     "h200": Ceilings(4.8e12, 989e12, 67e12),
 }
-"""The maker's figures, of SXM boards."""
+"""NVIDIA's data sheets of SXM boards."""
 
 
 class Work(NamedTuple):
@@ -86,10 +86,10 @@ MODEL: dict[str, tuple[str, str, str]] = {
     "full attention": ("B H N 4 D i", "4 B H N N D", "0"),
     "full attention backward": ("B H N 8 D i", "10 B H N N D", "0"),
 }
-"""Bytes, 16-bit and float32 operations of each kernel, as its docstring has them.
+"""Bytes, 16-bit operations and float32 operations of each kernel, as in its docstring.
 
-A float32 product that is taken as three of tf32, each half as fast as one of 16 bits, counts as six
-of those."""
+A float32 product that is computed as three tf32 products counts as six of 16 bits, since each is
+half as fast."""
 
 
 ASSIGNING = ("_means_kernel", "_assign_kernel")
@@ -112,12 +112,12 @@ FORMS = {
 
 
 def work(kernel: str, size: Size) -> Work:
-    """What one launch moves and computes."""
+    """Compute the work of one launch."""
     return Work(*(_evaluate(formula, size) for formula in MODEL[kernel]))
 
 
 def size_of(form: str, length: int, tokens: int, heads: int, width: int) -> Size:
-    """Sizes of neural clustering with as many clusters as the square root of the length."""
+    """Choose the sizes of neural clustering; the number of clusters is the square root of N."""
     from clusterformer.kernels.tiles import means_tile
 
     coupled, reach, _ = FORMS[form]
@@ -130,10 +130,10 @@ def size_of(form: str, length: int, tokens: int, heads: int, width: int) -> Size
 
 
 def kernels(form: str, backward: bool) -> list[str]:
-    """What a mechanism with its clustering launches, projections of q, k, v and output apart.
+    """List the launches of a mechanism and its clustering, without projections of q, k, v, output.
 
-    The paper's form clusters hidden states themselves, without a projection of its own. Backward is
-    from the values; auxiliary losses on centroids add the gradient of the means, MEANS_BACKWARD.
+    The paper's form clusters the hidden states, without a projection for clustering. Backward
+    starts at the values; losses on centroids add the gradient of the means, MEANS_BACKWARD.
     """
     coupled = FORMS[form].coupled
     names = ["points"] if coupled else []
@@ -144,11 +144,13 @@ def kernels(form: str, backward: bool) -> list[str]:
 
 
 def rival(name: str, size: Size, causal: bool) -> tuple[Work, Work]:
-    """What Reformer's one round or Routing's heads take on the same kernels, forward and both.
+    """Compute the work of Reformer with one round, or of Routing, on the same kernels.
 
-    Each head is grouped on its own, by C / 2 random columns or by its C centroids. Where not
-    causal, a centroid takes its queries, keys and values out of their rows, and puts its results
-    back.
+    Each head has its own groups, by C / 2 random columns or by its C centroids. Where Routing is
+    not causal, each centroid gathers its queries, keys and values, and scatters its results.
+
+    Returns:
+        Work of forward, and of forward and backward.
     """
     routed = name == "RoutingAttention" and not causal
     heads = size._replace(B=size.B * size.H)
@@ -166,24 +168,24 @@ def rival(name: str, size: Size, causal: bool) -> tuple[Work, Work]:
 
 
 def total(works: Iterable[Work]) -> Work:
-    """Of several launches."""
+    """Add the work of several launches."""
     return Work(*map(sum, zip(*works, strict=True)))
 
 
 def seconds(work: Work, device: Ceilings) -> float:
-    """Least time: memory, matrix units and float32 units at their ceilings, all at once."""
+    """Compute the lower bound of the time: memory and units at their ceilings, all at once."""
     return max(work.bytes / device.memory, work.matrix / device.matrix, work.plain / device.plain)
 
 
-def together(size: Size, names: Iterable[str], device: Ceilings) -> float:
-    """Least time of launches one after the other."""
+def sequential_seconds(size: Size, names: Iterable[str], device: Ceilings) -> float:
+    """Compute the lower bound of the time of launches, one after the other."""
     return sum(seconds(work(name, size), device) for name in names)
 
 
 def predict(
     device: str, lengths: Iterable[int], tokens: int, heads: int, width: int
 ) -> Iterator[dict[str, Any]]:
-    """Least milliseconds of each form and of full attention, forward and backward; no measurement.
+    """Predict lower bounds of the time of each form and of full attention, forward and backward.
 
     Yields:
         form, length, batch, clusters, milliseconds, those of full attention, and their ratio.
@@ -192,9 +194,9 @@ def predict(
     for length in lengths:
         for form, (_, _, causal) in FORMS.items():
             size = size_of(form, length, tokens, heads, width)
-            full = together(size, ("full attention", "full attention backward"), ceilings)
+            full = sequential_seconds(size, ("full attention", "full attention backward"), ceilings)
             full /= 1 + causal  # it skips what lies above the diagonal
-            ours = together(size, kernels(form, backward=True), ceilings)
+            ours = sequential_seconds(size, kernels(form, backward=True), ceilings)
             yield {
                 "form": form,
                 "length": length,
@@ -207,12 +209,12 @@ def predict(
 
 
 def _evaluate(formula: str, size: Size) -> float:
-    """The value of a sum of products written with blanks, as in a docstring."""
+    """Evaluate a sum of products that is written with blanks, as in a docstring."""
     spaced = formula.replace("(", " ( ").replace(")", " ) ").split()
-    told, before = [], ""
+    parts, before = [], ""
     for part in spaced:
         if before not in ("", "(", "+", "/") and part not in (")", "+", "/"):
-            told.append("*")
-        told.append(part)
+            parts.append("*")
+        parts.append(part)
         before = part
-    return float(eval(" ".join(told), {"__builtins__": {}}, size._asdict()))
+    return float(eval(" ".join(parts), {"__builtins__": {}}, size._asdict()))

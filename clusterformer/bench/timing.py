@@ -14,7 +14,7 @@ WARM_UP = 2
 def time_in_turns(
     steps: Mapping[str, Callable[[], object]], repeats: int, device: str
 ) -> dict[str, list[float]]:
-    """Time each function `repeats` times, in turns, so that all share what else the machine does.
+    """Time each function `repeats` times, in turns, so that other load on the machine affects all.
 
     On a CPU with several threads it is wall-clock time. With one thread it is the CPU time of this
     process, which other work on the machine lengthens less.

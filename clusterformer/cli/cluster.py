@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> None:
         raise InputError(f"--n_clusters {largest} is more than the {len(points.train)} points")
     found = Run.create(options.runs, f"cluster-{Path(options.data).name.partition('.')[0]}")
     number, width = points.train.shape
-    print(f"{number} points, {width} columns; run folder: {found.folder}", flush=True)
+    print(f"{number} points, {width} columns; run directory: {found.folder}", flush=True)
     try:
         _compare(found, points, options, f"clusterformer cluster {shlex.join(arguments)}".strip())
     except InputError:

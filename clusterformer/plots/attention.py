@@ -1,6 +1,6 @@
-"""Who looks at whom between two texts, with their clusters marked.
+"""Picture of the attention weights between two texts, with clusters marked.
 
-Letters: N source tokens, M target tokens.
+N target tokens   M source tokens
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from clusterformer.plots.tokens import cluster_colours, readable
 if TYPE_CHECKING:
     from matplotlib.text import Text
 
-MOST_TOKENS = 60  # a side that stay readable
+MAX_TOKENS = 60  # of each text; more are not readable
 CELL = 0.19  # inches
-LETTER = 0.095  # inches, of the title
+LETTER = 0.095  # inches, in the title
 
 
 def attention_map(
@@ -34,18 +34,18 @@ def attention_map(
     target_clusters: ArrayLike | None = None,
     title: str = "",
 ) -> None:
-    """Draw how much each target token looks at each source token: the darker, the more.
+    """Draw the attention weights of target tokens on source tokens; darker cells weigh more.
 
-    Tokens of one cluster have one colour; source and target have clusters of their own. Of a long
-    text the first 60 tokens are drawn.
+    Tokens of one cluster have the same colour; source and target have separate clusters. Of a long
+    text only the first 60 tokens are drawn.
 
     Args:
-        weights: (M, N), each row with sum 1.
-        source: The N real tokens.
-        target: The M real tokens.
+        weights: Attention weights, (N, M); each row has the sum 1.
+        source: The M real tokens.
+        target: The N real tokens.
         path: The PNG to write.
-        source_clusters: Cluster of each source token, (N,) integer; None leaves them uncoloured.
-        target_clusters: Likewise, (M,).
+        source_clusters: Cluster of each source token, (M,) integer; None leaves them uncoloured.
+        target_clusters: Cluster of each target token, (N,) integer; None leaves them uncoloured.
         title: First line of the picture.
 
     Raises:
@@ -54,7 +54,7 @@ def attention_map(
     shown = np.asarray(weights, dtype=np.float64)
     if shown.shape != (len(target), len(source)):
         raise ValueError(f"weights are {shown.shape}, tokens {len(target)} and {len(source)}")
-    shown = shown[:MOST_TOKENS, :MOST_TOKENS]
+    shown = shown[:MAX_TOKENS, :MAX_TOKENS]
     rows, columns = shown.shape
     width = CELL * columns + 2.2
     page = figure(width, CELL * rows + 2.2)

@@ -1,4 +1,4 @@
-"""Time and memory a token against length."""
+"""Plots of time and memory against the length of the sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def scaling(panels: Mapping[str, Mapping[str, Points]], path: str | Path, *, tit
     Args:
         panels: Title of the panel, with its unit, to mechanism to points (length, value).
         path: The PNG to write.
-        title: Stands above all panels.
+        title: Title above all panels.
     """
     from matplotlib.ticker import (
         FixedFormatter,
@@ -33,7 +33,7 @@ def scaling(panels: Mapping[str, Mapping[str, Points]], path: str | Path, *, tit
     grid = picture.subplots(1, max(1, len(panels)), squeeze=False)[0]
     handles = {}
     for axes, (panel_title, lines) in zip(grid, panels.items(), strict=True):
-        plain_axes(axes, panel_title, "tokens a sequence")
+        plain_axes(axes, panel_title, "tokens per sequence")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(ScalarFormatter())

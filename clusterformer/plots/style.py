@@ -1,4 +1,4 @@
-"""Colours, fonts and sizes that all pictures share; figures are made without pyplot's globals."""
+"""Colours, fonts and axes of all pictures; figures are made without pyplot's global state."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours: distinct for every kind of colour vision.
+# colours of Okabe and Ito, distinct with every kind of colour vision
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 INK, QUIET, FAINT, ALARM = "#1A1A1A", "#5F5F5F", "#DCDCDC", "#B00020"
 FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei")
 
 
 def figure(width: float, height: float) -> Figure:
-    """Make an empty figure of that size in inches."""
+    """Make an empty figure; width and height are in inches."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -27,7 +27,7 @@ def figure(width: float, height: float) -> Figure:
 
 
 def plain_axes(axes: Axes, title: str, xlabel: str) -> None:
-    """Leave of `axes` what carries information: title, ticks, a faint horizontal grid."""
+    """Reduce `axes` to title, tick labels and a faint horizontal grid."""
     axes.set_title(title, fontsize=10, fontweight="bold", color=INK, loc="left")
     axes.set_xlabel(xlabel, fontsize=9, color=QUIET)
     axes.tick_params(labelsize=8, colors=QUIET, length=0)
@@ -38,7 +38,7 @@ def plain_axes(axes: Axes, title: str, xlabel: str) -> None:
 
 
 def installed_fonts() -> list[str]:
-    """FONTS that this machine has; a glyph missing in one is taken from the next."""
+    """List the installed fonts among FONTS; a glyph missing in one is taken from the next."""
     from matplotlib.font_manager import fontManager
 
     known = {font.name for font in fontManager.ttflist}
@@ -47,7 +47,7 @@ def installed_fonts() -> list[str]:
 
 @contextmanager
 def missing_glyphs_as_boxes() -> Iterator[None]:
-    """Say nothing of characters that no font has: the box drawn in their place says it."""
+    """Suppress warnings about characters that no font has; they are drawn as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield

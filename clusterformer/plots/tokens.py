@@ -1,6 +1,6 @@
-"""One text coloured by cluster, for one layer: as it reads, and sorted into attention blocks.
+"""Picture of one text coloured by cluster, in reading order and sorted into attention blocks.
 
-Letters: N tokens.
+N tokens
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from clusterformer.plots.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_TOKENS = 256  # that stay readable on one page
-LONGEST_TOKEN = 24  # characters
-WIDTH, MARGIN = 828.0, 30.0  # of the page, in points as all sizes below
-BOX, GAP, LINE = 14.0, 2.5, 18.0  # a token's box is BOX high, the next line of them LINE below
-PADDING = 6.0  # beside a token's text, both sides together
+MAX_TOKENS = 256  # more are not readable on one page
+MAX_CHARACTERS = 24  # of a token
+# sizes in points
+WIDTH, MARGIN = 828.0, 30.0  # of the page
+BOX, GAP, LINE = 14.0, 2.5, 18.0  # height of a token's box; gap between boxes; height of a line
+PADDING = 6.0  # left and right of a token's text together
 BORDER = 12.0  # between two blocks
-ARC = 10.0  # how deep the arcs between partners hang below a line
+ARC = 10.0  # depth of the arcs between partners
 
 Cluster = NDArray[np.int64]
 
@@ -47,18 +48,19 @@ def token_clusters(
     links: Sequence[tuple[int, int]] | None = None,
     title: str = "",
 ) -> None:
-    """Draw a text coloured by cluster, as it reads and again sorted into attention blocks.
+    """Draw a text coloured by cluster, in reading order and again sorted into attention blocks.
 
-    Above both, a bar shows how many tokens each cluster holds. Of a long text the first 256 tokens
-    are drawn, and the picture says so; the bar and the figures count all of them.
+    A bar above both shows the number of tokens in each cluster. Of a long text only the first 256
+    tokens are drawn, and the picture says so; the bar and the numbers count all tokens.
 
     Args:
         tokens: The N real tokens of one text.
         assignment: Cluster of each token, (N,) integer.
         path: The PNG to write.
-        block: Attention block of each token, (N,) integer; None stands for one block a cluster.
-        links: Pairs of positions that belong together. Arcs join those in one block, a red frame
-            marks those in different clusters, and the share of pairs in one cluster is stated.
+        block: Attention block of each token, (N,) integer; None: one block for each cluster.
+        links: Pairs of positions that belong together. Pairs in one block are joined by an arc,
+            pairs in different clusters have red frames, and the share of pairs in one cluster is
+            printed.
         title: First line of the picture.
 
     Raises:
@@ -70,7 +72,7 @@ def token_clusters(
         lengths = f"{len(tokens)}, {len(cluster)} and {len(blocks)}"
         raise ValueError(f"tokens, assignment and block must have one length, got {lengths}")
     links = links or ()
-    shown = min(len(tokens), MOST_TOKENS)
+    shown = min(len(tokens), MAX_TOKENS)
     cut = f" (the first {shown} of {len(tokens):,} tokens)" if shown < len(tokens) else ""
     order = np.lexsort((np.arange(shown), cluster[:shown], blocks[:shown]))
     page = _Page([readable(token) for token in tokens[:shown]], cluster, blocks, links)
@@ -79,7 +81,7 @@ def token_clusters(
         page.write(title or "Tokens by cluster", 13, bold=True)
         page.write(_figures(cluster, blocks, links), 9, color=QUIET)
         page.occupancy()
-        page.write(f"As it reads{cut}", 10, bold=True, above=14)
+        page.write(f"In reading order{cut}", 10, bold=True, above=14)
         page.flow(np.arange(shown))
         page.write(f"Sorted by cluster, cut into attention blocks{cut}", 10, bold=True, above=14)
         page.flow(order, grouped=True)
@@ -87,7 +89,7 @@ def token_clusters(
 
 
 class _Page:
-    """Places boxes and texts from the top down; the figure is as high as they need."""
+    """A page that is filled with boxes and texts from the top down, and grows as needed."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class _Page:
 
         self.names, self.cluster, self.blocks = names, cluster, blocks
         self.links = [pair for pair in links if max(pair) < len(names)]
-        self.apart = {i for pair in self.links for i in pair if len(set(cluster[list(pair)])) > 1}
+        self.separated = {k for i, j in self.links if cluster[i] != cluster[j] for k in (i, j)}
         self.fill = cluster_colours(cluster)
         self.font = FontProperties(family=installed_fonts(), size=8)
         self.ruler = RendererAgg(1, 1, dpi=72)  # at 72 dpi a pixel is a point
@@ -113,14 +115,14 @@ class _Page:
     def write(
         self, text: str, size: float, *, bold: bool = False, color: str = INK, above: float = 0
     ) -> None:
-        """Put one line of text at the left margin."""
+        """Write one line of text at the left margin."""
         self.y += above + size
         weight = "bold" if bold else "normal"
         self._text(MARGIN, self.y, text, size, color=color, weight=weight, va="baseline", ha="left")
         self.y += 0.6 * size
 
     def occupancy(self) -> None:
-        """A bar of all tokens: the clusters from large to small, each as wide as its share."""
+        """Draw a bar of all clusters from large to small, each as wide as its share of tokens."""
         clusters, counts = np.unique(self.cluster, return_counts=True)
         x, scale = MARGIN, (WIDTH - 2 * MARGIN) / max(1, len(self.cluster))
         for number, count in sorted(zip(clusters, counts, strict=True), key=lambda it: -it[1]):
@@ -132,30 +134,30 @@ class _Page:
         self.y += BOX
 
     def flow(self, order: NDArray[np.int64], *, grouped: bool = False) -> None:
-        """Lay tokens out in lines, in that order; grouped, set blocks apart and name clusters."""
+        """Write tokens in this order; grouped, separate the blocks and label the clusters."""
         x, right, last = MARGIN, WIDTH - MARGIN, None
-        places: dict[int, tuple[float, float]] = {}
+        positions: dict[int, tuple[float, float]] = {}
         for i in order.tolist():
             width = self._width(self.names[i]) + PADDING
             here = (self.blocks[i], self.cluster[i])
             label = f"{here[1]}" if grouped and here != last else ""
             lead = self._width(label) + 3 if label else 0
-            parted = grouped and last is not None and here[0] != last[0]
-            if x > MARGIN and x + lead + width + (BORDER if parted else 0) > right:
+            new_block = grouped and last is not None and here[0] != last[0]
+            if x > MARGIN and x + lead + width + (BORDER if new_block else 0) > right:
                 x, self.y = MARGIN, self.y + LINE + (ARC if grouped and self.links else 0)
-            elif parted:
+            elif new_block:
                 self._line(x + BORDER / 2 - 1, self.y - 1, self.y + BOX + 1)
                 x += BORDER
             if label:
                 self._text(x + lead / 2 - 1, self.y + BOX / 2, label, 7, color=QUIET, weight="bold")
             x += lead
-            edge = ALARM if i in self.apart else "none"
+            edge = ALARM if i in self.separated else "none"
             self._box(x, self.y, width, BOX, self.fill[self.cluster[i]], edge)
             self._text(x + width / 2, self.y + BOX / 2, self.names[i], 8)
-            places[i] = (x + width / 2, self.y + BOX)
+            positions[i] = (x + width / 2, self.y + BOX)
             x, last = x + width + GAP, here
         if grouped:
-            self._arcs(places)
+            self._arcs(positions)
         self.y += BOX
 
     def save(self, path: str | Path) -> None:
@@ -165,11 +167,11 @@ class _Page:
         self.axes.axis("off")
         self.picture.savefig(path, format="png")
 
-    def _arcs(self, places: dict[int, tuple[float, float]]) -> None:
+    def _arcs(self, positions: dict[int, tuple[float, float]]) -> None:
         from matplotlib.patches import Arc
 
         for i, j in self.links:
-            (x, y), (other, below) = places[i], places[j]
+            (x, y), (other, below) = positions[i], positions[j]
             if self.blocks[i] == self.blocks[j] and y == below:
                 depth = min(2 * ARC, 6 + abs(other - x) / 8)
                 arc = Arc(((x + other) / 2, y + 1), abs(other - x), depth, theta1=0, theta2=180)
@@ -223,7 +225,7 @@ def _figures(cluster: Cluster, blocks: Cluster, links: Sequence[tuple[int, int]]
 
 
 def cluster_colours(cluster: Cluster) -> dict[int, str]:
-    """Colour of each cluster: the largest get the most distinct ones, later rounds are paler."""
+    """Choose a colour for each cluster; the largest clusters get the most distinct colours."""
     from matplotlib.colors import to_hex, to_rgb
 
     numbers, counts = np.unique(cluster, return_counts=True)
@@ -236,10 +238,10 @@ def cluster_colours(cluster: Cluster) -> dict[int, str]:
 
 
 def readable(token: str) -> str:
-    """Shorten, and show spaces and control characters by a sign."""
+    """Shorten a token, and replace spaces and control characters by visible signs."""
     signs = "".join(
         "␣" if character.isspace() else character
         for character in unicodedata.normalize("NFC", token)
     )
     shown = "".join(character if character.isprintable() else "·" for character in signs) or "∅"
-    return shown if len(shown) <= LONGEST_TOKEN else shown[: LONGEST_TOKEN - 1] + "…"
+    return shown if len(shown) <= MAX_CHARACTERS else shown[: MAX_CHARACTERS - 1] + "…"
