@@ -1,4 +1,4 @@
-"""Errors that a user can make, the check of options, and the one way to read the user's files."""
+"""Errors that a user can make, checks of options, and the one way to read the user's files."""
 
 from __future__ import annotations
 
@@ -91,3 +91,14 @@ def require_at_least(minimum: float, **options: float | None) -> None:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
         if value == float("inf"):
             raise InputError(f"{name} must be finite, got {value}")
+
+
+def require_share(**options: float) -> None:
+    """Refuse options outside 0 <= option < 1.
+
+    Raises:
+        InputError: for the first such option.
+    """
+    for name, value in options.items():
+        if not 0 <= value < 1:
+            raise InputError(f"{name} must be from 0 to below 1, got {value}")

@@ -1,6 +1,6 @@
 """ClusterFormer, the LightningModule: steps, optimiser, schedule and logging for any task.
 
-Letters: B batch, N tokens, E model width.
+B batch   N tokens   E model width
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch.optim import Optimizer
 
 from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
-from clusterformer.errors import InputError, require_at_least
+from clusterformer.errors import InputError, require_at_least, require_share
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import Output, Task, stacks
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
 from clusterformer.training.evaluation import Evaluation
-from clusterformer.training.nonfinite import first_nonfinite
+from clusterformer.training.nonfinite import nonfinite_error
+from clusterformer.training.optimizer import make_adamw, step_limit
 from clusterformer.training.schedule import Schedule, factor
 
 
@@ -37,34 +38,36 @@ class ClusterFormer(LightningModule):
         >>> Trainer(max_epochs=5, use_distributed_sampler=False).fit(model, Classification("mr"))
 
     Args:
-        attention: Mechanism of every layer: a subclass of AttentionCore by its name, its options
-            following it, or a function `(d_model, num_heads) -> AttentionCore`.
-        d_model: E, width of the hidden states.
-        num_heads: Attention heads a layer; divides d_model.
-        num_layers: Layers of the encoder.
-        d_ff: Width inside the feed-forward part; None for 4 * d_model.
-        dropout: Probability of dropping a value, 0..1, where a Transformer does.
-        norm: Layer norm before each part ("pre") or after it ("post", as in the paper).
-        positions: How a token knows its place.
-        rotary_base: Longest wavelength of rotary positions over 2 pi, tokens.
-        outer_attention: Mechanism of all layers but the central one; none: `attention` too.
-        pooling: How a classifier sums up the tokens.
-        recompute: Compute the attention again in the backward pass: less memory, more time.
-        decoder_attention: Mechanism of a decoder's layers, in its causal form; None: that of
-            `attention`, which must then have one.
-        cross_attention: Mechanism by which a decoder reads the encoder; None: FullAttention.
+        attention: Mechanism of every layer: the name of a subclass of AttentionCore, its options
+            beside it, or a function `(d_model, num_heads) -> AttentionCore`.
+        d_model: Width E of the hidden states.
+        num_heads: Number of attention heads of a layer; must divide d_model.
+        num_layers: Number of layers of an encoder, and of a decoder.
+        d_ff: Width inside the feed-forward parts; 4 * d_model by default.
+        dropout: Probability of dropping a value, from 0 to below 1.
+        norm: Layer norm before each part of a layer ("pre") or after it ("post", as in the paper).
+        positions: Kind of positions that tokens are given.
+        rotary_base: Longest wavelength of rotary positions over 2 pi, in tokens.
+        outer_attention: Mechanism of all layers but the central one; `attention` by default.
+        pooling: Reduction of a text's tokens to one vector, in classifiers.
+        recompute: Recomputation of attention in the backward pass: less memory, more time.
+        decoder_attention: Mechanism of a decoder's layers, in its causal form; `attention` by
+            default, which must then have one.
+        cross_attention: Mechanism by which a decoder reads the encoder; FullAttention by default.
         lr: Peak learning rate of AdamW.
-        weight_decay: Of the weights of linear layers alone.
-        warmup: Steps of linear warm-up.
-        schedule: What follows the warm-up.
-        label_smoothing: Probability spread over all labels, 0..1.
-        task_weight: lambda of eq. 17, weight of the task's loss.
-        clustering_weight: mu of eq. 17, weight of the clustering loss L1 (eq. 6).
-        sorting_weight: nu of eq. 17, weight of the sorting loss L2 (eq. 11).
-        clustering_form: Of L1: "contrastive", or "bare" as in eq. 6.
+        weight_decay: Weight decay of linear layers' weights.
+        warmup: Number of steps of linear warm-up.
+        schedule: Learning-rate schedule after the warm-up.
+        label_smoothing: Probability spread over all labels, from 0 to below 1.
+        task_weight: Weight of the task's loss, lambda of eq. 17.
+        clustering_weight: Weight of the clustering loss L1 (eq. 6), mu of eq. 17.
+        sorting_weight: Weight of the sorting loss L2 (eq. 11), nu of eq. 17.
+        clustering_form: Form of the clustering loss: "contrastive", or "bare" as in eq. 6.
 
     Attributes:
-        config: YAML of the run, if the command line made it; goes into the checkpoint.
+        config: YAML of the run, if the command line made it; saved in the checkpoint.
+        transformer_config: Configuration handed to every layer.
+        network: The task's network, once the trainer has built it.
     """
 
     def __init__(
@@ -96,23 +99,13 @@ class ClusterFormer(LightningModule):
     ) -> None:
         super().__init__()
         require_at_least(
-            1,
-            d_model=d_model,
-            num_heads=num_heads,
-            num_layers=num_layers,
-            d_ff=d_ff,
-            rotary_base=rotary_base,
-        )
-        require_at_least(
             0,
             warmup=warmup,
             task_weight=task_weight,
             clustering_weight=clustering_weight,
             sorting_weight=sorting_weight,
         )
-        for name, share in (("dropout", dropout), ("label_smoothing", label_smoothing)):
-            if not 0 <= share < 1:
-                raise InputError(f"{name} must be from 0 to below 1, got {share}")
+        require_share(label_smoothing=label_smoothing)
         if not task_weight + clustering_weight + sorting_weight:
             raise InputError(
                 "one of task_weight, clustering_weight, sorting_weight must be above 0"
@@ -122,7 +115,7 @@ class ClusterFormer(LightningModule):
             d_model=d_model,
             num_heads=num_heads,
             num_layers=num_layers,
-            d_ff=d_ff or 4 * d_model,
+            d_ff=4 * d_model if d_ff is None else d_ff,
             dropout=dropout,
             norm=norm,
             positions=positions,
@@ -184,13 +177,13 @@ class ClusterFormer(LightningModule):
             self._seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed each step from its place alone, so that a resumed run draws the same numbers."""
-        place = [self._seed, self.current_epoch, batch_idx, self.global_rank]
-        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0]))
+        """Seed each step by its number, so that a resumed run draws the same numbers."""
+        entropy = [self._seed, self.current_epoch, batch_idx, self.global_rank]
+        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
         self._batch = batch
 
     def objective(self, task: Task, batch: Any) -> dict[str, tuple[Tensor, Tensor, float]]:
-        """The parts of eq. 17 for a batch: sum, how many were summed, and weight of each."""
+        """Parts of eq. 17 for a batch: the sum of each, the number of its terms, and its weight."""
         output = self(batch)
         parts = {"loss": (*task.loss(output, batch, self.label_smoothing), self.task_weight)}
         if self.clustering_weight or self.sorting_weight:
@@ -243,31 +236,10 @@ class ClusterFormer(LightningModule):
         )
         # with fp16, infinite gradients are the loss scaler's business
         if self.trainer.precision != "16-mixed" and not math.isfinite(norm):
-            self._stop()
+            assert self.network is not None
+            raise nonfinite_error(self, self.network, self._batch)
         self.log("train/gradient_norm", norm, batch_size=1)
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-    def _stop(self) -> None:
-        assert self.network is not None
-        with self.trainer.precision_plugin.forward_context():
-            where = [first_nonfinite(self.network, self._batch)]
-        if self.trainer.world_size > 1:
-            found, where = where[0], [""] * self.trainer.world_size
-            torch.distributed.all_gather_object(where, found)
-            if self.global_rank:
-                raise SystemExit(2)  # the first process says it for all
-        # gradients are those of all processes, weights and outputs tell whose batch it was
-        where.sort(key=lambda found: found.startswith("the gradient"))
-        saved = [
-            path
-            for callback in self.trainer.checkpoint_callbacks
-            if (path := getattr(callback, "last_model_path", ""))
-        ]
-        raise InputError(
-            f"the loss is not finite at step {self.global_step} (epoch {self.current_epoch}): "
-            f"NaN or infinity first in {where[0]}; last good checkpoint: "
-            f"{saved[0] if saved else 'none'}; try a smaller model.lr or a longer model.warmup"
-        )
 
     def on_validation_epoch_start(self) -> None:
         self._evaluation = Evaluation(self.task, self.device)
@@ -295,41 +267,18 @@ class ClusterFormer(LightningModule):
             self.log(name, value, sync_dist=True, prog_bar=name == self.task.monitor)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        decayed = {id(module.weight) for module in self.modules() if isinstance(module, nn.Linear)}
-        parameters = [p for p in self.parameters() if p.requires_grad]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in parameters if id(p) in decayed]},
-            {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
-        ]
-        # Fused takes an eighth of the time on a CPU, but cannot be clipped under a loss scaler.
-        scaled = self.trainer.precision == "16-mixed"
+        # counting the steps of an epoch plans its batches: only where the schedule needs it
+        steps = step_limit(self.trainer) if self.schedule == "cosine" else None
         try:
-            optimizer = torch.optim.AdamW(
-                groups, lr=self.lr, weight_decay=self.weight_decay, fused=not scaled
-            )
-            rate = factor(self.schedule, self.warmup, self._total_steps())
+            optimizer = make_adamw(self, lr=self.lr, weight_decay=self.weight_decay)
+            rate = factor(self.schedule, self.warmup, steps)
         except ValueError as error:
             raise InputError(str(error)) from error
-        # Lightning takes every fused optimizer under autocast for one that has a scaler to undo.
-        optimizer._step_supports_amp_scaling = False
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
-
-    def _total_steps(self) -> int | None:
-        # Not trainer.estimated_stepping_batches: it makes the loader before progress is restored.
-        limits = []
-        if self.trainer.max_steps > 0:
-            limits.append(self.trainer.max_steps)
-        if self.schedule == "cosine" and (self.trainer.max_epochs or -1) > 0:
-            batches: float = len(self.task.train_dataloader())
-            limit = self.trainer.limit_train_batches
-            batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-            epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
-            limits.append(epoch * (self.trainer.max_epochs or 0))
-        return min(limits) if limits else None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what prediction needs; plain values, so that the file loads with weights_only."""

@@ -41,7 +41,7 @@ def test_it_trains_from_python() -> None:
 )
 def test_impossible_options_are_refused(option: dict[str, Any]) -> None:
     ((name, value),) = option.items()
-    with pytest.raises(InputError, match=rf"model\.{name} must be .*, got {value}"):
+    with pytest.raises(InputError, match=rf"{name} must be .*, got {value}"):
         ClusterFormer(**option)
 
 

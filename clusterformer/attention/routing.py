@@ -12,7 +12,7 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.clustering.spherical import SphericalMeans
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_at_least, require_share
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, single_block, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import sort
@@ -88,8 +88,7 @@ class RoutingAttention(AttentionCore):
                 f"local_heads must be in 0..num_heads, got {local_heads} with "
                 f"num_heads = {num_heads}"
             )
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay must be from 0 to below 1, got {decay}")
+        require_share(decay=decay)
         self.num_clusters = num_clusters
         self.window = window
         self.chunk_size = chunk_size

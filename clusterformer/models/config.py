@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from clusterformer.attention import AttentionCore, FullAttention
+from clusterformer.errors import InputError, require_at_least, require_share
 from clusterformer.models.pooling import Pooling
 
 MakeCore = Callable[..., AttentionCore]
@@ -49,7 +50,7 @@ class TransformerConfig:
             one; None: no exception.
 
     Raises:
-        ValueError: for an unknown norm, kind of positions or pooling.
+        InputError: for a number out of range, or an unknown norm, kind of positions or pooling.
     """
 
     attention: MakeCore
@@ -68,10 +69,19 @@ class TransformerConfig:
     outer_attention: MakeCore | None = None
 
     def __post_init__(self) -> None:
+        require_at_least(
+            1,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
+            d_ff=self.d_ff,
+            rotary_base=self.rotary_base,
+        )
+        require_share(dropout=self.dropout)
         for name, kinds in (("norm", Norm), ("positions", Positions), ("pooling", Pooling)):
             found = getattr(self, name)
             if found not in get_args(kinds):
-                raise ValueError(f"{name} must be one of {get_args(kinds)}, got {found!r}")
+                raise InputError(f"{name} must be one of {get_args(kinds)}, got {found!r}")
 
     def make_encoder_core(self, index: int) -> AttentionCore:
         """Make the self-attention of layer `index` of an encoder."""

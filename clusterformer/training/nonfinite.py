@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from clusterformer.errors import InputError
 
 
 def first_nonfinite(network: nn.Module, batch: Any) -> str:
@@ -42,6 +45,36 @@ def first_nonfinite(network: nn.Module, batch: Any) -> str:
         if parameter.grad is not None and not _finite(parameter.grad):
             return f"the gradient of {name}"
     return "the loss"
+
+
+def nonfinite_error(model: LightningModule, network: nn.Module, batch: Any) -> InputError:
+    """Make the error of a loss that is not finite; the first of several processes tells it.
+
+    Args:
+        model: Model in training.
+        network: Its network, with the gradients of the failed step still in place.
+        batch: Batch of the failed step.
+    """
+    trainer = model.trainer
+    with trainer.precision_plugin.forward_context():
+        found = [first_nonfinite(network, batch)]
+    if trainer.world_size > 1:
+        own, found = found[0], [""] * trainer.world_size
+        torch.distributed.all_gather_object(found, own)
+        if model.global_rank:
+            raise SystemExit(2)
+    # gradients are those of all processes, weights and outputs tell whose batch it was
+    found.sort(key=lambda where: where.startswith("the gradient"))
+    saved = [
+        path
+        for callback in trainer.checkpoint_callbacks
+        if (path := getattr(callback, "last_model_path", ""))
+    ]
+    return InputError(
+        f"the loss is not finite at step {model.global_step} (epoch {model.current_epoch}): "
+        f"NaN or infinity first in {found[0]}; last good checkpoint: "
+        f"{saved[0] if saved else 'none'}; try a smaller model.lr or a longer model.warmup"
+    )
 
 
 def _tensors(output: Any) -> list[Tensor]:
