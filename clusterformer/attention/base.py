@@ -202,7 +202,7 @@ class MultiHeadAttention(nn.Module):
         self._check(x, key_mask, "x", "key_mask")
         if memory is None:
             if memory_mask is not None:
-                raise ValueError("memory_mask needs memory, got memory=None")
+                raise ValueError("got memory_mask without memory; pass memory too")
             source, source_mask = x, key_mask
         else:
             if not self.core.cross:
