@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.blocks import Blocks, windows
 from clusterformer.kernels.reference import LATER_ROUNDS, widen
+from clusterformer.kernels.rows import add_rows, take_rows
 
 PIECE = 2**19
 """Maximum number of elements in the key windows of one piece, 2 MiB. Less takes less memory, and
@@ -129,8 +131,8 @@ def _forward(
             part, part_sums = _flash(*arguments, 0.0, False, attn_mask=bias, scale=scale)
             held = filled[hash_round][piece].flatten()[:, None]
             part = part[..., : q.shape[-1]].transpose(1, 2).flatten(0, 1)
-            _add_rows(values, own, part * held[..., None])
-            _add_rows(sums, own, part_sums.transpose(1, 2).flatten(0, 1) * held)
+            add_rows(values, own, part * held[..., None])
+            add_rows(sums, own, part_sums.transpose(1, 2).flatten(0, 1) * held)
         if hash_round:
             total = torch.logaddexp(logsumexp, sums)
             values.mul_((sums - total).exp_()[..., None])
@@ -169,11 +171,11 @@ def _backward(
         for piece, own, seen in _pieces(q, slot_rows[hash_round], filled.shape[2], look_back):
             arguments = _gather(q, k, v, q_extra, k_extra, own, seen)
             held = filled[hash_round][piece][..., None]
-            sums = _take_rows(logsumexp, own).masked_fill_(~held, float("inf"))
+            sums = take_rows(logsumexp, own).masked_fill_(~held, float("inf"))
             part_dq, part_dk, part_dv = _flash_backward(
-                widen(_take_rows(grad, own) * held[..., None], None, q_extra),
+                widen(take_rows(grad, own) * held[..., None], None, q_extra),
                 *arguments,
-                widen(_take_rows(out, own), None, q_extra),
+                widen(take_rows(out, own), None, q_extra),
                 sums.transpose(2, 3).flatten(0, 1),
                 0.0,
                 False,
@@ -182,11 +184,11 @@ def _backward(
             )
             part_dq = part_dq.transpose(1, 2).unflatten(0, own.shape[:2])
             part_dk, part_dv = (_fold(x, own.shape[:2], seen.shape) for x in (part_dk, part_dv))
-            _add_rows(dq, own, part_dq[..., :width])
-            _add_rows(dq_extra, own, part_dq[..., width:].sum(3))
-            _add_rows(dk, seen, part_dk[..., :width])
-            _add_rows(dk_extra, seen, part_dk[..., width:].sum(3))
-            _add_rows(dv, seen, part_dv[..., :width])
+            add_rows(dq, own, part_dq[..., :width])
+            add_rows(dq_extra, own, part_dq[..., width:].sum(3))
+            add_rows(dk, seen, part_dk[..., :width])
+            add_rows(dk_extra, seen, part_dk[..., width:].sum(3))
+            add_rows(dv, seen, part_dv[..., :width])
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dq_extra, dk_extra
 
 
@@ -195,22 +197,7 @@ def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-@_backward.register_fake
-def _(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in tensors[:5])
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.look_back, ctx.scale, ctx.self_bias = inputs
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _differentiate(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-    found = _backward(grad, *ctx.saved_tensors, ctx.look_back, ctx.scale, ctx.self_bias)
-    return *found, None, None, None, None, None, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_setup)
+register_backward(_forward, _backward, gradients=5)
 
 
 def _pieces(
@@ -241,8 +228,8 @@ def _gather(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of a piece with their columns, (B * G, H, S or J * S, D + A)."""
     reach = seen.shape[1] - own.shape[1] + 1
-    query = widen(_take_rows(q, own), _take_rows(q_extra, own))
-    key, value, columns = (windows(_take_rows(x, seen), reach) for x in (k, v, k_extra))
+    query = widen(take_rows(q, own), take_rows(q_extra, own))
+    key, value, columns = (windows(take_rows(x, seen), reach) for x in (k, v, k_extra))
     return query, widen(key, columns), widen(value, None, columns)
 
 
@@ -258,16 +245,6 @@ def _fold(part: Tensor, blocks: torch.Size, entries: torch.Size) -> Tensor:
 
 def _zeros(shape: torch.Size) -> Tensor:
     return torch.zeros(shape, dtype=torch.float32)  # whatever the default
-
-
-def _take_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Select rows, in float32."""
-    return x.index_select(0, index.flatten()).float().unflatten(0, index.shape)
-
-
-def _add_rows(total: Tensor, index: Tensor, part: Tensor) -> None:
-    """Add to rows; index_add_ is fast in two contiguous dimensions."""
-    total.flatten(1).index_add_(0, index.flatten(), part.reshape(index.numel(), -1))
 
 
 def _bias(mask: Tensor, width: int, look_back: int, self_bias: float) -> Tensor:

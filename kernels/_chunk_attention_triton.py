@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from clusterformer.kernels._chunk_kernels_triton import dkv_kernel, dq_kernel, forward_kernel
+from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.reference import LATER_ROUNDS
 from clusterformer.kernels.tiles import Device, Tile, backward_tile, padded, tile
@@ -167,22 +168,7 @@ def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@_backward.register_fake
-def _(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in tensors[:5])
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    tensors, ctx.options = inputs[:9], inputs[9:]
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _differentiate(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-    found = _backward(grad, *ctx.saved_tensors, *ctx.options)
-    return *found, *10 * (None,)
-
-
-_forward.register_autograd(_differentiate, setup_context=_setup)
+register_backward(_forward, _backward, gradients=5)
 
 
 def _own_entries(blocks: Blocks) -> Tensor:

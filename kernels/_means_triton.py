@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clusterformer.kernels._grouping_triton import COLUMNS, _scores, _stride
+from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.tiles import Device, MeansTile, means_tile, segment_length
 
 
@@ -193,7 +194,7 @@ def centroid_means(points: Tensor, anchors: Tensor, real: Tensor) -> tuple[Tenso
 
 @torch.library.custom_op("clusterformer::centroid_means_triton_backward", mutates_args=())
 def _backward(
-    grad: Tensor, points: Tensor, anchors: Tensor, real: Tensor, normalizer: Tensor, means: Tensor
+    grad: Tensor, points: Tensor, anchors: Tensor, real: Tensor, means: Tensor, normalizer: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute gradients of points and anchors from dM, the gradient of the means M.
 
@@ -221,22 +222,7 @@ def _(points: Tensor, anchors: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return means, means.new_empty(means.shape[:2])
 
 
-@_backward.register_fake
-def _(grad: Tensor, points: Tensor, anchors: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-    return points.new_empty(points.shape), anchors.new_empty(anchors.shape)
-
-
-def _setup(ctx, inputs, output) -> None:
-    means, normalizer = output
-    ctx.mark_non_differentiable(normalizer)
-    ctx.save_for_backward(*inputs, normalizer, means)
-
-
-def _differentiate(ctx, grad: Tensor, _: Tensor):
-    return *_backward(grad, *ctx.saved_tensors), None
-
-
-centroid_means.register_autograd(_differentiate, setup_context=_setup)
+register_backward(centroid_means, _backward, gradients=2)
 
 
 def _segments(

@@ -7,11 +7,12 @@ On CPU batched products serve: groups are small, and many small calls of PyTorch
 which also saves its values and log-sum-exps for the backward pass, take longer.
 """
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from clusterformer.kernels.autograd import register_backward
+from clusterformer.kernels.rows import add_rows, take_rows
 
 PIECE = 2**19
 """Maximum number of elements in the gathered keys of one piece: 2 MiB fit a core's cache."""
@@ -43,9 +44,13 @@ def gathered_attention(
 
     Cost: O(G S K D) time; O(N D) memory on CPU, O(G K D) elsewhere.
     """
-    if q.device.type == "cpu":
-        return _forward(q.float(), k.float(), v.float(), members, filled, seen, mask, scale)
-    return reference(q, k, v, members, filled, seen, mask, scale=scale)
+    if q.device.type != "cpu":
+        return reference(q, k, v, members, filled, seen, mask, scale=scale)
+    sequence = torch.arange(len(q))[:, None, None]
+    members, seen = members + sequence * q.shape[1], seen + sequence * k.shape[1]
+    rows = (x.float().flatten(0, 1) for x in (q, k, v))
+    index = (x.flatten(0, 1) for x in (members, filled, seen, mask))
+    return _forward(*rows, *index, scale).unflatten(0, q.shape[:2])
 
 
 def reference(
@@ -86,12 +91,20 @@ def _forward(
     mask: Tensor,
     scale: float,
 ) -> Tensor:
-    """Compute values (B, N, D)."""
+    """Compute values (B * N, D).
+
+    Args:
+        q: (B * N, D). k, v: (B * M, D).
+        members, filled: (B * G, S), rows of q and whether each slot holds one.
+        seen, mask: (B * G, K), rows of k and whether each has weight.
+        scale: Factor on the logits.
+    """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for groups, own, keys in _pieces(q, k, members, filled, seen):
-        weights = _weights(_take_rows(q, own), _take_rows(k, keys), mask, groups, scale)
-        values = torch.bmm(weights, _take_rows(v, keys))
-        _add_rows(out, own, values.mul_(filled.flatten(0, 1)[groups, :, None]))
+    for groups in _pieces(k, filled, seen):
+        own, keys = members[groups], seen[groups]
+        weights = _weights(take_rows(q, own), take_rows(k, keys), mask[groups], scale)
+        values = torch.bmm(weights, take_rows(v, keys))
+        add_rows(out, own, values.mul_(filled[groups, :, None]))
     return out
 
 
@@ -109,15 +122,16 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute gradients of q, k and v; the weights are computed again."""
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    for groups, own, keys in _pieces(q, k, members, filled, seen):
-        query, key = _take_rows(q, own), _take_rows(k, keys)
-        weights = _weights(query, key, mask, groups, scale)
-        do = _take_rows(grad, own).mul_(filled.flatten(0, 1)[groups, :, None])
-        dp = torch.bmm(do, _take_rows(v, keys).transpose(1, 2))
+    for groups in _pieces(k, filled, seen):
+        own, keys = members[groups], seen[groups]
+        query, key = take_rows(q, own), take_rows(k, keys)
+        weights = _weights(query, key, mask[groups], scale)
+        do = take_rows(grad, own).mul_(filled[groups, :, None])
+        dp = torch.bmm(do, take_rows(v, keys).transpose(1, 2))
         ds = torch._softmax_backward_data(dp, weights, -1, torch.float32).mul_(scale)
-        _add_rows(dq, own, torch.bmm(ds, key))
-        _add_rows(dk, keys, torch.bmm(ds.transpose(1, 2), query))
-        _add_rows(dv, keys, torch.bmm(weights.transpose(1, 2), do))
+        add_rows(dq, own, torch.bmm(ds, key))
+        add_rows(dk, keys, torch.bmm(ds.transpose(1, 2), query))
+        add_rows(dv, keys, torch.bmm(weights.transpose(1, 2), do))
     return dq, dk, dv
 
 
@@ -126,55 +140,17 @@ def _(q: Tensor, *_others: object) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-@_backward.register_fake
-def _(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    contiguous = torch.contiguous_format
-    return tuple(torch.empty_like(x, memory_format=contiguous) for x in tensors[:3])
+register_backward(_forward, _backward, gradients=3, save_outputs=False)
 
 
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors)
+def _pieces(k: Tensor, filled: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
+    """Cut groups into pieces whose keys fit the cache; groups without a query are left out."""
+    size = max(1, PIECE // max(1, seen.shape[-1] * k.shape[-1]))
+    return filled.any(-1).nonzero()[:, 0].split(size)
 
 
-def _differentiate(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-    found = _backward(grad, *ctx.saved_tensors, ctx.scale)
-    return *found, None, None, None, None, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_setup)
-
-
-def _pieces(
-    q: Tensor, k: Tensor, members: Tensor, filled: Tensor, seen: Tensor
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Cut the work into groups whose keys fit the cache; groups without a query are left out.
-
-    Yields indices of some of the B * G groups, and the rows of their queries (of B * N) and of
-    their keys (of B * M).
-    """
-    size = seen.shape[-1]
-    row = torch.arange(len(seen))[:, None, None]
-    own = (members + row * q.shape[1]).flatten(0, 1)
-    keys = (seen + row * k.shape[1]).flatten(0, 1)
-    step = max(1, PIECE // max(1, size * k.shape[2]))
-    for groups in filled.flatten(0, 1).any(-1).nonzero()[:, 0].split(step):
-        yield groups, own[groups], keys[groups]
-
-
-def _weights(query: Tensor, key: Tensor, mask: Tensor, groups: Tensor, scale: float) -> Tensor:
-    """Softmax weights (G, S, K) of queries (G, S, D) over keys (G, K, D)."""
-    seen = mask.flatten(0, 1)[groups, None]
+def _weights(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Softmax weights (groups, S, K) of queries (groups, S, D) over keys (groups, K, D)."""
+    seen = mask[:, None]
     bias = torch.zeros_like(seen, dtype=query.dtype).masked_fill_(~seen, float("-inf"))
     return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale).softmax(-1)
-
-
-def _take_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Select rows (G, S, D) of x (B, N, D)."""
-    return x.flatten(0, 1).index_select(0, index.flatten()).view(len(index), -1, x.shape[-1])
-
-
-def _add_rows(total: Tensor, index: Tensor, part: Tensor) -> None:
-    """Add to rows; index_add_ is fast in two contiguous dimensions."""
-    width = total.shape[-1]
-    total.view(-1, width).index_add_(0, index.flatten(), part.view(-1, width))

@@ -6,6 +6,8 @@ B batch   N tokens   D width
 import torch
 from torch import Tensor
 
+from clusterformer.kernels.autograd import register_backward
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -73,17 +75,4 @@ def _(q: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(*q.shape[:2], 1)
 
 
-@_backward.register_fake
-def _(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x) for x in tensors[:5])
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs, *output)
-
-
-def _differentiate(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-    return _backward(grad, *ctx.saved_tensors)
-
-
-_forward.register_autograd(_differentiate, setup_context=_setup)
+register_backward(_forward, _backward, gradients=5)

@@ -40,6 +40,16 @@ def resort(blocked: Tensor, blocks: Blocks) -> Tensor:
     return rows.view(batch, length, -1)
 
 
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Select rows of x (rows, ...) at an index of any shape, in float32."""
+    return x.index_select(0, index.flatten()).float().unflatten(0, index.shape)
+
+
+def add_rows(total: Tensor, index: Tensor, part: Tensor) -> None:
+    """Add to rows of `total`, in place; index_add_ is fast in two contiguous dimensions."""
+    total.flatten(1).index_add_(0, index.flatten(), part.reshape(index.numel(), -1))
+
+
 def _own_slots(blocks: Blocks) -> tuple[Tensor, Tensor]:
     """Members (B, G, S) of the blocks themselves, and slots (B, N) among them."""
     skipped = blocks.look_back * blocks.members.shape[-1]

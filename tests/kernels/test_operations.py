@@ -56,9 +56,9 @@ def test_chunk_attention_on_cpu(blocks) -> None:
 
 
 def test_gathered_attention() -> None:
-    members, seen = torch.tensor([[[0, 2], [1, 0]]]), torch.tensor([[[0, 3, 4], [1, 2, 3]]])
-    filled = torch.tensor([[[True, True], [True, False]]])
-    inputs = *leaves((1, N, 4), (1, N, 4), (1, N, 4)), members, filled, seen, seen >= 0
+    members, seen = torch.tensor([[0, 2], [1, 0]]), torch.tensor([[0, 3, 4], [1, 2, 3]])
+    filled = torch.tensor([[True, True], [True, False]])
+    inputs = *leaves((N, 4), (N, 4), (N, 4)), members, filled, seen, seen >= 0
     check(gathered_attention, inputs, (), (0.3,))
 
 
@@ -88,8 +88,8 @@ def test_centroid_means_in_triton(own: bool) -> None:
     points, anchors = leaves((1, N, 4), (*own * (1,), 2, 4))
     inputs = points, anchors, torch.tensor([[True, True, False, True, False]])
     opcheck(module.centroid_means, inputs)
-    means, normaliser = module.centroid_means(*inputs)
-    given = [x.detach() for x in (torch.randn_like(means), *inputs, normaliser, means)]
+    means, normalizer = module.centroid_means(*inputs)
+    given = [x.detach() for x in (torch.randn_like(means), *inputs, means, normalizer)]
     opcheck(module._backward, given, test_utils=UNDIFFERENTIATED)
 
 

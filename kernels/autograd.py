@@ -1,0 +1,40 @@
+"""Gradients of custom operations that are custom operations themselves."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.library import CustomOpDef
+
+
+def register_backward(
+    forward: CustomOpDef, backward: CustomOpDef, *, gradients: int, save_outputs: bool = True
+) -> None:
+    """Make one operation the backward pass of another.
+
+    `forward(*tensors, *options)` returns values, or values and other outputs, which get no
+    gradient. `backward(grad, *tensors, *outputs, *options)` returns contiguous gradients of the
+    first tensors.
+
+    Args:
+        forward: Operation to differentiate.
+        backward: Operation that computes its gradients.
+        gradients: Number of gradients that `backward` returns.
+        save_outputs: Pass the outputs of `forward` to `backward`.
+    """
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.options, ctx.num_inputs = inputs[len(tensors) :], len(inputs)
+        ctx.mark_non_differentiable(*outputs[1:])
+        ctx.save_for_backward(*tensors, *(outputs if save_outputs else ()))
+
+    def differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        found = backward(grad, *ctx.saved_tensors, *ctx.options)
+        return *found, *(ctx.num_inputs - gradients) * (None,)
+
+    def fake(grad: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
+        return tuple(x.new_empty(x.shape) for x in tensors[:gradients])
+
+    forward.register_autograd(differentiate, setup_context=setup)
+    backward.register_fake(fake)
