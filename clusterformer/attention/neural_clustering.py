@@ -52,7 +52,7 @@ class NeuralClusteringAttention(AttentionCore):
         d_model: Width of the hidden states (E).
         num_heads: Number of heads (H).
         causal: Causal form: False, True or "masked".
-        num_clusters: Number of clusters (C, the paper's k), at least 1. Texts may be shorter.
+        num_clusters: Number of clusters (C, the paper's k); texts may be shorter.
         min_width: Minimum number of tokens in a block, except with `causal=True`. Narrow blocks of
             short texts see less and cost the same; with 16, a text of up to 48 tokens sees all.
         look_back: Number of blocks (or chunks) before its own that a token sees.
