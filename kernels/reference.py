@@ -50,17 +50,18 @@ def assign(similarity: Tensor, key_mask: Tensor | None = None) -> Assigned:
     return Assigned(assignment, memberships)
 
 
-def argmax_first(values: Tensor, dim: int) -> Tensor:
+def argmax_first(values: Tensor, dim: int, margin: Tensor | float = 0.0) -> Tensor:
     """Return the argmax over one dimension, the first index where values are equal.
 
-    Two maxima are faster than one argmax, above all on small integers.
+    Values that differ from the largest by no more than `margin` count as equal to it. Two maxima
+    are faster than one argmax, above all on small integers.
     """
     last = values.shape[dim] - 1
     dtype = torch.int16 if last < 2**15 else torch.int32
     shape = [1] * values.dim()
     shape[dim] = -1
     backwards = torch.arange(last, -1, -1, dtype=dtype, device=values.device).view(shape)
-    largest = values == values.amax(dim, keepdim=True)
+    largest = values >= values.amax(dim, keepdim=True) - margin
     return last - (largest * backwards).amax(dim).long()
 
 

@@ -11,6 +11,9 @@ from torch import Tensor
 from clusterformer.clustering.seeding import seeds
 from clusterformer.kernels.reference import argmax_first, sort
 
+ROUNDING = 1e-6
+"""Differences of squared distances, relative to squared norms, that count as rounding errors."""
+
 
 @torch.library.custom_op("clusterformer::kmeans", mutates_args=())
 def kmeans(
@@ -23,6 +26,10 @@ def kmeans(
     cap: float | None = None,
 ) -> Tensor:
     """Cluster points by squared distance, all sequences at once, independently.
+
+    Distances that differ by rounding errors are equal, and of equally near centroids the first
+    wins. So a tie by symmetry, as between repeated tokens at rotary positions, has one result in
+    every batch and in every order of summation.
 
     Starts from points drawn with chances in proportion to their squared norms, as k-means++ draws
     its first one (MuSe, Mitchell and Kersting, 2025, section 5). A cluster without points keeps
@@ -55,7 +62,8 @@ def kmeans(
         centroids = torch.where(counts > 0, means, centroids)
     if cap is None:
         return nearest(points, centroids)
-    return _assign_capped(_closeness(points, centroids), squares / 2, mask, cap)
+    margin = _margin(points, centroids)
+    return _assign_capped(_closeness(points, centroids), margin, squares / 2, mask, cap)
 
 
 @kmeans.register_fake
@@ -64,8 +72,11 @@ def _(points: Tensor, *_others: object, **_options: object) -> Tensor:
 
 
 def nearest(points: Tensor, centroids: Tensor) -> Tensor:
-    """Find the index (B, N) of the centroid (B, C, D) nearest to each point (B, N, D)."""
-    return argmax_first(_closeness(points, centroids), -1)
+    """Find the index (B, N) of the centroid (B, C, D) nearest to each point (B, N, D).
+
+    Of equally near centroids, but for `ROUNDING`, it is the first.
+    """
+    return argmax_first(_closeness(points, centroids), -1, _margin(points, centroids))
 
 
 def cluster_means(
@@ -107,11 +118,20 @@ def _closeness(points: Tensor, centroids: Tensor) -> Tensor:
     return torch.baddbmm(offsets, points, centroids.transpose(1, 2), beta=-1)
 
 
-def _assign_capped(closeness: Tensor, offset: Tensor, mask: Tensor | None, cap: float) -> Tensor:
+def _margin(points: Tensor, centroids: Tensor) -> Tensor:
+    """Bound the rounding errors of `_closeness`, (B, N, 1)."""
+    largest = centroids.square().sum(-1).amax(-1)[:, None, None]
+    return ROUNDING * (points.square().sum(-1, keepdim=True) + largest)
+
+
+def _assign_capped(
+    closeness: Tensor, margin: Tensor, offset: Tensor, mask: Tensor | None, cap: float
+) -> Tensor:
     """Assign points to the nearest clusters with room: two rounds of choices, then any room.
 
     Args:
         closeness: (B, N, C).
+        margin: (B, N, 1), differences of closeness that are rounding errors.
         offset: (B, N), subtracted from closeness to make it comparable between points.
         mask: (B, N), True at real points.
         cap: Maximum size of a cluster, as a multiple of n / C.
@@ -123,9 +143,9 @@ def _assign_capped(closeness: Tensor, offset: Tensor, mask: Tensor | None, cap: 
     waiting, assignment = mask, torch.zeros_like(mask, dtype=torch.long)
     for _ in range(2):
         open_only = closeness.masked_fill((room <= 0)[:, None], float("-inf"))
-        choice = argmax_first(open_only, -1).masked_fill(~waiting, num_clusters)
+        choice = argmax_first(open_only, -1, margin).masked_fill(~waiting, num_clusters)
         preference = open_only.amax(-1) - offset
-        taken, counts = _admit(choice, preference, room)
+        taken, counts = _admit(choice, _order(preference, margin[..., 0]), room)
         assignment = torch.where(taken, choice, assignment)
         waiting, room = waiting & ~taken, room - counts
     free = room.cumsum(-1)
@@ -134,15 +154,23 @@ def _assign_capped(closeness: Tensor, offset: Tensor, mask: Tensor | None, cap: 
     return torch.where(waiting, anywhere, assignment)
 
 
-def _admit(choice: Tensor, preference: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-    """Admit points to the cluster of their choice, the strongest preference first.
+def _order(preference: Tensor, margin: Tensor) -> Tensor:
+    """Sort points (B, N) by falling preference; by position where the difference is rounding."""
+    order = preference.argsort(dim=-1, descending=True, stable=True)
+    sorted_preference, margin = preference.gather(1, order), margin.gather(1, order)
+    falls = sorted_preference[:, :-1] - sorted_preference[:, 1:] > margin[:, 1:]
+    level = torch.nn.functional.pad(falls.long(), (1, 0)).cumsum(-1)
+    return torch.empty_like(order).scatter_(1, order, level).argsort(dim=-1, stable=True)
+
+
+def _admit(choice: Tensor, order: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+    """Admit points to the cluster of their choice, the first of `order` (B, N) first.
 
     Returns the mask of admitted points (B, N), and their number in each cluster (B, C).
     """
-    by_preference = preference.argsort(dim=-1, descending=True, stable=True)
-    grouped = sort(choice.gather(1, by_preference), room.shape[1] + 1)
+    grouped = sort(choice.gather(1, order), room.shape[1] + 1)
     start = grouped.counts.cumsum(1) - grouped.counts
-    rank = torch.empty_like(choice).scatter_(1, by_preference, grouped.inverse)
+    rank = torch.empty_like(choice).scatter_(1, order, grouped.inverse)
     rank = rank - start.gather(1, choice)
     limit = torch.nn.functional.pad(room, (0, 1)).gather(1, choice)
     return rank < limit, torch.minimum(grouped.counts[:, :-1], room.clamp(min=0))

@@ -92,3 +92,14 @@ def test_every_real_point_has_a_place() -> None:
     owner = torch.arange(6)[:, None].expand(blocks.members.shape)
     held = assignment.gather(1, blocks.members.flatten(1)).view(owner.shape)
     assert torch.equal(held[blocks.filled], owner[blocks.filled])
+
+
+@pytest.mark.parametrize("cap", [None, 1.0])
+def test_rounding_does_not_decide_a_tie(cap: float | None) -> None:
+    """The corners of squares are as far from one centroid as from another."""
+    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0]])
+    points = corners.repeat(6, 1)[None]
+    expected = kmeans(points, 3, OFFSET, cap=cap)
+    for _ in range(20):
+        rounded = points * (1 + 1e-7 * torch.randn_like(points))
+        assert torch.equal(kmeans(rounded, 3, OFFSET, cap=cap), expected)
