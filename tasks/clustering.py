@@ -232,7 +232,7 @@ class Clustering(Task):
     @torch.no_grad()
     def draw(self, network: nn.Module, folder: Path) -> list[Path]:
         """Sizes, test points in the plane of two components, and the mean images of clusters."""
-        from clusterformer.plots import centroid_images, cluster_sizes, point_maps
+        from clusterformer.plots import centroid_images, cluster_size_curves, point_maps
 
         assert self._features is not None
         assert isinstance(network, ClusterNetwork)
@@ -242,7 +242,7 @@ class Clustering(Task):
         clusters = network.clusters(features.to(device)).argmax(1).cpu()
         paths = [folder / f"{name}.png" for name in ("sizes", "map", "centroids")]
         sizes = clusters.bincount(minlength=count)
-        cluster_sizes({"neural": sizes.numpy()}, paths[0], title=f"Sizes of {count} clusters")
+        cluster_size_curves({"neural": sizes.numpy()}, paths[0], title=f"Sizes of {count} clusters")
         plane, shown = F.pad(features, (0, 1))[:_MAPPED, :2], clusters[:_MAPPED]
         point_maps(plane.numpy(), {"neural": shown.numpy()}, paths[1], title=f"{count} clusters")
         if not self._image:

@@ -121,7 +121,7 @@ def write_results(folder: Path, rows: Sequence[Row], **sections: Any) -> None:
     write_report(folder / "results.json", rows, **sections)
 
 
-def draw(
+def draw_clusterings(
     folder: Path, points: Points, num_clusters: int, found: Sequence[Measured], *, tsne: bool
 ) -> None:
     """Draw a map of the points, the sizes of clusters and, of pictures, the centroids.
@@ -138,13 +138,13 @@ def draw(
     """
     import numpy as np
 
-    from clusterformer.plots import centroid_images, cluster_sizes, point_maps
+    from clusterformer.plots import centroid_images, cluster_size_curves, point_maps
 
     labels = {measured.method: measured.clustering.labels_ for measured in found}
     sizes = {name: np.bincount(some, minlength=num_clusters) for name, some in labels.items()}
     path = folder / f"sizes-{num_clusters}.png"
     folder.mkdir(exist_ok=True)
-    cluster_sizes(sizes, path, title=f"Sizes of {num_clusters} clusters")
+    cluster_size_curves(sizes, path, title=f"Sizes of {num_clusters} clusters")
     shown = np.sort(np.random.default_rng(0).permutation(len(points.train))[:SHOWN])
     sample = np.asarray(points.train[shown])
     if min(sample.shape) > 1:

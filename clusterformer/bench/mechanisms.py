@@ -10,8 +10,14 @@ from functools import partial
 from clusterformer.bench.flops import count_flops
 from clusterformer.bench.report import Row
 from clusterformer.bench.step_memory import step_memory
-from clusterformer.bench.subjects import Setting, Subject, default_names, make_layer_step
-from clusterformer.bench.timing import time_in_turns
+from clusterformer.bench.subjects import (
+    DTYPES,
+    Setting,
+    Subject,
+    default_names,
+    make_layer_step,
+)
+from clusterformer.bench.timing import matmul_rate, time_in_turns
 
 WARM_UP_TOKENS = 128
 """Tokens in the warm-up of a fresh process; the packages need more tokens than 100 clusters."""
@@ -21,7 +27,7 @@ def measure(
     settings: Iterable[Setting],
     names: Sequence[str] | None = None,
     *,
-    matmul_rate: float,
+    peak_rate: float | None = None,
     repeats: int = 7,
     memory: bool = True,
     limit: float | None = None,
@@ -31,7 +37,7 @@ def measure(
     Args:
         settings: Sizes, from the shortest sequence to the longest.
         names: Names of subjects; None: `default_names`.
-        matmul_rate: Operations per second of a matrix product, for the lower bound of the time.
+        peak_rate: Operations per second of a matrix product; None: measured at each setting.
         repeats: Measurements of each.
         memory: Whether to measure peak memory in fresh processes.
         limit: Seconds; a layer whose step takes longer is left out from the next setting on.
@@ -43,14 +49,15 @@ def measure(
     slow: set[str] = set()
     for setting in settings:
         chosen = [name for name in names or default_names(setting.causal) if name not in slow]
-        for row in _measure_setting(setting, chosen, matmul_rate, repeats, memory):
+        rate = peak_rate or matmul_rate(setting.device, DTYPES[setting.dtype])
+        for row in _measure_setting(setting, chosen, rate, repeats, memory):
             yield row
             if limit and row["median_ms"] > 1e3 * limit:
                 slow.add(row["mechanism"])
 
 
 def _measure_setting(
-    setting: Setting, names: Sequence[str], matmul_rate: float, repeats: int, memory: bool
+    setting: Setting, names: Sequence[str], peak_rate: float, repeats: int, memory: bool
 ) -> Iterator[Row]:
     subjects = {name: Subject(name, setting) for name in names}
     device = setting.device
@@ -69,7 +76,7 @@ def _measure_setting(
             "samples_ms": both[name],
             "peak_mib": _peak_mib(name, setting) if memory else None,
             "gflop": operations / 1e9,
-            "times_floor": milliseconds * 1e-3 * matmul_rate / operations,
+            "times_floor": milliseconds * 1e-3 * peak_rate / operations,
         }
 
 

@@ -115,7 +115,7 @@ def run(arguments: list[str]) -> None:
     for row in mechanisms.measure(
         settings,
         options.mechanisms,
-        matmul_rate=rate,
+        peak_rate=rate,
         repeats=options.repeats,
         memory=options.memory,
         limit=options.limit,

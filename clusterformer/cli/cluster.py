@@ -114,7 +114,9 @@ def _compare(found: Run, points: Points, options: argparse.Namespace, command: s
         if options.pictures:
             tsne = options.map == "tsne"
             try:
-                clustering.draw(found.pictures, points, num_clusters, measured, tsne=tsne)
+                clustering.draw_clusterings(
+                    found.pictures, points, num_clusters, measured, tsne=tsne
+                )
             except ImportError as error:
                 print(f"no pictures: {error}; pip install 'clusterformer[plots]'")
     if log:

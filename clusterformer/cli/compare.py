@@ -98,7 +98,7 @@ def _folder(options: argparse.Namespace, name: str) -> Path:
 
 def _compare(options: argparse.Namespace) -> None:
     from clusterformer.compare.plan import find_plan, read_plan
-    from clusterformer.compare.runner import Job, select_shard, train
+    from clusterformer.compare.runner import Job, select_shard, train_jobs
 
     path = find_plan(options.sources[0])
     plan = read_plan(path)
@@ -116,7 +116,7 @@ def _compare(options: argparse.Namespace) -> None:
     for job in jobs:
         job.record()
     mine = select_shard(jobs, options.shard)
-    failures = train(
+    failures = train_jobs(
         mine,
         num_parallel=options.jobs,
         wandb=options.wandb,

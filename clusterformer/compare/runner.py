@@ -125,7 +125,7 @@ def select_shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:
     return list(jobs[int(index) - 1 :: int(number)])
 
 
-def train(
+def train_jobs(
     jobs: Sequence[Job],
     *,
     num_parallel: int,

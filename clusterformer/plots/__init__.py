@@ -1,7 +1,7 @@
 """Pictures as PNG; matplotlib, an extra, is imported when the first one is drawn."""
 
 from clusterformer.plots.attention import attention_map
-from clusterformer.plots.clusters import centroid_images, cluster_sizes, point_maps
+from clusterformer.plots.clusters import centroid_images, cluster_size_curves, point_maps
 from clusterformer.plots.curves import AccuracyCurve, accuracy_curve, learning_curves
 from clusterformer.plots.tokens import token_clusters
 
@@ -10,7 +10,7 @@ __all__ = [
     "accuracy_curve",
     "attention_map",
     "centroid_images",
-    "cluster_sizes",
+    "cluster_size_curves",
     "learning_curves",
     "point_maps",
     "token_clusters",

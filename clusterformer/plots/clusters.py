@@ -85,7 +85,7 @@ def point_maps(
     picture.savefig(path, format="png")
 
 
-def cluster_sizes(sizes: Mapping[str, NDArray], path: str | Path, *, title: str = "") -> None:
+def cluster_size_curves(sizes: Mapping[str, NDArray], path: str | Path, *, title: str = "") -> None:
     """Draw the sizes of clusters relative to the mean size, sorted, one line for each method.
 
     Args:
