@@ -1,7 +1,12 @@
-"""The user's cache: folders that are computed once and found by later runs, and their locks."""
+"""The user's cache: folders that are computed once and found by later runs, and their locks.
+
+Nothing in the cache can run code: it holds numbers, text and JSON, never a pickle.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -14,6 +19,7 @@ from filelock import FileLock, Timeout
 _log = logging.getLogger(__name__)
 
 _DRAFT = ".draft"
+_MANIFEST = "manifest.json"
 
 
 def cache_folder() -> Path:
@@ -43,26 +49,77 @@ def lock(path: Path, report: Callable[[str], None] = _log.info) -> Iterator[None
         file_lock.release()
 
 
-def cached_folder(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache; if it does not exist, let `fill` write an empty one first.
+def cached_folder(
+    folder: Path, fill: Callable[[Path], None], report: Callable[[str], None] = _log.warning
+) -> Path:
+    """Return a folder of the cache; if it is missing or damaged, let `fill` write an empty one.
 
-    It appears whole or not at all. Of several processes one fills it and the others wait. Remains
-    of a killed process are removed by the next one that makes a folder beside them.
+    It appears whole or not at all, with a manifest of its files: size and checksum. These are
+    checked at every opening; a folder that differs is reported and made again. Of several processes
+    one fills it and the others wait. Remains of a killed process are removed by the next one that
+    makes a folder beside them.
+
+    Args:
+        folder: Path of the folder.
+        fill: Function that writes the files into the folder that it gets.
+        report: Function that gets one message for a damaged folder.
     """
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_drafts(folder.parent)
-        with lock(folder):
+    if _damage(folder) is None:
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_drafts(folder.parent)
+    with lock(folder):
+        damage = _damage(folder)
+        if damage is not None:
             draft = folder.with_name(f".{folder.name}{_DRAFT}")
             shutil.rmtree(draft, ignore_errors=True)
-            if not folder.exists():
-                draft.mkdir()
-                try:
-                    fill(draft)
-                    draft.rename(folder)
-                finally:
-                    shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            try:
+                if folder.exists():
+                    report(f"{folder}: damaged, made again: {damage}")
+                fill(draft)
+                (draft / _MANIFEST).write_text(json.dumps(_describe(draft)), encoding="utf-8")
+                if folder.exists():
+                    shutil.rmtree(folder)
+                draft.rename(folder)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def _damage(folder: Path) -> str | None:
+    """Name the first difference between a folder and its manifest; None if there is none."""
+    try:
+        expected = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        found = _describe(folder)
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{_MANIFEST}: {error}"
+    if not isinstance(expected, dict):
+        return f"{_MANIFEST}: no object"
+    for name in sorted({*expected, *found}):
+        if found.get(name) != expected.get(name):
+            return f"{name} is {_said(found.get(name))}, expected {_said(expected.get(name))}"
+    return None
+
+
+def _describe(folder: Path) -> dict[str, list[int | str]]:
+    """Return size and checksum of each file, the manifest excepted.
+
+    Every byte is read, about a second for a gigabyte: a changed byte must not change a result.
+    """
+    found: dict[str, list[int | str]] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != _MANIFEST:
+            value = hashlib.blake2b(digest_size=16)
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    value.update(block)
+            found[path.name] = [path.stat().st_size, value.hexdigest()]
+    return found
+
+
+def _said(entry: object) -> str:
+    return "missing" if entry is None else f"{entry}"
 
 
 def _remove_drafts(parent: Path) -> None:

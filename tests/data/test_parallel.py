@@ -1,12 +1,8 @@
 """Preparation of parallel text: what is kept, what comes back, and what a kill leaves."""
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +10,6 @@ import pytest
 
 from clusterformer.data import parallel
 from clusterformer.data.bitext import Bitext, find_bitext
-from clusterformer.data.cache import cached_folder
 from clusterformer.data.parallel import Limits, ParallelText
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.token_store import TokenStore, TokenWriter
@@ -151,63 +146,6 @@ def test_store_keeps_every_number(tmp_path, size, dtype):
     store = TokenStore(tmp_path / "x")
     assert [store[i].tolist() for i in range(len(store))] == texts
     assert store[0].dtype == dtype
-
-
-def test_a_kill_leaves_no_half_folder(tmp_path):
-    program = (
-        "import sys, time; from pathlib import Path\n"
-        "from clusterformer.data.cache import cached_folder\n"
-        "def fill(folder):\n"
-        "    (folder / 'half').write_text('x'); print('begun', flush=True); time.sleep(60)\n"
-        "cached_folder(Path(sys.argv[1]), fill)"
-    )
-    done = tmp_path / "shelf" / "done"
-    process = subprocess.Popen([sys.executable, "-c", program, str(done)], stdout=subprocess.PIPE)
-    process.stdout.readline()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert entries(done.parent) == {".done.draft"}
-    another = done.with_name("another")
-    cached_folder(another, lambda folder: (folder / "whole").write_text("x"))
-    assert entries(done.parent) == {"another"}
-    cached_folder(done, lambda folder: (folder / "whole").write_text("x"))
-    assert entries(done.parent) == {"another", "done"}
-    assert entries(done) == {"whole"}
-
-
-def test_what_another_process_is_making_is_left_to_it(tmp_path):
-    def fill(folder: Path) -> None:
-        cached_folder(tmp_path / "inner", lambda inner: (inner / "b").write_text("x"))
-        (folder / "a").write_text("x")
-
-    assert entries(cached_folder(tmp_path / "outer", fill)) == {"a"}
-
-
-def test_of_several_at_once_one_works_and_all_find_it_whole(tmp_path):
-    filled = 0
-
-    def fill(folder: Path) -> None:
-        nonlocal filled
-        filled += 1
-        for name in "ab":
-            (folder / name).write_text(str(os.getpid()))
-            time.sleep(0.05)
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: cached_folder(tmp_path / "done", fill), range(4)))
-    assert {tuple(sorted(path.name for path in one.iterdir())) for one in found} == {("a", "b")}
-    assert entries(tmp_path) - {"cache"} == {"done"}
-    assert filled == 1
-
-
-def test_a_fault_while_filling_leaves_nothing(tmp_path):
-    def fill(folder: Path) -> None:
-        (folder / "half").write_text("x")
-        raise InputError("bad line")
-
-    with pytest.raises(InputError, match="bad line"):
-        cached_folder(tmp_path / "shelf" / "done", fill)
-    assert entries(tmp_path / "shelf") == set()
 
 
 @pytest.mark.slow
