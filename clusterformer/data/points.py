@@ -81,7 +81,7 @@ def read_points(
     if kind in ("csv", "tsv"):
         return _checked(path, _table(path, "," if kind == "csv" else "\t", label_column))
     if kind in ("txt", "vec"):
-        return _checked(path, {"x": np.asarray(load_vectors(path).vectors)})
+        return _checked(path, {"x": load_vectors(path).vectors})
     raise InputError(f"{path}: cannot tell its format; allowed is .npy .npz .csv .tsv .txt .vec")
 
 

@@ -8,27 +8,41 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-import zlib
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
+from numpy.typing import NDArray
 from torch import Tensor
 
 from clusterformer.data.batches import PAD
 from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.tokenizers import SPECIAL_TOKENS, WordTokenizer
-from clusterformer.errors import InputError
-
-if TYPE_CHECKING:
-    from gensim.models import KeyedVectors
+from clusterformer.errors import reading
 
 _log = logging.getLogger(__name__)
 
-_CACHED = "vectors.kv"
+_VECTORS, _WORDS = "vectors.npy", "words.txt"
+_FORMAT = "word vectors in GloVe's format"
+
+
+class WordVectors(NamedTuple):
+    """Words and their vectors; no word twice.
+
+    Attributes:
+        rows: Row of each word.
+        vectors: Vectors (V, E), float32.
+    """
+
+    rows: dict[str, int]
+    vectors: NDArray[np.float32]
+
+    def of(self, word: str) -> NDArray[np.float32]:
+        """Return the vector of a word, (E,)."""
+        return self.vectors[self.rows[word]]
 
 
 def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -> Tensor:
@@ -47,27 +61,25 @@ def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -
     Raises:
         InputError: if the file is missing or in another format, with the line.
     """
-    vectors = load_vectors(path)
+    rows, vectors = load_vectors(path)
     known = {
-        i: vectors.key_to_index[word]
-        for i, word in enumerate(tokenizer.words, len(SPECIAL_TOKENS))
-        if word in vectors.key_to_index
+        i: rows[word] for i, word in enumerate(tokenizer.words, len(SPECIAL_TOKENS)) if word in rows
     }
     words = max(1, len(tokenizer.words))
     rank_zero_only(_log.info)(
         f"{path}: vectors for {len(known)} of {words} words ({len(known) / words:.1%})"
     )
-    found = np.asarray(vectors.vectors[list(known.values())])
+    found = np.asarray(vectors)[list(known.values())]
     scale = float(found.std()) if known else 1.0
     rng = np.random.default_rng(seed)
-    shape = (tokenizer.vocab_size, vectors.vector_size)
+    shape = (tokenizer.vocab_size, vectors.shape[1])
     matrix = scale * rng.standard_normal(shape, dtype=np.float32)
     matrix[list(known)] = found
     matrix[PAD] = 0
     return torch.from_numpy(matrix)
 
 
-def load_vectors(path: str | Path) -> KeyedVectors:
+def load_vectors(path: str | Path) -> WordVectors:
     """Read a file of vectors, or map them into memory from the cache.
 
     A file whose path, size or time has changed is read again. Of several processes one reads the
@@ -79,58 +91,69 @@ def load_vectors(path: str | Path) -> KeyedVectors:
     Raises:
         InputError: if the file is missing or in another format, with the line.
     """
-    try:
-        from gensim.models import KeyedVectors
-    except ImportError:
-        raise InputError(
-            "word vectors need the gensim library: pip install 'clusterformer[text]'"
-        ) from None
     path = Path(path).expanduser()
-    try:
+    with reading(path, _FORMAT):
         status = path.stat()
-    except OSError as error:
-        raise InputError(f"{path}: no vectors there: {error.strerror}") from None
     identity = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
-    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    name = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:16]
     folder = cache_folder() / "vectors" / name
 
     def fill(draft: Path) -> None:
-        _read_vectors(path).save(str(draft / _CACHED), separately=["vectors"])
+        rows, vectors = _read_vectors(path)
+        np.save(draft / _VECTORS, vectors)
+        (draft / _WORDS).write_text("\n".join(rows), encoding="utf-8", newline="\n")
 
     try:
         cached_folder(folder, fill)
+        words = (folder / _WORDS).read_bytes().decode().split("\n")
+        vectors = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         _log.warning(f"{folder}: vectors not cached, to be read again next time: {error}")
         return _read_vectors(path)
-    return KeyedVectors.load(str(folder / _CACHED), mmap="r")
+    return WordVectors({word: row for row, word in enumerate(words)}, vectors)
 
 
-def _read_vectors(path: Path) -> KeyedVectors:
-    # gensim's own reader stops at the words with spaces in GloVe 840B, and takes five times as long
-    from gensim.models import KeyedVectors
+def _read_vectors(path: Path) -> WordVectors:
+    """Read the text; of a word that occurs twice, the last vector counts.
 
-    words: list[str] = []
+    gensim's reader stops at the words with spaces in GloVe 840B, and takes five times as long.
+    """
+    rows: dict[str, int] = {}
     numbers = array("f")
-    width = 0
-    line_number = 0
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            for line_number, line in enumerate(file, 1):
-                if line_number == 1:
-                    first = line.split()
-                    if len(first) == 2 and all(field.isdecimal() for field in first):
-                        width = int(first[1])
-                        continue
-                    width = len(first) - 1
-                word, *fields = line.rstrip().rsplit(" ", width)
-                if len(fields) != width or width < 1:
-                    raise ValueError(f"{len(fields)} numbers, allowed are {max(1, width)}")
-                numbers.extend(map(float, fields))
-                words.append(word)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InputError(f"{path}:{line_number}: no vectors in GloVe's format: {error}") from None
-    if not words:
-        raise InputError(f"{path}: no vectors in it")
-    vectors = KeyedVectors(width)
-    vectors.add_vectors(words, np.frombuffer(numbers, dtype=np.float32).reshape(-1, width))
-    return vectors
+    header: tuple[int, int] | None = None
+    width = num_lines = 0
+    packed = path.suffix == ".gz"
+    with (
+        reading(path, _FORMAT) as at,
+        (gzip.open if packed else open)(path, "rb") as file,
+    ):
+        for at.line, raw in enumerate(file, 1):
+            line = raw.decode()
+            if at.line == 1:
+                line = line.removeprefix("\ufeff")
+                first = line.split()
+                if len(first) == 2 and all(field.isdecimal() for field in first):
+                    header = int(first[0]), int(first[1])
+                    width = header[1]
+                    continue
+                width = len(first) - 1
+            word, *fields = line.rstrip().rsplit(" ", width)
+            if len(fields) != width or width < 1:
+                raise ValueError(f"{len(fields)} numbers, allowed are {max(1, width)}")
+            numbers.extend(map(float, fields))
+            rows[word] = num_lines
+            num_lines += 1
+        if not rows:
+            raise ValueError("no vectors in it")
+        if header and header[0] != num_lines:
+            raise ValueError(
+                f"{num_lines:,} vectors, the first line says {header[0]:,}; the file is cut"
+            )
+        vectors = np.frombuffer(numbers, dtype=np.float32).reshape(-1, width)
+        bad = np.flatnonzero(~np.isfinite(vectors).all(1))
+        if len(bad):
+            at.line = 1 + int(bad[0]) + bool(header)
+            raise ValueError("nan or infinite, allowed are finite numbers")
+    if len(rows) < num_lines:
+        vectors = vectors[list(rows.values())]
+    return WordVectors({word: row for row, word in enumerate(rows)}, vectors)

@@ -79,7 +79,6 @@ def test_tables_with_and_without_header(tmp_path: Path) -> None:
 
 
 def test_word_vectors(tmp_path: Path) -> None:
-    pytest.importorskip("gensim")
     vectors = tmp_path / "v.txt"
     vectors.write_text("cat 1 2 3\ndog 4 5 6\n")
     assert read_points(str(vectors)).train.tolist() == [[1, 2, 3], [4, 5, 6]]

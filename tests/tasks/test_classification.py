@@ -102,7 +102,6 @@ def test_state_rebuilds_task_and_network_without_data(train_file, tmp_path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     options = {"max_length": 5}
     if vectors:
-        pytest.importorskip("gensim")
         (tmp_path / "glove.txt").write_text("good 1 2 3\nbad 3 2 1\n")
         options["vectors"] = str(tmp_path / "glove.txt")
     task = ready(train=train_file, **options)
@@ -121,7 +120,6 @@ def test_state_rebuilds_task_and_network_without_data(train_file, tmp_path, monk
 
 
 def test_word_vectors_start_the_embedding(train_file, tmp_path, monkeypatch):
-    pytest.importorskip("gensim")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "glove.txt").write_text("good 1 2 2\nbad 2 2 1\n")
     task = ready(train=train_file, vectors=str(tmp_path / "glove.txt"))

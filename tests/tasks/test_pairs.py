@@ -174,7 +174,6 @@ def test_predict_labels_pairs_and_names_the_line_without_a_tab(train_file, tmp_p
 
 
 def test_word_vectors_leave_room_for_the_separator(train_file, tmp_path, monkeypatch):
-    pytest.importorskip("gensim")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "glove.txt").write_text("ann 1 2 2\nbob 2 2 1\n")
     task = Inference(train=train_file, joint=True, vectors=str(tmp_path / "glove.txt"))
