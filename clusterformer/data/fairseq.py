@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from clusterformer.data.batches import PAD
 from clusterformer.data.tokenizers import BOS_EOS, UNK
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, reading
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQ")  # magic, version, code of the integer type, number of texts
@@ -37,21 +37,42 @@ class FairseqText(Sequence[NDArray[np.integer]]):
         for file in (index, tokens):
             if not file.is_file():
                 raise InputError(f"{file}: no such file; fairseq-preprocess writes it")
-        with index.open("rb") as stream:
-            head = stream.read(_HEADER.size)
-        if len(head) < _HEADER.size or not head.startswith(_MAGIC):
-            raise InputError(
-                f"{index}: not an index of fairseq's mmap format; binarise with --dataset-impl mmap"
-            )
-        _, _, code, count = _HEADER.unpack(head)
+        with reading(index, "an index of fairseq's mmap format; binarise with --dataset-impl mmap"):
+            with index.open("rb") as stream:
+                magic, version, code, count = _HEADER.unpack(stream.read(_HEADER.size))
+            if (magic, version) != (_MAGIC, 1):
+                raise ValueError(f"it begins with {magic!r}, version {version}")
         if code not in _TYPES or not count or index.stat().st_size != _HEADER.size + 12 * count:
             raise InputError(f"{index}: damaged: its size does not fit its {count:,} texts")
         after = _HEADER.size + 4 * count
-        self.lengths = np.memmap(index, "<i4", "r", _HEADER.size, (count,)).astype(np.int64)
-        self._tokens = np.memmap(tokens, f"<{_TYPES[code]}", "r")
-        self._starts = np.memmap(index, "<i8", "r", after, (count,)) // self._tokens.itemsize
-        if self._starts[-1] + self.lengths[-1] > len(self._tokens):
-            raise InputError(f"{tokens}: cut short: {len(self._tokens):,} tokens")
+        with reading(tokens, f"tokens of {_TYPES[code]}, as its index says"):
+            self.lengths = np.memmap(index, "<i4", "r", _HEADER.size, (count,)).astype(np.int64)
+            self._tokens = np.memmap(tokens, f"<{_TYPES[code]}", "r")
+            offsets = np.memmap(index, "<i8", "r", after, (count,))
+        self._starts = offsets // self._tokens.itemsize
+        self._check(index, tokens, offsets)
+
+    def _check(self, index: Path, tokens: Path, offsets: NDArray[np.integer]) -> None:
+        """Compare every text with the bounds of the file, and every token with the dictionary."""
+        total = len(self._tokens)
+        # no sum that could overflow: a text begins in the file, and ends in it
+        outside = (offsets < 0) | (self._starts >= total) | (self.lengths < 1)
+        outside |= offsets % self._tokens.itemsize != 0
+        outside |= self.lengths > total - self._starts
+        if outside.any():
+            text = int(outside.argmax())
+            raise InputError(
+                f"{index}: damaged: text {text + 1:,} of {len(self.lengths):,} has "
+                f"{self.lengths[text]:,} tokens from byte {offsets[text]:,} of {tokens.name}, "
+                f"which has {total:,} tokens; binarise again"
+            )
+        lowest, highest = int(self._tokens.min()), int(self._tokens.max())
+        if lowest < 0 or highest >= len(self._ids):
+            found = lowest if lowest < 0 else highest
+            raise InputError(
+                f"{tokens}: damaged: token {found:,}, allowed are 0 to {len(self._ids) - 1:,}, "
+                "the words of its dictionary"
+            )
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -115,10 +136,10 @@ class FairseqFolder:
 
 def _dictionary(path: Path) -> list[str]:
     """Read the words of a dictionary in the order of their ids."""
-    try:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; fairseq-preprocess writes it")
+    with reading(path, "a dictionary of fairseq in UTF-8"):
         lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; fairseq-preprocess writes it") from None
     words = []
     for number, line in enumerate(lines, 1):
         word, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")

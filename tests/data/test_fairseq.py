@@ -77,17 +77,83 @@ def test_faults_are_reported(tmp_path):
         FairseqFolder(tmp_path, ("fr", None))
     index, tokens = tmp_path / "train.de-en.de.idx", tmp_path / "train.de-en.de.bin"
     whole = index.read_bytes()
-    for damaged, message in ((whole[:-3], "does not fit"), (b"TNTIDX" + whole[6:], "mmap format")):
+    for damaged, message in (
+        (whole[:-3], "does not fit"),
+        (b"TNTIDX" + whole[6:], "mmap format"),
+        (whole[:9] + b"\x02" + whole[10:], "mmap format.*version 2"),
+        (whole[:5], "mmap format"),
+        (b"", "mmap format"),
+    ):
         index.write_bytes(damaged)
         with pytest.raises(InputError, match=message):
             FairseqFolder(tmp_path, (None, None)).part("train")
     index.write_bytes(whole)
     tokens.write_bytes(tokens.read_bytes()[:4])
-    with pytest.raises(InputError, match="cut short"):
+    with pytest.raises(InputError, match=r"text 1 of 2 has 4 tokens .* 2 tokens; binarise"):
         FairseqFolder(tmp_path, (None, None)).part("train")
+    for content in (b"", b"abc"):
+        tokens.write_bytes(content)
+        with pytest.raises(InputError, match=r"de\.bin: not tokens of u2"):
+            FairseqFolder(tmp_path, (None, None)).part("train")
+    (tmp_path / "dict.de.txt").write_bytes(b"\xff 1\n")
+    with pytest.raises(InputError, match=r"dict\.de\.txt: bytes ff"):
+        FairseqFolder(tmp_path, (None, None))
     (tmp_path / "dict.de.txt").write_text("ein\n")
     with pytest.raises(InputError, match=r"dict\.de\.txt:1: 'ein', allowed is a word and"):
         FairseqFolder(tmp_path, (None, None))
+
+
+SIZES, POINTERS = 26, 26 + 2 * 4  # offsets in the index of two texts
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [
+        (SIZES, struct.pack("<i", -4), "text 1 of 2 has -4 tokens"),
+        (SIZES, struct.pack("<i", 0), "text 1 of 2 has 0 tokens"),
+        (SIZES, struct.pack("<i", 2**31 - 1), "text 1 of 2 has 2,147,483,647 tokens"),
+        (POINTERS, struct.pack("<q", -2), "from byte -2 of"),
+        (POINTERS, struct.pack("<q", 1), "from byte 1 of"),
+        (POINTERS, struct.pack("<q", 2**62), "text 1 of 2"),
+        (POINTERS + 8, struct.pack("<q", 14), "text 2 of 2 has 3 tokens from byte 14 of"),
+    ],
+)
+def test_every_text_is_checked_against_the_bounds_of_the_file(tmp_path, offset, value, message):
+    index = write(tmp_path) / "train.de-en.de.idx"
+    content = bytearray(index.read_bytes())
+    content[offset : offset + len(value)] = value
+    index.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        FairseqFolder(tmp_path, (None, None)).part("train")
+
+
+@pytest.mark.parametrize(("dtype", "token"), [(np.int32, -1), (np.int32, 8), (np.uint16, 65_535)])
+def test_every_token_is_checked_against_the_dictionary(tmp_path, dtype, token):
+    path = write(tmp_path, dtype=dtype) / "train.de-en.de.bin"
+    tokens = np.fromfile(path, dtype)
+    tokens[3] = token
+    path.write_bytes(tokens.tobytes())
+    with pytest.raises(InputError, match=f"token {token:,}, allowed are 0 to 7"):
+        FairseqFolder(tmp_path, (None, None)).part("train")
+
+
+@pytest.mark.parametrize("file", ["train.de-en.de.idx", "train.de-en.en.bin", "dict.en.txt"])
+def test_no_changed_byte_is_a_traceback(tmp_path, file):
+    """Each byte in turn becomes another: all texts can be read, or the error is an InputError."""
+    path = write(tmp_path, dtype=np.int32) / file
+    whole = path.read_bytes()
+    refused = 0
+    for offset in range(len(whole)):
+        for change in (1, 128):
+            content = bytearray(whole)
+            content[offset] ^= change
+            path.write_bytes(content)
+            try:
+                sides = FairseqFolder(tmp_path, (None, None)).part("train")
+                assert all(len(side[i]) >= 1 for side in sides for i in range(len(side)))
+            except InputError:
+                refused += 1
+    assert refused >= len(whole) // 2
 
 
 def test_it_trains_and_keeps_to_its_dictionaries(tmp_path):
