@@ -1,4 +1,4 @@
-"""A command line whose errors fit in one line; it needs nothing that is slow to load."""
+"""A parser for commands without a model: errors in one line, nothing that is slow to import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clusterformer.errors import InputError, require_at_least
 
 
 class Arguments(argparse.ArgumentParser):
-    """Options of a command, without abbreviations; its help is the command's HELP."""
+    """A parser without abbreviations; its help is the command's HELP."""
 
     def __init__(self, command: str) -> None:
         super().__init__(prog=f"clusterformer {command}", add_help=False, allow_abbrev=False)

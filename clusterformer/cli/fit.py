@@ -1,34 +1,36 @@
-"""`clusterformer fit`: train, into a run folder that can be resumed."""
+"""`clusterformer fit`: train a model, into a run directory that can be resumed."""
 
 from __future__ import annotations
 
 HELP = """
 usage: clusterformer fit --config NAME_OR_FILE [options]
 
-Train a model. Progress, metrics, pictures and checkpoints go to a new folder, runs/NAME/NUMBER.
+Train a model. Metrics, pictures and checkpoints go to a new directory, runs/NAME/NUMBER.
 
-  --config FILE                   a YAML file, or the name of a shipped one, such as mr.yaml; give
-                                  several to overlay them, the last wins
-  --resume RUN                    go on with a killed or finished run, from its last checkpoint
-  --runs DIR                      where run folders go (default: runs)
+  --config FILE                   YAML file, or the name of a shipped one, such as mr.yaml; of
+                                  several, later ones override earlier ones
+  --resume RUN                    continue a killed or finished run from its last checkpoint
+  --runs DIR                      parent of the run directories (default: runs)
   --wandb                         log to Weights & Biases too (offline without an API key)
   --seed_everything N             seed of weights, dropout and batches (default: 0)
   --checkpoint_every N            steps between checkpoints within an epoch (default: 500)
-  --keep N                        weights of the last N and best N validations, for test --average
-  --against MODELS                train others likewise, end with a table (see quickstart.yaml)
+  --keep N                        keep the weights of the last N and best N validations, for
+                                  test --average
+  --against MODELS                train other models likewise, end with a table (quickstart.yaml)
 
 data
-  --data CLASS                    task, such as Classification; its options follow:
-  --data.name mr                  data set, or --data.root DIR where the data sets are
+  --data CLASS                    task, such as Classification, or your own: mypackage.MyTask, of
+                                  the current folder or installed; its options follow:
+  --data.name mr                  data set; --data.root DIR is the folder of the data sets
   --data.help CLASS               all options of a task
 
 model
-  --model.attention CLASS         FullAttention, NeuralClusteringAttention, ...; options follow:
+  --model.attention CLASS         NeuralClusteringAttention, ..., or mypackage.MyAttention; options:
   --model.attention.num_clusters 16
   --model.attention.help CLASS    all options of a mechanism
-  --model.decoder_attention CLASS of a decoder (default: as attention); also cross_attention, by
-                                  which it reads the encoder (default: FullAttention)
-  --model.outer_attention CLASS   of all layers but the central one (default: as attention)
+  --model.decoder_attention CLASS mechanism of a decoder (default: as attention); cross_attention is
+                                  that between decoder and encoder (default: FullAttention)
+  --model.outer_attention CLASS   mechanism of all but the central layer (default: as attention)
   --model.d_model 128             width; also num_heads, num_layers, d_ff, dropout, norm, pooling,
                                   positions (sinusoidal, learned, rotary, none)
   --model.lr 0.001                peak learning rate; also weight_decay, warmup, schedule
@@ -37,12 +39,12 @@ model
 trainer (any option of Lightning's Trainer)
   --trainer.max_epochs 10         or --trainer.max_steps N
   --trainer.accelerator auto      cpu, gpu
-  --trainer.devices 2             with --trainer.strategy ddp: the same global batches, shared out
+  --trainer.devices 2             with --trainer.strategy ddp: the same global batches, split
   --trainer.precision bf16-mixed
-  --trainer.fast_dev_run true     a few batches, nothing written: does it all run?
+  --trainer.fast_dev_run true     test with a few batches; write nothing
 
-  --print_config                  show the whole configuration and stop
-  --help-all                      every option there is
+  --print_config                  print the whole configuration and stop
+  --help-all                      all options
 
 examples:
   clusterformer fit --config quickstart.yaml

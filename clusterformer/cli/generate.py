@@ -1,4 +1,4 @@
-"""`clusterformer generate`: go on with a text, as a trained language model would."""
+"""`clusterformer generate`: continue a text with a trained language model."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from itertools import chain
 HELP = """
 usage: clusterformer generate --checkpoint RUN [--prompt TEXT] [options]
 
-Go on with a text as a trained language model would, character by character as they are drawn.
-The checkpoint is all it needs.
+Continue a text with a trained language model. Characters are printed as they are drawn.
+No data set is needed, only the checkpoint.
 
-  --checkpoint RUN   run folder (its best checkpoint), or a .ckpt file
+  --checkpoint RUN   run directory (its best checkpoint), or a .ckpt file
+  --average N        mean of the weights after the last N validations, or best:N
   --prompt TEXT      beginning of the text; printed too (default: none)
-  --tokens 200       most tokens to draw
-  --temperature 1.0  below 1 likelier text, above 1 more surprising; 0 always the likeliest token
-  --top_p 1.0        draw only from the likeliest tokens that together have this probability
-  --seed 0           of the drawing: the same seed gives the same text
-  --device cpu       cpu or cuda (default: cuda where there is one)
+  --tokens 200       maximum number of tokens to draw
+  --temperature 1.0  below 1 for more probable text, above 1 for more surprising text; 0 always
+                     takes the most probable token
+  --top_p 1.0        draw only from the most probable tokens that have this probability together
+  --seed 0           seed of the draws: the same seed gives the same text
+  --device cpu       cpu or cuda (default: cuda if there is one)
 
 examples:
   clusterformer generate --checkpoint runs/wikitext2/1 --prompt "The film was"

@@ -1,4 +1,4 @@
-"""What is logged while a command runs: our own notes, and little of what libraries say."""
+"""Logging of the command line: our own notes, and few of the libraries' messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterformer.training.runs import first_process
 
 
 class Notes(logging.Handler):
-    """Writes a note as a plain line to standard error, in the first process alone."""
+    """A handler that writes plain lines to standard error, in the first process only."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if first_process():
@@ -21,14 +21,14 @@ _NOTES = Notes()
 
 
 def show_notes() -> None:
-    """Show what our own modules note, such as how many words have a vector."""
+    """Show the notes of our own modules, such as how many words have a vector."""
     ours = logging.getLogger("clusterformer")
     ours.setLevel(logging.INFO)
     ours.addHandler(_NOTES)
 
 
 def quieten() -> None:
-    """Silence what Lightning says that a user can do nothing about."""
+    """Silence messages of Lightning that a user can do nothing about."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (

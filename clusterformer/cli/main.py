@@ -1,4 +1,4 @@
-"""`clusterformer COMMAND ...`: runs the command's file, and says what went wrong in one line."""
+"""`clusterformer COMMAND ...`: runs the module of the command, and prints errors in one line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from importlib import import_module
 from clusterformer.errors import InputError
 
 COMMANDS = {
-    "fit": "train a model; writes a run folder",
+    "fit": "train a model; writes a run directory",
     "validate": "measure a trained model on the validation data",
     "test": "measure a trained model on the test data",
-    "predict": "label your own text with a trained model",
-    "translate": "translate your own text with a trained model",
-    "generate": "go on with a text as a trained language model would",
+    "predict": "label your own texts with a trained model",
+    "translate": "translate your own texts with a trained model",
+    "generate": "continue a text with a trained language model",
     "prepare": "fetch named data sets",
     "cluster": "cluster any points, and compare methods",
-    "compare": "train what a file lists, end with a table and a page",
+    "compare": "train the models of a file, write a table and a page",
     "bench": "measure time and memory of attention",
 }
-"""Each is a file of this folder with HELP and `run(arguments)`; it imports torch only inside."""
+"""Each is a module of this package with HELP and `run(arguments)`, which imports torch late."""
 
 DEBUG = "CLUSTERFORMER_DEBUG"
 
@@ -31,17 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: What follows the program's name; None takes it from the process.
+        arguments: Arguments after the program's name; None for those of the process.
 
     Returns:
-        Exit code: 0 success, 2 bad input (one line on standard error says what), 130 interrupted.
+        Exit code: 0 success, 2 bad input (one line on standard error), 130 interrupted.
     """
-    # set before torch loads: its notes to developers about DDP and NNPACK are no help to users
+    # set before torch loads: its notes about DDP and NNPACK are for developers
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         _dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except BrokenPipeError:
-        # the reader of our output left; keep Python from complaining about it at exit
+        # the reader of our output closed it; Python would complain about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         return 130
@@ -77,7 +77,7 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 def usage() -> str:
-    """The help of the whole program."""
+    """Return the help of the whole program."""
     commands = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     return f"""\
 usage: clusterformer COMMAND [options]

@@ -1,4 +1,4 @@
-"""`clusterformer predict`: label text with a trained model, line by line as it comes."""
+"""`clusterformer predict`: label texts with a trained model, line by line as they come."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 HELP = """
 usage: clusterformer predict --checkpoint RUN [--input FILE]
 
-Label text with a trained model: one text a line in, one line out for each, as soon as it is known.
-A pair of texts stands on one line, with a tab between them. The checkpoint is all it needs.
+Label texts with a trained model. It reads one text per line, and writes one line for each at once.
+A pair of texts is one line with a tab between them. No data set is needed, only the checkpoint.
 
-  --checkpoint RUN  run folder (its best checkpoint), or a .ckpt file
-  --average N       the mean of the weights after the last N validations, or best:N
-  --input FILE      texts, UTF-8, one a line; a file or pipe (default: standard input)
-  --format tsv      label, tab, probability; or jsonl: one JSON object a line
-  --device cpu      cpu or cuda (default: cuda where there is one)
+  --checkpoint RUN  run directory (its best checkpoint), or a .ckpt file
+  --average N       mean of the weights after the last N validations, or best:N
+  --input FILE      texts, UTF-8, one per line; a file or pipe (default: standard input)
+  --format tsv      label, tab, probability; or jsonl: one JSON object per line
+  --device cpu      cpu or cuda (default: cuda if there is one)
+  --trust PACKAGE   allow the checkpoint to import a class of that package; names of several with
+                    commas. Classes of clusterformer need no trust
 
 examples:
   echo "a fine film" | clusterformer predict --checkpoint runs/mr/1

@@ -1,4 +1,4 @@
-"""`clusterformer translate`: text in, its translation out, line by line as it comes."""
+"""`clusterformer translate`: translate texts with a trained model, line by line as they come."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 HELP = """
 usage: clusterformer translate --checkpoint RUN [--input FILE] [options]
 
-Translate text with a trained model: one sentence a line in, its translation out, as soon as it is
-known. The checkpoint is all it needs; tokens are made and undone as the model was trained.
+Translate texts with a trained model. It reads one sentence per line, and writes its translation at
+once. No data set is needed: the checkpoint contains the tokenizer.
 
-  --checkpoint RUN      run folder (its best checkpoint), or a .ckpt file
-  --average N           the mean of the weights after the last N validations, or best:N
-  --input FILE          sentences, UTF-8, one a line; a file or pipe (default: standard input)
-  --beam 5              hypotheses followed; 1 takes the likeliest token at each step
-  --nbest 1             translations of each sentence, a line each, best first
+  --checkpoint RUN      run directory (its best checkpoint), or a .ckpt file
+  --average N           mean of the weights after the last N validations, or best:N
+  --input FILE          sentences, UTF-8, one per line; a file or pipe (default: standard input)
+  --beam 5              number of hypotheses; 1 takes the most probable token at each step
+  --nbest 1             translations of each sentence, one per line, the best first
   --length_penalty 1.0  above 1 favours long translations, below 1 short ones
-  --format text         translations alone; tsv: with their scores; or jsonl
-  --device cpu          cpu or cuda (default: cuda where there is one)
+  --format text         only translations; tsv: with their scores; or jsonl
+  --device cpu          cpu or cuda (default: cuda if there is one)
 
 examples:
   echo "ein hund läuft am strand ." | clusterformer translate --checkpoint runs/multi30k/1

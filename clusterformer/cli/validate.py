@@ -7,12 +7,14 @@ usage: clusterformer validate --checkpoint RUN [options]
 
 Measure a trained model on the validation data of its training.
 
-  --checkpoint RUN           run folder (its best checkpoint), or a .ckpt file
-  --average N                the mean of the weights after the last N validations, or best:N; of a
+  --checkpoint RUN           run directory (its best checkpoint), or a .ckpt file
+  --average N                mean of the weights after the last N validations, or best:N; needs a
                              training with --keep N
-  --data.root DIR            where the data sets are, if not where they were
+  --data.root DIR            folder of the data sets, if it has moved
   --trainer.accelerator cpu  or any other option of Lightning's Trainer
-  --help-all                 every option there is
+  --trust PACKAGE            allow the checkpoint to import a class of that package; names of
+                             several with commas. Classes of clusterformer need no trust
+  --help-all                 all options
 """
 
 

@@ -1,6 +1,6 @@
-"""Whether a causal model reads the future: replace what follows, and see who notices.
+"""Test of causality: replace later inputs, and count the earlier outputs that change.
 
-Letters: B batch, N tokens.
+Letters: B batch, N tokens, E model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ _log = logging.getLogger(__name__)
 
 
 class Leak(NamedTuple):
-    """Attributes: changed, earlier positions whose output moved, of `positions` in all."""
+    """Result of a probe.
+
+    Attributes:
+        changed: Positions before the cuts whose output changed.
+        positions: Positions before the cuts.
+    """
 
     changed: int
     positions: int
 
     @property
     def share(self) -> float:
-        """Of earlier positions that moved, 0..1."""
+        """Share of earlier positions that changed, 0..1."""
         return self.changed / max(1, self.positions)
 
 
@@ -41,19 +46,19 @@ def probe(
     seed: int = 0,
     tolerance: float = 1e-3,
 ) -> Leak:
-    """Replace all inputs from a cut on, and count the outputs before it that move.
+    """Replace all inputs from a cut on, and count the outputs before the cut that change.
 
-    A causal mechanism moves none, by selection, sorting or chunk borders either. Gradients do not
-    show such leaks: sorting has none.
+    With a causal mechanism none does, through selection, sorting or chunk borders either. Gradients
+    cannot show such leaks: sorting has none.
 
     Args:
         outputs: Maps inputs to outputs (B, N, ...), without dropout.
         inputs: (B, N) tokens, replaced by others of the batch; or (B, N, E), replaced by noise.
-        cuts: Places from which to replace, one after the other; None: a quarter, half and three
-            quarters of the way.
-        seed: Of the replacements.
-        tolerance: How far an output may move, relative to the largest, before it counts: other
-            chunks are summed in another order.
+        cuts: First positions to replace, one after the other; None for a quarter, half and three
+            quarters of N.
+        seed: Seed of the replacements.
+        tolerance: Largest change, relative to the largest output, that is rounding: other chunks
+            are summed in another order.
     """
     length = inputs.shape[1]
     cuts = cuts or sorted({max(1, length * part // 4) for part in (1, 2, 3)})
@@ -86,14 +91,14 @@ def probe_core(core: AttentionCore, length: int, batch: int = 4, seed: int = 0) 
 
 
 class _RandomTokens(nn.Module):
-    """Embedding, layers of a mechanism around residuals, and a guess at the next token."""
+    """A language model: embedding, attention layers with residuals, and a feed-forward head."""
 
     def __init__(self, cores: list[AttentionCore], vocabulary: int) -> None:
         super().__init__()
         width = cores[0].d_model
         self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(MultiHeadAttention(core) for core in cores)
-        self.guess = nn.Sequential(
+        self.head = nn.Sequential(
             nn.LayerNorm(width),
             nn.Linear(width, 4 * width),
             nn.ReLU(),
@@ -104,7 +109,7 @@ class _RandomTokens(nn.Module):
         x = self.embedding(tokens)
         for layer in self.layers:
             x = x + layer(F.layer_norm(x, x.shape[-1:])).values
-        return self.guess(x)
+        return self.head(x)
 
 
 def loss_on_random_tokens(
@@ -117,21 +122,21 @@ def loss_on_random_tokens(
     steps: int = 300,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Train a small language model on random tokens, fresh ones each step.
+    """Train a small language model on random tokens, new ones in each step.
 
-    Nobody can guess the next: a loss below ln V is a model that reads it.
+    The next token cannot be predicted: a loss below ln V shows a model that reads it.
 
     Args:
-        make: Gives a causal mechanism from (d_model, num_heads).
-        vocabulary: V.
-        length: N, tokens a sequence.
-        width: Of the model.
-        layers: Of attention.
-        steps: Of training; the second half is measured.
-        seed: Of weights and tokens.
+        make: Makes a causal mechanism from (d_model, num_heads).
+        vocabulary: V, number of different tokens.
+        length: N, tokens of a sequence.
+        width: E, model width.
+        layers: Number of attention layers.
+        steps: Training steps; the loss of the second half is measured.
+        seed: Seed of weights and tokens.
 
     Returns:
-        Mean loss in nats, and how many standard errors it lies below ln V (negative: above).
+        Mean loss in nats, and the number of standard errors by which it is below ln V.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -152,10 +157,10 @@ def loss_on_random_tokens(
 
 
 class CausalityProbe(Callback):
-    """Before each validation, probe the network on a batch of it, and warn of a leak.
+    """A callback that probes the network on a batch before each validation, and warns of a leak.
 
-    Logs `causality/leak`, the share of earlier positions that moved; 0 for whoever is causal. For
-    tasks that say in `Task.causal_input` what they read from left to right.
+    It logs `causality/leak`, the share of earlier positions that changed: 0 of a causal network.
+    Only tasks with a `causal_input` are probed.
     """
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
@@ -175,7 +180,7 @@ class CausalityProbe(Callback):
         module.log("causality/leak", leak.share)
         if leak.changed:
             _log.warning(
-                "the model reads the future: new tokens moved %d of %d outputs before them; "
+                "the model is not causal: later tokens changed %d of %d earlier outputs; "
                 "take a mechanism with causal=True",
                 *leak,
             )

@@ -1,4 +1,4 @@
-"""Checkpoint files: written whole or not at all, read without executing anything."""
+"""Checkpoints: written whole or not at all, read without executing anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from clusterformer.errors import InputError, require_at_least
 
 CHECKPOINT_KEY = "clusterformer"
-"""Where a checkpoint holds what is ours: version, config, seed and the task's state."""
+"""Key of a checkpoint that holds our own entries: version, config, seed, kind and task."""
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -43,9 +43,9 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def average(paths: Sequence[str | Path]) -> dict[str, Tensor]:
-    """The mean of the weights in checkpoints of one training, as `load_state_dict` takes them.
+    """Average the weights of checkpoints of one training, as `load_state_dict` takes them.
 
-    What is not a fractional number, such as a count, comes from the last of them.
+    Integer tensors, such as counts, come from the last checkpoint.
 
     Raises:
         InputError: if there are none, one cannot be read, or they are not of one network.
@@ -70,7 +70,7 @@ def average(paths: Sequence[str | Path]) -> dict[str, Tensor]:
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Writes beside the target, then renames: a kill at any moment leaves a whole file.
+    """Checkpoint files that are written beside the target, then renamed: a kill leaves a whole one.
 
     Lightning's own writes to the system's temporary folder and moves, which copies in place where
     that folder is another file system.
@@ -93,19 +93,19 @@ class CheckpointFiles(TorchCheckpointIO):
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps `best.ckpt`, the state with the best validation result.
+    """A callback that keeps `best.ckpt`, the state with the best validation result.
 
     Args:
-        folder: Where to write; only the first process needs it.
-        monitor: The logged value to compare.
-        mode: "max" if more of it is better, else "min".
+        folder: Folder of the checkpoints; only the first process needs it.
+        monitor: Name of the logged value to compare.
+        mode: "max" if a high value is best, "min" if a low one is.
     """
 
     def __init__(self, folder: str | Path | None, monitor: str, mode: str) -> None:
         super().__init__(folder, "best", monitor=monitor, mode=mode, enable_version_counter=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember the best result so far, wherever the run folder lies now."""
+        """Restore the best result so far, also if the run directory was moved."""
         if state_dict["best_model_path"]:
             path = self.format_checkpoint_name({})
             state_dict = {
@@ -119,7 +119,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class Kept(NamedTuple):
-    """A checkpoint of weights, named by the step and the validation result that they gave."""
+    """A checkpoint of weights whose file name holds the step and the validation result."""
 
     step: int
     score: float
@@ -127,7 +127,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def all(cls, folder: str | Path) -> list[Kept]:
-        """Those in a folder, in the order of training."""
+        """List those in a folder, in the order of training."""
         found = (_KEPT.fullmatch(path.name) for path in Path(folder).glob("step*.ckpt"))
         return sorted(
             cls(int(name["step"]), float(name["score"]), Path(folder, name[0]))
@@ -137,12 +137,12 @@ class Kept(NamedTuple):
 
     @staticmethod
     def last(kept: list[Kept], count: int) -> list[Kept]:
-        """The latest `count`."""
+        """Return the latest `count`."""
         return sorted(kept)[-count:]
 
     @staticmethod
     def best(kept: list[Kept], count: int, mode: str) -> list[Kept]:
-        """The `count` with the most ("max") or least ("min") score; NaN is worst."""
+        """Return the `count` with the highest ("max") or lowest ("min") score; NaN is worst."""
         sign = -1 if mode == "max" else 1
         worst = float("inf")
         ranked = sorted(kept, key=lambda one: worst if math.isnan(one.score) else sign * one.score)
@@ -153,15 +153,15 @@ _KEPT = re.compile(r"step(?P<step>\d+)_(?P<score>\S+)\.ckpt")
 
 
 class KeptCheckpoints(Checkpoint):
-    """Keeps the weights after the last few validations, and those after the best few.
+    """A callback that keeps the weights after the last few and the best few validations.
 
-    Files alone say what is kept, so a resumed run goes on wherever its folder lies.
+    The files themselves are the record of what is kept, so a run can be moved and resumed.
 
     Args:
-        folder: Where to write; only the first process needs it.
-        monitor: The logged value to compare.
-        mode: "max" if more of it is better, else "min".
-        count: How many last ones, and how many best ones.
+        folder: Folder of the checkpoints; only the first process needs it.
+        monitor: Name of the logged value to compare.
+        mode: "max" if a high value is best, "min" if a low one is.
+        count: Number of last ones, and of best ones, to keep.
     """
 
     def __init__(self, folder: str | Path | None, monitor: str, mode: str, count: int) -> None:
@@ -188,13 +188,13 @@ class KeptCheckpoints(Checkpoint):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps `last.ckpt`, the state to resume from: every so many steps and where epochs end.
+    """A callback that keeps `last.ckpt`, the state to resume from.
 
-    Nothing is written after the last batch of an epoch, before its validation: a run resumed from
-    there would go without it.
+    It is written every few steps and at the end of each epoch, but not between the last batch of an
+    epoch and its validation: a run resumed from there would skip the validation.
 
     Args:
-        folder: Where to write; only the first process needs it.
+        folder: Folder of the checkpoints; only the first process needs it.
         every: Optimiser steps between two checkpoints within an epoch.
     """
 
@@ -232,10 +232,10 @@ class LastCheckpoint(Checkpoint):
 
 
 def begin_next_epoch(loop: dict[str, Any]) -> None:
-    """Make progress saved at the end of an epoch say that the next one is to begin.
+    """Edit the progress saved at the end of an epoch so that the next epoch begins.
 
     With max_steps, Lightning 2.6 resumes every checkpoint as if it were from within an epoch; after
-    the last batch of one it would then pass over the whole next epoch.
+    the last batch of one it would then skip the whole next epoch.
     """
     epoch, batch = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
     if epoch["current"]["processed"] < epoch["current"]["ready"]:
@@ -244,5 +244,5 @@ def begin_next_epoch(loop: dict[str, Any]) -> None:
         count["completed"] = count["processed"]
     batch["current"] = dict.fromkeys(batch["current"], 0)
     batch["is_last_batch"] = False
-    # it also counts a step while it looks for a validation to make up for
+    # Lightning also counts a step while it looks for a validation that was missed
     loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1

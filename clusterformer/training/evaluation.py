@@ -1,4 +1,4 @@
-"""Measures over a whole validation or test set, however many processes share it."""
+"""Measures over a whole validation or test set, for any number of processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from clusterformer.task import Output, Task, stacks
 
 
 class Evaluation:
-    """One pass over the data: the task's metrics, its loss, and the state of the clusters.
+    """The task's metrics, its loss and the state of the clusters over one pass of the data.
 
     Args:
-        task: Whose metrics to take.
-        device: Of the batches.
+        task: Task with the metrics.
+        device: Device of the batches.
     """
 
     def __init__(self, task: Task, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class Evaluation:
         )
 
     def add(self, network: nn.Module, output: Output, batch: Any) -> None:
-        """Count one batch of this process."""
+        """Add one batch of this process."""
         self._task.update(self._metrics, output, batch, network)
         total, count = self._task.loss(output, batch, 0.0)
         self._means["loss"].update(total / count.clamp(min=1), count)
@@ -44,6 +44,6 @@ class Evaluation:
                         self._means[f"{stack.name}layer{layer}/{name}"].update(value, sequences)
 
     def compute(self) -> dict[str, Tensor]:
-        """Every measure by its name, over all processes."""
+        """Compute every measure, by its name, over all processes."""
         means = {name: mean.compute() for name, mean in self._means.items()}
         return {**self._metrics.compute(), **means}

@@ -1,4 +1,4 @@
-"""Pictures of a finished training: its learning curves, and a text coloured by cluster."""
+"""Pictures of a finished training: learning curves, and a text coloured by cluster."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from clusterformer.training.runs import Run
 
 
 def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
-    """Draw into the run's folder.
+    """Draw the pictures of a run into its directory.
 
     Args:
-        run: Whose metrics to draw and where.
-        model: With the weights to look at.
-        task: Its first validation text is the one drawn.
+        run: Run with the metrics.
+        model: Trained model.
+        task: Task; the longest text of its first validation batch is drawn.
 
     Returns:
-        The PNGs: the curves, if anything was logged; one a layer that groups tokens; how the text
-        written looks at the text read, if one is; and those of the task's own.
+        The PNGs: learning curves, if anything was logged; the clusters of each layer that groups
+        tokens; cross-attention, if the model decodes; and those of the task.
     """
     run.pictures.mkdir(exist_ok=True)
     paths = []
@@ -42,8 +42,8 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
             continue
         block = None
         if grouping.blocks is not None:
-            place = grouping.blocks.slot[row] // grouping.blocks.members.shape[-1]
-            block = (place - grouping.blocks.look_back)[mask]
+            slot = grouping.blocks.slot[row] // grouping.blocks.members.shape[-1]
+            block = (slot - grouping.blocks.look_back)[mask]
         paths.append(run.pictures / f"clusters-layer{layer}.png")
         token_clusters(
             task.describe(batch, row),
@@ -56,22 +56,22 @@ def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
     assert model.network is not None
     found = task.alignment(model.network, batch, row)
     if found:
-        written, weights = found
+        output_tokens, weights = found
         paths.append(run.pictures / "attention.png")
         attention_map(
             weights,
             task.describe(batch, row),
-            written,
+            output_tokens,
             paths[-1],
             source_clusters=_clusters(output.encoded, row, mask),
             target_clusters=_clusters(output.decoded, row, batch.decoder_mask[row]),
-            title="What the decoder reads as it writes; colours are clusters of the last layer",
+            title="Cross-attention of the decoder; colours are clusters of the last layer",
         )
     return paths + task.draw(model.network, run.pictures)
 
 
 def _clusters(encoded: StackOutput | None, row: int, mask: Tensor) -> Tensor | None:
-    """Cluster of each real token of a row, in the last layer; None where it has none."""
+    """Return the cluster of each real token of a row in the last layer; None if it has none."""
     grouping = encoded.groupings[-1] if encoded else None
     if grouping is None or grouping.assignment.dim() != 2:
         return None

@@ -1,4 +1,4 @@
-"""metrics.csv of a run folder: whole after a kill at any moment, continued by a resumed run."""
+"""metrics.csv of a run directory: whole after a kill at any moment, continued by a resumed run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 
 class MetricsFile(Logger):
-    """Writes each row when it is logged, in the form of Lightning's CSVLogger.
+    """A logger that writes each row at once, in the form of Lightning's CSVLogger.
 
     Args:
-        path: Of the file.
-        step: Where training goes on; rows of a killed run from there on are dropped, for they come
-            again.
+        path: Path of the file.
+        step: First step of this start. Rows of an earlier start from this step on are dropped:
+            training repeats these steps.
     """
 
     def __init__(self, path: Path, step: int = 0) -> None:
@@ -45,7 +45,7 @@ class MetricsFile(Logger):
         return str(self._path.parent)
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """Nothing: config.yaml holds them."""
+        """Do nothing: config.yaml holds them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

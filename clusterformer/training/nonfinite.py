@@ -1,4 +1,4 @@
-"""Where a loss stopped being a number."""
+"""Search for the first NaN or infinity behind a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def first_nonfinite(network: nn.Module, batch: Any) -> str:
     """Name the first part of `network` whose weights, output or gradients hold NaN or infinity.
 
     Args:
-        network: With the gradients of the failed step still in place.
-        batch: What it was given.
+        network: Network with the gradients of the failed step.
+        batch: Batch of that step.
 
     Returns:
         Words for a message, such as "the output of encoder.layers.1.norm".

@@ -1,4 +1,4 @@
-"""What a parser complains about, said in one line with what is allowed."""
+"""Errors of jsonargparse, in one line with what is allowed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _OFFENDER = re.compile(r"(?:no option|no class|got) '([^']+)'")
 
 
 def offender(message: str) -> str:
-    """The word that a message of `explain` complains about, to be looked up in a configuration."""
+    """Return the word that a message of `explain` is about, to be found in a configuration."""
     found = _OFFENDER.search(message)
     return found[1] if found else message
 
 
 def explain(message: str, options: Iterable[str]) -> str:
-    """Turn jsonargparse's `message` into one line.
+    """Turn a message of jsonargparse into one line.
 
     Args:
-        message: Often of many lines, naming Python types.
-        options: Of the command, such as "--model.lr", to suggest from.
+        message: Message, often of many lines, that names Python types.
+        options: Options of the command, such as "--model.lr", to suggest from.
     """
     if message.endswith("required: data"):
         return "nothing to train on; give --config, such as quickstart.yaml, or --data"
@@ -82,7 +82,7 @@ def _no_option(class_path: str, key: str) -> str:
 
 
 def _options(cls: type) -> set[str]:
-    """Parameters of the constructor, and of those it hands `**options` on to."""
+    """List the parameters of a constructor and of those that it passes `**options` to."""
     known: set[str] = set()
     for parent in cls.__mro__:
         if "__init__" in vars(parent):

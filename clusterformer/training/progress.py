@@ -1,4 +1,4 @@
-"""Progress of a training: a bar on a terminal, else now and then a line; what validation took."""
+"""Progress of a training: a bar on a terminal, otherwise lines; the time of validations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
 
 
 def progress() -> ProgressBar:
-    """What suits standard output."""
+    """Make a bar if standard output is a terminal, otherwise lines."""
     # where a terminal has no size, as under some container runners, a bar would stay invisible
     terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).lines > 0
     return Bar() if terminal else Lines()
 
 
 class Bar(TQDMProgressBar):
-    """Lightning's bar, without the version number of an experiment, which run folders replace."""
+    """Lightning's bar, without its version number: run directories have their own."""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
@@ -32,7 +32,7 @@ class Lines(ProgressBar):
     """A line after each validation and at most every few seconds between.
 
     Args:
-        seconds: Between two lines within an epoch.
+        seconds: Minimum time between two lines within an epoch, seconds.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -80,10 +80,10 @@ class Lines(ProgressBar):
 
 
 class ValidationClock(Callback):
-    """Adds up what validations take, decoding included.
+    """Sum of the time that validations take in this process, decoding included.
 
     Attributes:
-        seconds: Of all of them in this process.
+        seconds: Seconds of all validations.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Run folders: runs/NAME/NUMBER holds all that one training leaves behind."""
+"""Run directories: runs/NAME/NUMBER holds everything that one training writes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from clusterformer.errors import InputError
 from clusterformer.training.environment import describe_environment
 
 OUTCOME = "outcome"
-"""Under which W&B's summary of a run holds what results.json does, as JSON."""
+"""Key of W&B's summary of a run that holds what results.json does, as JSON."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training's folder.
+    """The run directory of one training.
 
     Attributes:
-        folder: Holds config.yaml, environment.json, metrics.csv, checkpoints/, pictures/ and, when
-            training has ended, results.json. A training that was resumed adds config-2.yaml,
-            environment-2.json and so on.
+        folder: Path of the directory. It holds config.yaml, environment.json, metrics.csv,
+            checkpoints/, pictures/ and, when training has ended, results.json. A training that was
+            resumed adds config-2.yaml, environment-2.json and so on.
     """
 
     folder: Path
 
     @classmethod
     def create(cls, parent: str | Path, name: str) -> Run:
-        """Make a new folder `parent/name/NUMBER`; two processes never get the same."""
+        """Make a new run directory `parent/name/NUMBER`; two processes never get the same."""
         family = Path(parent) / name
         family.mkdir(parents=True, exist_ok=True)
         taken = [int(entry.name) for entry in family.iterdir() if entry.name.isdigit()]
@@ -42,17 +42,17 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """The run in `folder`; a file in it, such as a checkpoint, stands for it as well.
+        """Open a run directory, by its path or by that of a file in it, such as a checkpoint.
 
         Raises:
-            InputError: if `clusterformer fit` did not make that folder.
+            InputError: if it is no run directory of `clusterformer fit`.
         """
         path = Path(folder)
         for candidate in (path, *path.parents[:2]):
             if (candidate / "config.yaml").is_file():
                 return cls(candidate)
         what = "holds no config.yaml" if path.exists() else "does not exist"
-        raise InputError(f"{folder}: {what}; a run folder looks like runs/NAME/NUMBER")
+        raise InputError(f"{folder}: {what}; a run directory looks like runs/NAME/NUMBER")
 
     @property
     def name(self) -> str:
@@ -65,12 +65,12 @@ class Run:
 
     @property
     def last(self) -> Path:
-        """The checkpoint to resume from."""
+        """Checkpoint to resume from."""
         return self.checkpoints / "last.ckpt"
 
     @property
     def best(self) -> Path:
-        """The checkpoint with the best validation result."""
+        """Checkpoint with the best validation result."""
         return self.checkpoints / "best.ckpt"
 
     @property
@@ -83,23 +83,23 @@ class Run:
 
     @property
     def config(self) -> Path:
-        """The configuration of the latest start."""
+        """Configuration of the latest start."""
         return self._latest("config", ".yaml")
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """What the latest training to end here came to; None if none has."""
+        """Outcome of the latest training that ended here; None if none has."""
         written = self._numbered("results", ".json")[:-1]
         return json.loads(written[-1].read_text(encoding="utf-8")) if written else None
 
     @property
     def wandb_id(self) -> str:
-        """Name of the run at Weights & Biases, the same whenever it is resumed."""
+        """Identifier of the run at Weights & Biases, the same whenever it is resumed."""
         environment = json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
         return str(environment["wandb_id"])
 
     def record(self, config: str, seed: int) -> None:
-        """Write down configuration, command, versions and hardware; overwrite nothing."""
+        """Write config.yaml and environment.json, with a number if they are there already."""
         name = f"{self.folder.parent.name}-{self.folder.name}-{os.urandom(4).hex()}"
         if "WANDB_SWEEP_ID" in os.environ:  # which names its runs itself
             name = os.environ.get("WANDB_RUN_ID", name)
@@ -109,14 +109,14 @@ class Run:
         self._next("environment", ".json").write_text(text, encoding="utf-8")
 
     def finish(self, results: dict[str, Any]) -> None:
-        """Write down what came of the training; whole or not at all."""
+        """Write the outcome of the training; the file is whole or not there."""
         path = self._next("results", ".json")
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
         partial.replace(path)
 
     def discard_unless_begun(self) -> None:
-        """Take away the folder, if bad input kept the run from leaving more than `record` wrote."""
+        """Remove the directory if bad input ended the training before its first file."""
         ours = {self.folder / "config.yaml", self.folder / "environment.json"}
         if set(self.folder.iterdir()) <= ours:
             for path in ours:
@@ -147,5 +147,5 @@ def _made(folder: Path) -> bool:
 
 
 def first_process() -> bool:
-    """Whether this process, of those that train together, is the one to write and print."""
+    """Tell whether this process is the one, of those that train together, that writes."""
     return getattr(rank_zero_only, "rank", 0) == 0

@@ -96,6 +96,8 @@ def averaged(run: str | Path, which: str, mode: str) -> dict[str, Tensor]:
 
 
 def _checkpoint(path: Path) -> Path:
+    if not path.exists():
+        raise InputError(f"{path}: no such run directory or checkpoint file")
     if not path.is_dir():
         return path
     run = Run.open(path)

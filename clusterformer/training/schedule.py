@@ -12,17 +12,17 @@ Schedule = Literal["inverse-sqrt", "cosine", "constant"]
 def factor(schedule: Schedule, warmup: int, total: int | None) -> Callable[[int], float]:
     """Make the function that gives the factor, 0..1, at a step counted from 0.
 
-    All rise linearly over `warmup` steps and stand at 1 when it ends. Then "inverse-sqrt" falls as
+    All rise linearly to 1 over `warmup` steps. Then "inverse-sqrt" falls as
     sqrt(warmup / step) (Vaswani et al., 2017, section 5.3), "cosine" falls to 0 at step `total`,
     and "constant" stays.
 
     Args:
         schedule: Name of the schedule.
-        warmup: Steps to rise; 0 starts at the peak.
-        total: Steps of the whole training; only "cosine" needs it.
+        warmup: Steps of the rise; 0 starts at the peak.
+        total: Steps of the whole training; only "cosine" needs them.
 
     Raises:
-        ValueError: if "cosine" is not told when training ends.
+        ValueError: if "cosine" has no `total`.
     """
     if schedule == "cosine" and total is None:
         raise ValueError(

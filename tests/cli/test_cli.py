@@ -59,7 +59,7 @@ def test_the_module_runs_without_the_working_folder_on_the_path(tmp_path: Path) 
 
 def test_every_option_in_the_help_exists() -> None:
     ours = {"--config", "--help-all", "--print_config", "--checkpoint", "--resume", "--input"}
-    ours |= {"--format", "--device", "--data", "--nproc-per-node", "--average"}
+    ours |= {"--format", "--device", "--data", "--nproc-per-node", "--average", "--trust"}
     options = set(Options(["--data=toy_task.Toy"], fitting=True).parser._option_string_actions)
     nested = {"--data.name", "--data.fold", "--data.root", "--model.attention.num_clusters"}
     for name in ("fit", "validate", "test", "predict"):
@@ -105,7 +105,7 @@ BAD_OPTIONS = {
     ("--trainer.val_check_interval=999",): "val_check_interval (999) must be less than or equal",
     ("stray",): "unexpected argument 'stray'",
     ("--config=nowhere.yaml",): "no configuration 'nowhere.yaml', neither a file nor a shipped one",
-    ("--resume=nowhere",): "nowhere: does not exist; a run folder looks like runs/NAME/NUMBER",
+    ("--resume=nowhere",): "nowhere: does not exist; a run directory looks like runs/NAME/NUMBER",
     ("--model.decoder_attention=FulAttention",): "model.decoder_attention: no class 'FulAttention'",
     ("--keep=-1",): "keep must be at least 0, got -1",
     ("--checkpoint_every=0",): "checkpoint_every must be at least 1, got 0",

@@ -38,7 +38,7 @@ def test_two_processes_log_what_one_does(model: list[str], tmp_path: Path) -> No
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "sync_dist" not in done.stderr  # Lightning's advice for what is synchronised already
-    assert done.stdout.count("run folder:") == done.stdout.count("finished after") == 1
+    assert done.stdout.count("run directory:") == done.stdout.count("finished after") == 1
     assert [path.name for path in (two / "toy").iterdir()] == ["1"]
     expected = logged(one / "toy" / "1")
     assert len(expected) >= 12
