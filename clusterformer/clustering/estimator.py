@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,29 +24,26 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from clusterformer.clustering.augmentation import Augment, Augmentation
 from clusterformer.clustering.evaluation import (
     ENTRIES,
-    Augment,
     Evaluator,
     compute_features,
+    pair_loss,
     row_chunks,
 )
-from clusterformer.clustering.fitting import View, train
+from clusterformer.clustering.fitting import train
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
-from clusterformer.clustering.network import NeuralClusters, neighbor_loss
+from clusterformer.clustering.network import NeuralClusters
+from clusterformer.clustering.parameters import MIN_PER_CLUSTER, check_memory, check_parameters
 from clusterformer.clustering.progress_bar import Progress
 
 SAMPLE = 2**18
 """Maximum number of points that `fit` trains on, drawn at random; it assigns all points."""
 
-_ROWS = 2**15  # points whose memberships are computed at a time
 _COMPONENT_SAMPLE = 10_000  # points from which principal components are computed
 _OLD_WEIGHT = 0.5  # weight of the old centers when partial_fit gets new points
 _MERGE_AT = 0.4  # share of the training after which surplus clusters are merged
-_MIN_PER_CLUSTER = 8  # points per cluster in a batch
-
-_COUNTS = "n_clusters", "n_neighbors", "n_components", "max_iter", "batch_size", "n_init"
-_MINIMA = dict.fromkeys(_COUNTS, 1) | {"balance": 0, "tol": 0}
 
 Random = np.random.RandomState
 
@@ -70,7 +66,9 @@ class NeuralClustering(
         balance: Strength of the pull to clusters of equal size; 1 is the likelihood of
             `neighbor_loss`.
         augment: Function that returns equivalent variants of points (n, n_features), a tensor; it
-            is called at each step. For images: `clusterformer.clustering.images.RandomAffine`.
+            is called at each step. If its second argument is named `generator`, it gets the
+            `torch.Generator` to draw from. For images:
+            `clusterformer.clustering.images.RandomAffine`.
         merge: Start with more clusters, and merge surplus ones in training (see `NeuralClusters`).
         n_neighbors: Number of nearest neighbours from which a point's pair is drawn in training.
         n_components: Number of principal components of the data that neighbours and clusters see.
@@ -134,13 +132,13 @@ class NeuralClustering(
         if len(rows) > SAMPLE:
             rows = np.sort(random.permutation(len(rows))[:SAMPLE])
         self._features = self._learn_features(X, rows, random)
-        features, view = self._shuffled(X, rows, random)
+        features, rows = self._shuffled(X, rows, random)
         near = nearest_neighbors(features, self.n_neighbors)
         best = np.inf
         for _ in range(self.n_init):
             network, optimizer = self._start(features, random, _MERGE_AT * self.max_iter)
-            steps = self._train(network, optimizer, features, near, view, random, self.max_iter)
-            loss = _pair_loss(network, features, near) if self.n_init > 1 else -np.inf
+            steps = self._train(network, optimizer, X, rows, features, near, random, self.max_iter)
+            loss = pair_loss(network, features, near) if self.n_init > 1 else -np.inf
             if loss < best:
                 best, self._network, self.n_iter_ = loss, network, steps
         self._optimizer: torch.optim.Optimizer | None = None
@@ -168,7 +166,7 @@ class NeuralClustering(
             self._random = check_random_state(self.random_state)
         if first:
             self._features = self._learn_features(X, np.arange(X.shape[0]), self._random)
-        features, view = self._shuffled(X, np.arange(X.shape[0]), self._random)
+        features, rows = self._shuffled(X, np.arange(X.shape[0]), self._random)
         steps = max(1, len(features) // self._batch())
         if first:
             self._network, self._optimizer = self._start(features, self._random, steps)
@@ -177,7 +175,7 @@ class NeuralClustering(
         optimizer = self._optimizer or self._adam(network)
         near = nearest_neighbors(features, self.n_neighbors)
         self.n_iter_ += self._train(
-            network, optimizer, features, near, view, self._random, steps, streaming=True
+            network, optimizer, X, rows, features, near, self._random, steps, streaming=True
         )
         self._optimizer = optimizer
         self.labels_, mass, sums = self._assign(X)
@@ -212,24 +210,21 @@ class NeuralClustering(
         check_is_fitted(self, "_network")
         X = self._check(X, reset=False)
         features = self._compute(X, np.arange(X.shape[0]))
-        return -_pair_loss(self._network.to(self.device), features, nearest_neighbors(features, 1))
+        return -pair_loss(self._network.to(self.device), features, nearest_neighbors(features, 1))
 
     # Training
 
     def _check(self, X: Any, *, reset: bool) -> Any:
-        for name, least in _MINIMA.items():
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"The {name!r} parameter of NeuralClustering must be at least {least}. "
-                    f"Got {getattr(self, name)!r} instead."
-                )
+        check_parameters(self)
         X = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32])
         if reset and X.shape[0] < self.n_clusters:
             raise ValueError(f"n_samples={X.shape[0]} should be >= n_clusters={self.n_clusters}.")
+        if reset:
+            check_memory(self, min(X.shape[0], SAMPLE))
         return X
 
     def _batch(self) -> int:
-        return max(self.batch_size, _MIN_PER_CLUSTER * self.n_clusters)
+        return max(self.batch_size, MIN_PER_CLUSTER * self.n_clusters)
 
     def _learn_features(self, X: Any, rows: NDArray, random: Random) -> PrincipalComponents:
         count = min(_COMPONENT_SAMPLE, max(1, 8 * ENTRIES // X.shape[1]))
@@ -238,36 +233,26 @@ class NeuralClustering(
         sample = torch.cat(list(row_chunks(X, self.n_clusters, self.device, rows)))
         return PrincipalComponents(X.shape[1], self.n_components).learn(sample)
 
-    def _shuffled(self, X: Any, rows: NDArray, random: Random) -> tuple[Tensor, View | None]:
-        """Compute features of some rows in random order, and a view that augments them."""
+    def _shuffled(self, X: Any, rows: NDArray, random: Random) -> tuple[Tensor, NDArray]:
+        """Compute features of some rows in random order; returns the order of the rows too."""
         order = random.permutation(len(rows))
-        features, rows, augment = self._compute(X, rows)[order], rows[order], self.augment
-        if augment is None:
-            return features, None
-        return features, lambda numbers: self._compute(X, rows[numbers.cpu().numpy()], augment)
+        return self._compute(X, rows)[order], rows[order]
 
     def _start(
         self, features: Tensor, random: Random, merge_at: float
     ) -> tuple[NeuralClusters, torch.optim.Optimizer]:
         generator = _generator(random)
-        with self._seeded(generator):
-            network = NeuralClusters(
-                features.shape[1],
-                self.n_clusters,
-                hidden=self.hidden,
-                merge_at=round(merge_at) if self.merge else 0,
-            )
+        network = NeuralClusters(
+            features.shape[1],
+            self.n_clusters,
+            hidden=self.hidden,
+            merge_at=round(merge_at) if self.merge else 0,
+            generator=_restarted(generator),
+        )
         network.to(self.device).seed(
-            features[: max(4096, _MIN_PER_CLUSTER * self.n_clusters)], generator
+            features[: max(4096, MIN_PER_CLUSTER * self.n_clusters)], generator
         )
         return network, self._adam(network)
-
-    @contextmanager
-    def _seeded(self, generator: torch.Generator) -> Iterator[None]:
-        """Seed torch for weights and augmentation, and restore its state afterwards."""
-        with torch.random.fork_rng(devices=[self.device] if self.device != "cpu" else []):
-            torch.manual_seed(generator.initial_seed())
-            yield
 
     def _adam(self, network: NeuralClusters) -> torch.optim.Optimizer:
         return torch.optim.Adam(network.parameters(), lr=self.learning_rate, fused=True)
@@ -276,17 +261,23 @@ class NeuralClustering(
         self,
         network: NeuralClusters,
         optimizer: torch.optim.Optimizer,
+        X: Any,
+        rows: NDArray,
         features: Tensor,
         near: Tensor,
-        view: View | None,
         random: Random,
         steps: int,
         *,
         streaming: bool = False,
     ) -> int:
         generator = _generator(random)
-        with self._seeded(generator), Progress(steps, shown=bool(self.verbose)) as progress:
-            return train(
+        augment = self.augment and Augmentation(self.augment, _restarted(generator))
+
+        def view(numbers: Tensor) -> Tensor:
+            return self._compute(X, rows[numbers.cpu().numpy()], augment)
+
+        with Progress(steps, shown=bool(self.verbose)) as progress:
+            taken = train(
                 network,
                 optimizer,
                 features,
@@ -297,15 +288,23 @@ class NeuralClustering(
                 generator=generator,
                 anneal=not streaming,
                 tol=-1.0 if streaming else self.tol,
-                view=view,
+                view=view if augment else None,
                 report=progress,
             )
+        if not network(features[:1]).isfinite().all():
+            raise ValueError(
+                f"the training diverged; lower learning_rate ({self.learning_rate}), or bring "
+                f"balance ({self.balance}) nearer to 1"
+            )
+        return taken
 
     def _keep_centers(self, mass: NDArray, sums: NDArray, dtype: Any) -> None:
         self._mass, self._sums = mass, sums
         self.cluster_centers_ = (sums / mass[:, None]).astype(dtype)
 
-    def _compute(self, X: Any, rows: NDArray, augment: Augment | None = None) -> Tensor:
+    def _compute(
+        self, X: Any, rows: NDArray, augment: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         return compute_features(self._features, X, self.n_clusters, self.device, rows, augment)
 
     def _assign(self, X: Any) -> tuple[NDArray, NDArray, NDArray]:
@@ -340,11 +339,10 @@ class NeuralClustering(
         return {**state, "_optimizer": None} if "_optimizer" in state else state
 
 
-@torch.no_grad()
-def _pair_loss(network: NeuralClusters, features: Tensor, near: Tensor) -> float:
-    logits = torch.cat([network(rows) for rows in features.split(_ROWS)])
-    return neighbor_loss(logits, logits[near[:, 0]]).item()
-
-
 def _generator(random: Random) -> torch.Generator:
     return torch.Generator().manual_seed(int(random.randint(2**31 - 1)))
+
+
+def _restarted(generator: torch.Generator) -> torch.Generator:
+    """Make a generator that draws the same numbers from the start."""
+    return torch.Generator().manual_seed(generator.initial_seed())

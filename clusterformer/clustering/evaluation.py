@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clusterformer.clustering.neighbors import PrincipalComponents
-from clusterformer.clustering.network import NeuralClusters
+from clusterformer.clustering.network import NeuralClusters, neighbor_loss
 
 ENTRIES = 2**24
 """Maximum number of elements of a chunk."""
 
-Augment = Callable[[Tensor], Tensor]
-"""Function that returns equivalent variants of points (P, columns), new ones at each call."""
+FARTHEST = 1e15
+"""Maximum magnitude of a feature, in mean distances from the mean; squares stay finite."""
+
+_ROWS = 2**15  # points whose memberships are computed at a time
+_HEADROOM = 2.0**27  # by which sums over points may exceed a value
 
 
 def row_chunks(
@@ -30,6 +33,9 @@ def row_chunks(
     """Yield rows of X (P, columns), or some of them, as tensors on the device.
 
     A chunk is small enough for the memory of the data and of memberships.
+
+    Raises:
+        ValueError: if values are so large that their sums would not be finite.
     """
     count = X.shape[0] if rows is None else len(rows)
     size = max(1, ENTRIES // max(X.shape[1], num_clusters))
@@ -37,7 +43,14 @@ def row_chunks(
         part = slice(start, start + size)
         chunk = X[part] if rows is None else X[rows[part]]
         chunk = chunk if isinstance(chunk, np.ndarray) else chunk.toarray()
-        yield torch.tensor(chunk, device=device)
+        points = torch.tensor(np.ascontiguousarray(chunk), device=device)
+        largest, limit = points.abs().max(), torch.finfo(points.dtype).max / _HEADROOM
+        if not largest <= limit:
+            raise ValueError(
+                f"values up to {float(largest):.1e} are too large for {chunk.dtype}; allowed is up "
+                f"to {limit:.1e}: divide the data, or use float64"
+            )
+        yield points
 
 
 def compute_features(
@@ -46,12 +59,36 @@ def compute_features(
     num_clusters: int,
     device: str,
     rows: NDArray,
-    augment: Augment | None = None,
+    augment: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Compute features of some rows of X, in single precision, as training uses them."""
     features = features.to(device)
     chunks = row_chunks(X, num_clusters, device, rows)
-    return torch.cat([features(augment(x) if augment else x).float() for x in chunks])
+    return torch.cat([_map_points(features, augment(x) if augment else x).float() for x in chunks])
+
+
+def _map_points(features: PrincipalComponents, points: Tensor) -> Tensor:
+    """Map points to features.
+
+    Raises:
+        ValueError: if a point is farther from the others than FARTHEST.
+    """
+    found = features(points)
+    if not found.abs().max() <= FARTHEST:
+        far = int((found.abs().amax(1) <= FARTHEST).logical_not().nonzero()[0])
+        raise ValueError(
+            f"a point with values up to {float(points[far].abs().max()):.1e} is more than "
+            f"{FARTHEST:.0e} times as far from the mean of the data as other points; remove it, or "
+            "scale its columns"
+        )
+    return found
+
+
+@torch.no_grad()
+def pair_loss(network: NeuralClusters, features: Tensor, near: Tensor) -> float:
+    """Compute `neighbor_loss` of all points (P, F), each with its nearest neighbour."""
+    logits = torch.cat([network(rows) for rows in features.split(_ROWS)])
+    return neighbor_loss(logits, logits[near[:, 0]]).item()
 
 
 class Evaluator:
@@ -75,7 +112,7 @@ class Evaluator:
     def per_point(self, function: Callable[[NeuralClusters, Tensor], Tensor]) -> NDArray:
         """Apply a function of the network and features (chunk, F) to all points."""
         with torch.no_grad():
-            found = [function(self._network, self._features(x)).cpu() for x in self._chunks()]
+            found = [function(self._network, self._map(x)).cpu() for x in self._chunks()]
         return torch.cat(found).numpy()
 
     def assign(self) -> tuple[NDArray, NDArray, NDArray]:
@@ -85,12 +122,15 @@ class Evaluator:
         sums: Any = 0.0
         with torch.no_grad():
             for chunk in self._chunks():
-                logits = self._network(self._features(chunk))
+                logits = self._network(self._map(chunk))
                 p = logits.softmax(1)
                 labels.append(logits.argmax(1).cpu())
                 mass = mass + p.sum(0).double()
                 sums = sums + (p.T @ chunk).double()
         return torch.cat(labels).numpy(), mass.cpu().numpy(), sums.cpu().numpy()
+
+    def _map(self, points: Tensor) -> Tensor:
+        return _map_points(self._features, points)
 
     def _chunks(self) -> Iterator[Tensor]:
         return row_chunks(self._X, self._network.num_clusters, self._device)

@@ -14,7 +14,7 @@ from torch import Tensor
 class RandomAffine:
     """Random rotation, scaling and shift of each image of a batch.
 
-    It draws from torch's global generator. Use: `NeuralClustering(augment=RandomAffine(28, 28))`.
+    Use: `NeuralClustering(augment=RandomAffine(28, 28))`.
 
     Attributes:
         height: Height of an image, in pixels.
@@ -30,8 +30,12 @@ class RandomAffine:
     scale: float = 0.1
     shift: float = 0.04
 
-    def __call__(self, points: Tensor) -> Tensor:
+    def __call__(self, points: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Transform images (P, height * width); pixels from outside are 0.
+
+        Args:
+            points: Images.
+            generator: Generator on the CPU; None for torch's global one.
 
         Raises:
             ValueError: if the points have another number of columns.
@@ -41,7 +45,8 @@ class RandomAffine:
                 f"images of {self.height} x {self.width} have {self.height * self.width} columns, "
                 f"got {points.shape[1]}"
             )
-        uniform = 2 * torch.rand(4, len(points), dtype=points.dtype, device=points.device) - 1
+        drawn = torch.rand(4, len(points), dtype=points.dtype, generator=generator)
+        uniform = 2 * drawn.to(points.device) - 1
         angle = torch.deg2rad(self.degrees * uniform[0])
         size = 1 + self.scale * uniform[1]
         across, down = 2 * self.shift * uniform[2:]

@@ -47,17 +47,20 @@ class PrincipalComponents(nn.Module):
     @torch.no_grad()
     def learn(self, sample: Tensor) -> PrincipalComponents:
         """Compute mean, unit and components, the largest first, of a sample (P, num_columns)."""
+        # a power of two, whose division is exact, keeps squares within the range of the dtype
+        scale = 2.0 ** float(torch.frexp(sample.abs().max()).exponent)
+        sample = sample / scale
         centered = sample - sample.mean(0)
-        unit = centered.square().sum(1).mean().sqrt()
+        unit = centered.square().sum(1).mean().sqrt() * scale
         if len(sample) > sample.shape[1]:
             components = torch.linalg.eigh(centered.T @ centered).eigenvectors.flip(1)
         else:
             components = torch.linalg.svd(centered, full_matrices=False).Vh.T
         components = components[:, : self.num_features]
         self.to(sample)
-        self.center.copy_(sample.mean(0))
+        self.center.copy_(sample.mean(0) * scale)
         self.projection.zero_()
-        if unit > 0:
+        if unit > torch.finfo(unit.dtype).tiny:
             self.projection[:, : components.shape[1]] = components / unit
         return self
 

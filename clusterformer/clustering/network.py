@@ -3,6 +3,10 @@
 P points   F features   C clusters
 """
 
+from __future__ import annotations
+
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,6 +38,7 @@ class NeuralClusters(nn.Module):
         hidden: Number of units of a hidden layer of W; None for a linear W, as in eq. 2.
         width: Width of the clustering space.
         merge_at: Training step after which C clusters are left; 0 starts with C.
+        generator: Generator on the CPU of the initial weights; None for torch's global one.
 
     Attributes:
         centroids: (C + surplus, width); only those `alive` count.
@@ -56,15 +61,19 @@ class NeuralClusters(nn.Module):
         hidden: int | None = None,
         width: int = 64,
         merge_at: int = 0,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.project: nn.Module = nn.Linear(num_features, width)  # with a bias: see `embed`
+        # drawn also where a hidden layer takes its place: seeds keep their random numbers
+        self.project: nn.Module = _linear(num_features, width, generator)
         if hidden is not None:
             self.project = nn.Sequential(
-                nn.Linear(num_features, hidden), nn.ReLU(), nn.Linear(hidden, width)
+                _linear(num_features, hidden, generator),
+                nn.ReLU(),
+                _linear(hidden, width, generator),
             )
         first = initial_clusters(num_clusters) if merge_at else num_clusters
-        self.centroids = nn.Parameter(torch.randn(first, width))
+        self.centroids = nn.Parameter(torch.randn(first, width, generator=generator))
         self.register_buffer("alive", torch.ones(first, dtype=torch.bool))
         self.register_buffer("joint", torch.zeros(first, first))
         self.register_buffer("sizes", torch.zeros(num_clusters))
@@ -164,6 +173,15 @@ class NeuralClusters(nn.Module):
         # a new tensor: a backward pass may still need the old one
         self.alive = alive.to(self.alive.device)
         self.centroids.copy_(F.normalize(merged, dim=-1))
+
+
+def _linear(width: int, units: int, generator: torch.Generator | None) -> nn.Linear:
+    """Make a layer with the initial weights of `nn.Linear`, drawn from a generator."""
+    layer = torch.nn.utils.skip_init(nn.Linear, width, units)
+    nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+    bound = 1 / math.sqrt(width)
+    nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+    return layer
 
 
 def _distributed() -> bool:

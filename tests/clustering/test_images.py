@@ -14,7 +14,7 @@ def test_without_room_for_chance_pictures_stay() -> None:
 
 
 def test_a_quarter_turn_turns_and_nothing_is_stretched(monkeypatch) -> None:
-    monkeypatch.setattr(torch, "rand", lambda *size, **kind: torch.ones(*size, **kind))
+    monkeypatch.setattr(torch, "rand", lambda *size, dtype, **_: torch.ones(size, dtype=dtype))
     image = torch.zeros(9, 15)
     image[4, 4:11] = 1.0  # a line of 7
     turned = RandomAffine(9, 15, degrees=90, scale=0, shift=0)(image.view(1, -1)).view(9, 15)

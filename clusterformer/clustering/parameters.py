@@ -1,0 +1,95 @@
+"""Checks of the estimator's parameters, before any work."""
+
+from __future__ import annotations
+
+import math
+import os
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+MAX_UNITS = 2**20
+"""Maximum number of units of the hidden layer."""
+
+MIN_PER_CLUSTER = 8
+"""Minimum number of points per cluster in a batch, if there are so many points."""
+
+_COUNTS = ("n_clusters", "n_neighbors", "n_components", "max_iter", "batch_size", "n_init")
+_COPIES = 6  # of the memberships of a batch, in a training step
+
+
+def check_parameters(estimator: Any) -> None:
+    """Check the parameters of a NeuralClustering.
+
+    Raises:
+        ValueError: for the first parameter that is not allowed: its name, what is allowed, and
+            what was given.
+    """
+    given = estimator.get_params(deep=False)
+    for name in _COUNTS:
+        if not _is_count(given[name]):
+            _refuse(name, "an integer of at least 1", given[name])
+    if given["hidden"] is not None and not (
+        _is_count(given["hidden"]) and given["hidden"] <= MAX_UNITS
+    ):
+        _refuse("hidden", f"None or an integer from 1 to {MAX_UNITS}", given["hidden"])
+    for name in ("balance", "tol"):
+        if not (_is_finite(given[name]) and given[name] >= 0):
+            _refuse(name, "a finite number of at least 0", given[name])
+    if not (_is_finite(given["learning_rate"]) and given["learning_rate"] > 0):
+        _refuse("learning_rate", "a finite number above 0", given["learning_rate"])
+    if not (given["augment"] is None or callable(given["augment"])):
+        _refuse("augment", "None or a function of points", given["augment"])
+    _check_device(given["device"])
+
+
+def check_memory(estimator: Any, num_points: int) -> None:
+    """Refuse numbers of clusters and neighbours for which this machine has too little memory.
+
+    Raises:
+        ValueError: with the parameter, the estimated need and the memory, in GiB.
+    """
+    clusters = estimator.n_clusters
+    batch = min(num_points, max(estimator.batch_size, MIN_PER_CLUSTER * clusters))
+    needed = {
+        "n_clusters": 4 * clusters * (2 * _COPIES * batch + 2 * clusters),
+        "n_neighbors": 2 * 8 * num_points * min(estimator.n_neighbors, num_points - 1),
+    }
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if torch.device(estimator.device).type == "cuda":
+        memory = torch.cuda.get_device_properties(estimator.device).total_memory
+    for name, size in needed.items():
+        if size > memory:
+            _refuse(
+                name,
+                f"smaller: {num_points} points need about {size / 2**30:.0f} GiB, "
+                f"there are {memory / 2**30:.0f}",
+                getattr(estimator, name),
+            )
+
+
+def _check_device(device: Any) -> None:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        _refuse("device", "'cpu' or 'cuda'", device)
+    elif found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        _refuse("device", f"there: this machine has {count} CUDA devices", device)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _refuse(name: str, allowed: str, value: Any) -> None:
+    raise ValueError(
+        f"The {name!r} parameter of NeuralClustering must be {allowed}. Got {value!r} instead."
+    )
