@@ -27,7 +27,7 @@ from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
 from clusterformer.training.evaluation import Evaluation
 from clusterformer.training.nonfinite import nonfinite_error
 from clusterformer.training.optimizer import make_adamw, step_limit
-from clusterformer.training.schedule import Schedule, factor
+from clusterformer.training.schedule import Schedule, factor, warmup_steps
 
 
 class ClusterFormer(LightningModule):
@@ -56,7 +56,7 @@ class ClusterFormer(LightningModule):
         cross_attention: Mechanism by which a decoder reads the encoder; FullAttention by default.
         lr: Peak learning rate of AdamW.
         weight_decay: Weight decay of linear layers' weights.
-        warmup: Number of steps of linear warm-up.
+        warmup: Linear warm-up: number of steps, or below 1 a share of all steps of the training.
         schedule: Learning-rate schedule after the warm-up.
         label_smoothing: Probability spread over all labels, from 0 to below 1.
         task_weight: Weight of the task's loss, lambda of eq. 17.
@@ -89,7 +89,7 @@ class ClusterFormer(LightningModule):
         cross_attention: Callable[[int, int], AttentionCore] | None = None,
         lr: float = 1e-3,
         weight_decay: float = 0.01,
-        warmup: int = 200,
+        warmup: int | float = 0.1,
         schedule: Schedule = "inverse-sqrt",
         label_smoothing: float = 0.0,
         task_weight: float = 1.0,
@@ -106,6 +106,8 @@ class ClusterFormer(LightningModule):
             sorting_weight=sorting_weight,
         )
         require_share(label_smoothing=label_smoothing)
+        if warmup >= 1 and warmup != int(warmup):
+            raise InputError(f"warmup is a share below 1 or a number of steps, got {warmup}")
         if not task_weight + clustering_weight + sorting_weight:
             raise InputError(
                 "one of task_weight, clustering_weight, sorting_weight must be above 0"
@@ -268,10 +270,11 @@ class ClusterFormer(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         # counting the steps of an epoch plans its batches: only where the schedule needs it
-        steps = step_limit(self.trainer) if self.schedule == "cosine" else None
+        needed = self.schedule == "cosine" or 0 < self.warmup < 1
+        steps = step_limit(self.trainer) if needed else None
         try:
             optimizer = make_adamw(self, lr=self.lr, weight_decay=self.weight_decay)
-            rate = factor(self.schedule, self.warmup, steps)
+            rate = factor(self.schedule, warmup_steps(self.warmup, steps), steps)
         except ValueError as error:
             raise InputError(str(error)) from error
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from torch import nn
 from toy_task import Toy
 
@@ -15,7 +15,7 @@ from clusterformer.attention import FullAttention
 from clusterformer.errors import InputError
 from clusterformer.training.checkpoints import BestCheckpoint, CheckpointFiles, LastCheckpoint, read
 from clusterformer.training.nonfinite import first_nonfinite
-from clusterformer.training.schedule import factor
+from clusterformer.training.schedule import factor, warmup_steps
 
 TINY = {"d_model": 8, "num_heads": 2, "num_layers": 1, "warmup": 2}
 
@@ -82,6 +82,34 @@ def test_every_schedule_rises_to_one_and_never_above(schedule: Any, warmup: int)
     expected = {"inverse-sqrt": math.sqrt(10 / 100), "cosine": 0, "constant": 1}[schedule]
     if warmup == 10:
         assert rates[100] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "expected"),
+    [(0.1, 30, 3), (0.1, 5, 1), (0.5, 30, 15), (7, 30, 7), (0, 30, 0)],
+)
+def test_a_warm_up_below_one_is_a_share_of_the_run(
+    warmup: float, steps: int, expected: int
+) -> None:
+    model = ClusterFormer(**TINY | {"warmup": warmup}, lr=1.0, schedule="constant")
+    rates = []
+
+    class Rates(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    run = trainer(max_steps=steps, max_epochs=-1, callbacks=[Rates()], enable_checkpointing=False)
+    run.fit(model, Toy())
+    assert len(rates) == steps
+    assert sum(rate < 1 for rate in rates) == max(0, expected - 1)
+
+
+def test_a_share_of_an_endless_run_is_200_steps() -> None:
+    assert warmup_steps(0.1, None) == 200
+    with pytest.raises(
+        InputError, match=r"warmup is a share below 1 or a number of steps, got 2\.5"
+    ):
+        ClusterFormer(**TINY | {"warmup": 2.5})
 
 
 def test_cosine_ends_with_the_training() -> None:

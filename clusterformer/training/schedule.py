@@ -8,6 +8,21 @@ from typing import Literal
 
 Schedule = Literal["inverse-sqrt", "cosine", "constant"]
 
+ENDLESS_WARMUP = 200
+"""Steps of a warm-up that is given as a share, where no end of the training is set."""
+
+
+def warmup_steps(warmup: float, total: int | None) -> int:
+    """Number of steps of the warm-up.
+
+    Args:
+        warmup: Number of steps, or below 1 a share of `total`.
+        total: Number of steps of the whole training; None if no end is set.
+    """
+    if not 0 < warmup < 1:
+        return int(warmup)
+    return ENDLESS_WARMUP if total is None else max(1, round(warmup * total))
+
 
 def factor(schedule: Schedule, warmup: int, total: int | None) -> Callable[[int], float]:
     """Make the function that gives the factor, 0..1, at a step counted from 0.
