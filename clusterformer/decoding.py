@@ -1,9 +1,11 @@
-"""Texts out of a network, token by token: greedy, sampled, or by beam search.
+"""Decoding of texts by a network, token by token: greedy, sampled, or by beam search.
 
-B texts   K hypotheses a text (the beam)   R = B * K rows, those of a text in turn   V vocabulary
+B batch of texts   V vocabulary
 
-Each function takes `step(tokens (R,), state) -> (logits (R, V), state)` and the state before the
-first token, as any network with `start` and `step` gives them. A text that is finished leaves the
+The rows of a state are hypotheses: B * beam of them, those of a text one after the other.
+
+Each function takes `step(tokens (rows,), state) -> (logits (rows, V), state)` and the state before
+the first token, as any network with `start` and `step` gives them. A finished text leaves the
 batch. Padding, token 0, is never chosen, and no text is empty.
 """
 
@@ -27,8 +29,8 @@ class Hypothesis(NamedTuple):
     """A decoded text.
 
     Attributes:
-        tokens: Without the end mark.
-        score: Log-probability, end mark included; of beam search divided by its length penalty.
+        tokens: Tokens without the end mark.
+        score: Log-probability, end mark included; in beam search divided by the length penalty.
     """
 
     tokens: list[int]
@@ -40,9 +42,9 @@ class Search:
     """Options of decoding.
 
     Attributes:
-        beam: Hypotheses followed for each text; 1 is greedy.
-        length_penalty: Above 1 favours long texts, below 1 short ones.
-        nbest: Hypotheses returned for each text, at most `beam`.
+        beam: Number of hypotheses followed for each text; 1 is greedy.
+        length_penalty: Exponent of the length; above 1 favours long texts, below 1 short ones.
+        nbest: Number of hypotheses returned for each text, at most `beam`.
 
     Raises:
         InputError: for a number out of range.
@@ -60,21 +62,21 @@ class Search:
 
 @torch.inference_mode()
 def greedy(
-    step: Step, state: State, first: Tensor, *, eos: int | None, longest: int | Tensor
+    step: Step, state: State, first: Tensor, *, eos: int | None, max_length: int | Tensor
 ) -> list[Hypothesis]:
-    """The likeliest token at every step.
+    """Take the likeliest token at every step.
 
     Args:
-        step: Of the network.
-        state: Before the first token, one row a text.
-        first: (B,), what each text's decoder reads first.
-        eos: The end mark; None if texts have none and all are `longest`.
-        longest: Most tokens of a text before its end mark, at least 1; one number or (B,).
+        step: Step function of the network.
+        state: State before the first token, one row a text.
+        first: (B,), token that each text's decoder reads first.
+        eos: End mark; None if texts have none and all get `max_length` tokens.
+        max_length: Maximum number of tokens before the end mark, at least 1; one number or (B,).
 
     Returns:
         One hypothesis a text.
     """
-    return _unroll(step, state, first, eos, longest, lambda scores: scores.argmax(-1))
+    return _unroll(step, state, first, eos, max_length, lambda scores: scores.argmax(-1))
 
 
 @torch.inference_mode()
@@ -84,35 +86,36 @@ def sample(
     first: Tensor,
     *,
     eos: int | None,
-    longest: int | Tensor,
+    max_length: int | Tensor,
     temperature: float = 1.0,
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
-    """Tokens drawn from softmax(logits / temperature), cut to its nucleus (Holtzman et al., 2020).
+    """Draw tokens from softmax(logits / temperature), cut to its nucleus (Holtzman et al., 2020).
 
     Args:
-        step: As in `greedy`, likewise state, first, eos and longest.
-        state: See there.
-        first: See there.
-        eos: See there.
-        longest: See there.
-        temperature: Above 0; below 1 sharpens, above 1 flattens.
-        top_p: In (0, 1]: only the likeliest tokens that together have this probability are drawn.
+        step: Step function of the network.
+        state: State before the first token, one row a text.
+        first: (B,), token that each text's decoder reads first.
+        eos: End mark; None if texts have none and all get `max_length` tokens.
+        max_length: Maximum number of tokens before the end mark, at least 1; one number or (B,).
+        temperature: Divisor of the logits, above 0; below 1 sharpens, above 1 flattens.
+        top_p: Probability, above 0 and at most 1, of the nucleus: the likeliest tokens that
+            together have it.
         generator: Source of the random numbers.
 
     Returns:
         One hypothesis a text; scores are log-probabilities of the network, before temperature.
     """
     return _unroll(
-        step, state, first, eos, longest, lambda x: draw(x, temperature, top_p, generator)
+        step, state, first, eos, max_length, lambda x: draw(x, temperature, top_p, generator)
     )
 
 
 def draw(
     scores: Tensor, temperature: float, top_p: float, generator: torch.Generator | None = None
 ) -> Tensor:
-    """One token a row (R,), drawn from log-probabilities or logits (R, V) as `sample` does."""
+    """Draw a token a row (rows,) from log-probabilities or logits (rows, V), as `sample` does."""
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}; near 0 use greedy")
     if not 0 < top_p <= 1:
@@ -128,13 +131,13 @@ def _unroll(
     state: State,
     first: Tensor,
     eos: int | None,
-    longest: int | Tensor,
+    max_length: int | Tensor,
     choose: Callable[[Tensor], Tensor],
 ) -> list[Hypothesis]:
-    """Follow one hypothesis a text; `choose` picks tokens (R,) by log-probabilities (R, V)."""
+    """Follow one hypothesis a text; `choose` maps log-probabilities (rows, V) to tokens (rows,)."""
     count, tokens = len(first), first
-    limits = _limits(longest, first)
-    texts = torch.arange(count, device=first.device)  # which text each row is
+    limits = _limits(max_length, first)
+    texts = torch.arange(count, device=first.device)  # text of each row
     history: list[Tensor] = []
     total = torch.zeros(count, device=first.device)
     found: dict[int, Hypothesis] = {}
@@ -169,12 +172,12 @@ def beam_search(
     first: Tensor,
     *,
     eos: int,
-    longest: int | Tensor,
+    max_length: int | Tensor,
     beam: int = 5,
     length_penalty: float = 1.0,
     nbest: int = 1,
 ) -> list[list[Hypothesis]]:
-    """The best of what `beam` hypotheses a text, extended side by side, come to.
+    """Search for the best texts among `beam` hypotheses for each, extended side by side.
 
     Score of a hypothesis, as in fairseq: log-probability / length ** length_penalty, the end mark
     counted. A text is done when `beam` hypotheses have ended, or when `nbest` have and no live one
@@ -182,15 +185,15 @@ def beam_search(
     by the largest divisor it may get.
 
     Args:
-        step: As in `greedy`, likewise state, first and longest.
-        state: See there.
-        first: See there.
-        eos: The end mark.
-        longest: See there.
-        beam: K.
-        length_penalty: 0 compares plain log-probabilities, which favours short texts; 1 compares
-            means a token.
-        nbest: Hypotheses to return, at most K.
+        step: Step function of the network.
+        state: State before the first token, one row a text.
+        first: (B,), token that each text's decoder reads first.
+        eos: End mark.
+        max_length: Maximum number of tokens before the end mark, at least 1; one number or (B,).
+        beam: Number of hypotheses for each text.
+        length_penalty: Exponent of the length: 0 compares log-probabilities, which favours short
+            texts; 1 compares their mean over tokens.
+        nbest: Number of hypotheses to return, at most `beam`.
 
     Returns:
         For each text `nbest` hypotheses, best first; fewer if there are no more.
@@ -198,19 +201,19 @@ def beam_search(
     if not 1 <= nbest <= beam:
         raise ValueError(f"nbest must be in 1..beam, got {nbest} with beam = {beam}")
     count, device = len(first), first.device
-    limits = _limits(longest, first)
+    limits = _limits(max_length, first)
     ended: list[list[Hypothesis]] = [[] for _ in range(count)]
-    texts = list(range(count))  # which of them stand in the batch
+    texts = list(range(count))  # those that are not done
     state = state.select(torch.arange(count, device=device).repeat_interleave(beam))
-    tokens = first.repeat_interleave(beam).view(-1, beam)  # (B, K), as total and parents
-    history = tokens[..., None][..., :0]  # (B, K, tokens so far)
+    tokens = first.repeat_interleave(beam).view(-1, beam)  # (B, beam), as total and parents
+    history = tokens[..., None][..., :0]  # (B, beam, tokens so far)
     total = torch.full(tokens.shape, float("-inf"), device=device)
     total[:, 0] = 0.0  # before the first step all hypotheses of a text are one
     for length in range(int(limits.max()) + 1):
         logits, state = step(tokens.flatten(), state)
         scores = _scores(logits, limits.repeat_interleave(beam), length, eos)
-        candidates = (total[..., None] + scores.view(*total.shape, -1)).flatten(1)  # (B, K * V)
-        # one candidate a hypothesis ends, so at least K of the best 2 K go on
+        candidates = (total[..., None] + scores.view(*total.shape, -1)).flatten(1)  # (B, beam * V)
+        # one candidate of each hypothesis ends it, so at least half of these continue
         best, index = candidates.topk(min(2 * beam, candidates.shape[1]))
         parents, tokens = index // scores.shape[-1], index % scores.shape[-1]
         ends = tokens == eos
@@ -218,15 +221,17 @@ def beam_search(
             past = history[row, parents[row, rank]].tolist()
             score = float(best[row, rank]) / (length + 1) ** length_penalty
             ended[texts[row]].append(Hypothesis(past, score))
-        total, going = best.masked_fill(ends, float("-inf")).topk(beam)
-        parents, tokens, total = _settle(parents.gather(1, going), tokens.gather(1, going), total)
+        total, live_rank = best.masked_fill(ends, float("-inf")).topk(beam)
+        parents, tokens, total = _keep_rows(
+            parents.gather(1, live_rank), tokens.gather(1, live_rank), total
+        )
 
-        most = limits + 1.0 if length_penalty > 0 else torch.full_like(limits, length + 2)
-        reachable = (total.amax(1) / most.pow(length_penalty)).tolist()
+        longest = limits + 1.0 if length_penalty > 0 else torch.full_like(limits, length + 2)
+        reachable = (total.amax(1) / longest.pow(length_penalty)).tolist()
         live = [
             row
             for row, text in enumerate(texts)
-            if not _decided(ended[text], reachable[row], beam, nbest)
+            if not _is_done(ended[text], reachable[row], beam, nbest)
         ]
         if not live:
             break
@@ -244,41 +249,41 @@ def beam_search(
     return [sorted(found, key=lambda one: -one.score)[:nbest] for found in ended]
 
 
-def _decided(ended: list[Hypothesis], reachable: float, beam: int, nbest: int) -> bool:
-    """Whether a text is done, where the score of no live hypothesis can pass `reachable`."""
+def _is_done(ended: list[Hypothesis], reachable: float, beam: int, nbest: int) -> bool:
+    """Tell whether a text is done, if no live hypothesis can get a score above `reachable`."""
     if len(ended) >= beam or reachable == float("-inf"):
         return True
     scores = sorted((one.score for one in ended), reverse=True)
     return len(scores) >= nbest and scores[nbest - 1] >= reachable
 
 
-def _settle(parents: Tensor, tokens: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Put one heir of each hypothesis in its parent's place, (B, K) each.
+def _keep_rows(parents: Tensor, tokens: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Order the hypotheses (B, beam) so that one child of each parent keeps the parent's row.
 
-    What a network keeps is then copied for the other heirs only, into places that died out.
+    A network's state is then copied for the other children only, into rows that no child kept.
     """
     beam = parents.shape[1]
     same = parents[:, :, None] == parents[:, None, :]
-    heir = ~same.tril(-1).any(-1)  # the first with its parent
-    vacant = torch.ones_like(heir).scatter_(1, parents, value=False)
-    free = vacant.long().argsort(dim=1, descending=True, stable=True)  # vacant places first
-    rank = (~heir).long().cumsum(1).sub(1).clamp(0, beam - 1)
-    places = torch.where(heir, parents, free.gather(1, rank))
+    eldest = ~same.tril(-1).any(-1)  # first child of its parent
+    vacant = torch.ones_like(eldest).scatter_(1, parents, value=False)
+    free = vacant.long().argsort(dim=1, descending=True, stable=True)  # vacant rows first
+    rank = (~eldest).long().cumsum(1).sub(1).clamp(0, beam - 1)
+    rows = torch.where(eldest, parents, free.gather(1, rank))
     parents, tokens, total = (
-        torch.empty_like(x).scatter_(1, places, x) for x in (parents, tokens, total)
+        torch.empty_like(x).scatter_(1, rows, x) for x in (parents, tokens, total)
     )
     return parents, tokens, total
 
 
-def _limits(longest: int | Tensor, first: Tensor) -> Tensor:
-    limits = torch.as_tensor(longest, device=first.device).expand(first.shape)
+def _limits(max_length: int | Tensor, first: Tensor) -> Tensor:
+    limits = torch.as_tensor(max_length, device=first.device).expand(first.shape)
     if limits.min() < 1:
-        raise ValueError(f"longest must be at least 1, got {int(limits.min())}")
+        raise ValueError(f"max_length must be at least 1, got {int(limits.min())}")
     return limits
 
 
 def _scores(logits: Tensor, limits: Tensor, length: int, eos: int | None) -> Tensor:
-    """Log-probabilities (R, V) after `length` tokens, -inf for what may not come now."""
+    """Log-probabilities (rows, V) after `length` tokens, -inf for tokens not allowed now."""
     scores = logits.float().log_softmax(-1)
     scores[:, PAD] = float("-inf")
     if eos is not None:

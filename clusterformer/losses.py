@@ -46,9 +46,11 @@ def cross_entropy(
 
 
 class Auxiliary(NamedTuple):
-    """Attributes: clustering, L1 summed over tokens; sorting, L2 summed over sequences.
+    """Auxiliary losses of a batch, averaged over the layers that group; None where no layer does.
 
-    Both are means over the layers that group; both are None where no layer does.
+    Attributes:
+        clustering: L1, summed over tokens.
+        sorting: L2, summed over sequences.
     """
 
     clustering: Tensor | None
@@ -61,9 +63,9 @@ def auxiliary(
     """Sum both losses over a batch and average them over layers.
 
     Args:
-        groupings: What each layer grouped.
+        groupings: Grouping of each layer.
         mask: (B, N), True at real tokens.
-        form: Of L1; see `clustering_loss`.
+        form: Form of L1; see `clustering_loss`.
     """
     found = [g for g in groupings if g is not None and g.centroids is not None]
     if not found:
@@ -80,7 +82,7 @@ def clustering_loss(
     form: ClusteringForm = "contrastive",
     temperature: float = 0.1,
 ) -> Tensor:
-    """L1: how far tokens are from the updated centroid of their cluster.
+    """L1: distance of tokens from the updated centroid of their cluster.
 
     bare (eq. 6):  sum_j -phi(X_j, C'_{I_j}). Pulls together only. With phi the inner product it
         has no lower bound; with the cosine it is bounded by -1 a token.
@@ -88,13 +90,13 @@ def clustering_loss(
         keeps clusters apart.
 
     Args:
-        grouping: With points and centroids.
+        grouping: Grouping with points and centroids.
         mask: (B, N), True at real tokens.
         form: "contrastive" or "bare".
-        temperature: Of the contrastive form; needs the cosine to mean anything.
+        temperature: Temperature of the contrastive form, for the cosine.
 
     Returns:
-        (B,), sums over the real tokens of each sequence.
+        (B,), the sum over the real tokens of each sequence.
     """
     points, centroids = _space(grouping)
     labels = grouping.assignment.masked_fill(~mask, 0)
@@ -110,7 +112,7 @@ def clustering_loss(
 
 
 def sorting_loss(grouping: Grouping) -> Tensor:
-    """L2: how far neighbouring centroids are from each other, around the circle (eq. 11).
+    """L2: distance of neighbouring centroids from each other, around the circle (eq. 11).
 
     -mean_i phi(C'_i, C'_{i-1}), with C'_0 = C'_k.
 

@@ -1,20 +1,23 @@
-"""Masks, in one convention: bool, True = may attend (a real token, a key in sight)."""
+"""Masks, in one convention: bool, True = may attend.
+
+B batch   H heads   N tokens   M keys
+"""
 
 import torch
 from torch import Tensor
 
 
 def attention_mask(key_mask: Tensor, causal: bool = False) -> Tensor:
-    """Which keys a query may see, with no query left without one.
+    """Make the mask of the keys that each query may see; every query sees at least one.
 
     Args:
         key_mask: (B, M), True at real tokens.
-        causal: Only keys up to the query's own place (then N = M).
+        causal: Whether a query sees no key behind its own position (then N = M).
 
     Returns:
         (B, 1, 1, M), or (B, 1, M, M) if causal. A row that would be empty (a sequence of padding
-        only, a padded query before the first real token) sees what it would see unpadded: nothing
-        reads it, and no softmax meets an empty row.
+        only, a padded query before the first real token) sees the keys that it would see unpadded:
+        its value is never read, and no softmax meets an empty row.
     """
     mask = key_mask[:, None, None]
     if causal:
@@ -26,9 +29,9 @@ def attention_mask(key_mask: Tensor, causal: bool = False) -> Tensor:
 
 
 def mask_by_head(mask: Tensor | None, num_heads: int) -> Tensor | None:
-    """(B, N) to (B * H, N), for what treats every head as a sequence of its own.
+    """Repeat (B, N) to (B * H, N), for cores that treat every head as a sequence of its own.
 
-    A sequence of padding only counts as real: nothing reads it, and no cluster of it is empty.
+    A sequence of padding only counts as real: its values are never read, and no cluster is empty.
     """
     if mask is None:
         return None

@@ -1,6 +1,6 @@
-"""The protocol between the trainer and a task: data, network head, loss and metrics.
+"""The protocol between the trainer and a task: data, network, loss and metrics.
 
-Letters: B batch, N tokens.
+B batch   N tokens   M tokens of the source
 """
 
 from __future__ import annotations
@@ -8,25 +8,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from clusterformer.attention import Grouping
 from clusterformer.errors import InputError
 from clusterformer.losses import IGNORE
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Output
-
-if TYPE_CHECKING:
-    from clusterformer.attention import Grouping
-    from clusterformer.models.config import TransformerConfig
 
 __all__ = ["IGNORE", "Batch", "Output", "StackGroupings", "Task", "TrainingPosition", "stacks"]
 
 
 class Batch(NamedTuple):
-    """The least a batch holds; a task with more declares its own NamedTuple with these names.
+    """Fields that every batch has; a task with more declares its own NamedTuple with these names.
 
     A process whose share of a global batch is empty gets one dummy row: `mask` all False,
     `target` all IGNORE.
@@ -38,10 +36,10 @@ class Batch(NamedTuple):
 
 
 class StackGroupings(NamedTuple):
-    """The layers of an encoder or decoder: what each grouped, and of which tokens.
+    """Groupings of the layers of an encoder or decoder, and the tokens that they group.
 
     Attributes:
-        name: "" of a stack that is alone or the encoder, "decoder/" of a pair's other one.
+        name: "" for an encoder or a single stack, "decoder/" for the decoder beside an encoder.
         groupings: One a layer.
         mask: (B, N), True at real tokens.
     """
@@ -52,7 +50,7 @@ class StackGroupings(NamedTuple):
 
 
 def stacks(output: Output, batch: Any) -> list[StackGroupings]:
-    """Every stack of a network; of a pair, `batch` also has the decoder's `decoder_mask`."""
+    """List the stacks of a network; beside a decoder's output, `batch` has `decoder_mask`."""
     found = [StackGroupings("", output.encoded.groupings, batch.mask)]
     if output.decoded is not None:
         found.append(StackGroupings("decoder/", output.decoded.groupings, batch.decoder_mask))
@@ -60,7 +58,7 @@ def stacks(output: Output, batch: Any) -> list[StackGroupings]:
 
 
 class TrainingPosition(NamedTuple):
-    """Where training stands: the epoch, and the global batches of it already trained on."""
+    """Position of training: the epoch, and the number of its global batches already trained on."""
 
     epoch: int
     batch: int
@@ -69,15 +67,15 @@ class TrainingPosition(NamedTuple):
 class Task(LightningDataModule, ABC):
     """Data, head, loss and metrics of one use of the trainer.
 
-    `setup()` reads the data and learns whatever `load_state()` has not brought already
-    (vocabulary, labels); after either of them, `build()` can make the network. A checkpoint
-    carries `state()`, so prediction needs no data on disk.
+    `setup()` reads the data, and learns vocabulary and labels unless `load_state()` has restored
+    them; after either, `build()` can make the network. A checkpoint holds `state()`, so prediction
+    needs no data on disk. The trainer keeps the network and hands it in where a task needs it.
 
     Attributes:
-        monitor: The logged value that chooses the best checkpoint.
-        mode: Whether more or less of it is better, "max" or "min".
-        causal_input: Field of a batch, tokens (B, N), that the network reads from left to right:
-            its logits (B, N, ...) may depend on no later token. None: there is none.
+        monitor: Name of the logged value that chooses the best checkpoint.
+        mode: "max" if more of that value is better, else "min".
+        causal_input: Name of the field of a batch, tokens (B, N), that the network reads from left
+            to right: its logits (B, N, ...) must not depend on later tokens. None if there is none.
     """
 
     monitor: str = "val/accuracy"
@@ -96,7 +94,7 @@ class Task(LightningDataModule, ABC):
 
     @property
     def position(self) -> TrainingPosition:
-        """Where the training data has to start; `train_dataloader()` reads it when called.
+        """Position from which `train_dataloader()` continues.
 
         The trainer restores its progress from a checkpoint before it asks for the data, so this
         is exact after a kill and independent of what data workers had fetched ahead.
@@ -111,15 +109,15 @@ class Task(LightningDataModule, ABC):
 
     @abstractmethod
     def build(self, config: TransformerConfig) -> nn.Module:
-        """Make the network, called as `network(batch) -> Output`, around `config`."""
+        """Make the network of the task, called as `network(batch) -> Output`."""
 
     @abstractmethod
     def loss(self, output: Output, batch: Any, label_smoothing: float) -> tuple[Tensor, Tensor]:
-        """Sum of the losses of this process's examples (differentiable), and how many they are."""
+        """Sum the losses of this process's examples, differentiably, and count the examples."""
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
-        """Fresh metrics; their names are logged as `val/name` and `test/name`."""
+        """Make new metrics; their names are logged as `val/name` and `test/name`."""
 
     @abstractmethod
     def update(
@@ -137,15 +135,15 @@ class Task(LightningDataModule, ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Plain str, int, list, dict and tensor values that prediction needs beside the weights."""
+        """Values (str, int, list, dict, tensor) that prediction needs beside the weights."""
 
     @abstractmethod
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up what `state()` gave; `setup()` then leaves it as it is."""
+        """Restore the values of `state()`; `setup()` then keeps them."""
 
     @abstractmethod
     def predictions(self, network: nn.Module, batch: Any) -> list[dict[str, Any]]:
-        """One record for each row of `batch`, such as `{"label": "1", "probability": 0.93}`.
+        """Make a record for each row of `batch`, such as `{"label": "1", "probability": 0.93}`.
 
         Args:
             network: Made by `build()`, in evaluation mode.
@@ -153,21 +151,21 @@ class Task(LightningDataModule, ABC):
         """
 
     def text_dataloader(self, lines: Iterable[str]) -> Iterable[Any]:
-        """Batches of user text, in its order, without targets; one row for each line."""
+        """Make batches of user text, in its order, without targets; one row for each line."""
         raise InputError(f"{type(self).__name__} reads no text")
 
     def predict_dataloader(self) -> Any:
-        """Trainer.predict is for texts, which no option of a task brings."""
+        """Refuse Trainer.predict: it has no texts."""
         raise InputError(
             "Trainer.predict(model, task) has no texts; call "
             "task.predictions(model.network, batch) for each batch of task.text_dataloader(lines)"
         )
 
     def check_text(self, line: str) -> None:
-        """Refuse, by an InputError, a line that `text_dataloader` cannot take."""
+        """Raise an InputError for a line that `text_dataloader` cannot take."""
 
     def signatures(self) -> dict[str, str]:
-        """How some of the metrics are taken, for those who quote them."""
+        """Signatures of metrics, by name, to be quoted beside their values."""
         return {}
 
     def baselines(self) -> dict[str, Callable[[], float]]:
@@ -175,17 +173,18 @@ class Task(LightningDataModule, ABC):
         return {}
 
     def describe(self, batch: Any, index: int) -> list[str]:
-        """The real tokens of row `index` as strings, for pictures."""
+        """Real tokens of row `index` as strings, for pictures."""
         row = batch.tokens[index][batch.mask[index]]
         return [str(token) for token in row.tolist()]
 
     def alignment(
         self, network: nn.Module, batch: Any, index: int
     ) -> tuple[list[str], Tensor] | None:
-        """For pictures: the M tokens written of row `index`, and how they look at the N read.
+        """Attention of the target of row `index` to its source, for pictures.
 
         Returns:
-            The tokens and the weights (M, N); None where nothing is written.
+            The N target tokens as strings, and the weights (N, M) by which they read the source;
+            None for a task without targets to read.
         """
         return None
 
@@ -194,5 +193,5 @@ class Task(LightningDataModule, ABC):
         return []
 
     def draw(self, network: nn.Module, folder: Path) -> list[Path]:
-        """Draw pictures of the task's own into the folder; return the PNGs."""
+        """Draw further pictures of the task into `folder`; return the paths of the PNGs."""
         return []

@@ -1,7 +1,4 @@
-"""What all tasks have in common that give an example one label, whatever an example is.
-
-Letters: B batch, N tokens, L labels, V vocabulary, P width of the word vectors.
-"""
+"""Base of the tasks that give an example one label, whatever an example is."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class LabelledDataset(Dataset[Any]):
     """Encoded examples in memory; a list of indices gives a batch, an empty one a dummy row.
 
     Attributes:
-        lengths: Tokens of each, padding between its texts counted.
+        lengths: Number of tokens of each example, padding between its texts counted.
     """
 
     lengths: list[int]
@@ -50,26 +47,29 @@ class LabelledDataset(Dataset[Any]):
 class Labelling(Task):
     """Give each example one of several labels.
 
-    Subclasses hand their `**options` on to these.
+    Subclasses pass their `**options` on to these.
 
     Args:
-        name: Named set.
-        root: Folder of the named sets; default $CLUSTERFORMER_DATA, else the user's cache.
+        name: Named data set.
+        root: Folder of the named data sets; $CLUSTERFORMER_DATA or the user's cache by default.
         train: Own training file.
         valid: Own validation file; without it, a tenth of `train` validates instead of training.
         test: Own test file; without it, another tenth of `train` tests.
-        label_column: Own files: column of the label, by name or by number from 1.
-        header: Own files: skip a header line although all columns are numbers.
-        encoding: Of own files.
+        label_column: Column of the label in own files, by name or by number from 1.
+        header: Header line in own files, to be skipped although all columns are numbers.
+        encoding: Encoding of own files.
         tokenizer: "word", or "bpe" for byte-pair encoding; learnt from the training texts.
-        lowercase: Whether case is ignored.
-        min_count: Words seen less often in training are unknown; not for bpe.
-        vocab_size: Most words or pieces; None is no limit for words and 8000 for bpe.
+        lowercase: Conversion of all texts to lower case.
+        min_count: Minimum number of occurrences of a word in training; rarer ones are unknown. Not
+            for bpe.
+        vocab_size: Maximum number of words or subwords; no limit for words and 8000 for bpe by
+            default.
         vectors: File of word vectors in GloVe's format to start from; not for bpe.
-        max_length: Longest text, tokens; what is beyond is cut off, and counted. None: no limit.
-        batch_size: Most examples a batch, over all processes; None is 50, or no limit if
-            `tokens_per_batch` is given.
-        tokens_per_batch: Most tokens a batch, over all processes, padding counted.
+        max_length: Maximum number of tokens of a text; longer ones are cut, and counted. No limit
+            by default.
+        batch_size: Maximum number of examples in a batch, over all processes; 50 by default, or no
+            limit if `tokens_per_batch` is given.
+        tokens_per_batch: Maximum number of tokens in a batch, over all processes, padding counted.
     """
 
     def __init__(
@@ -133,16 +133,22 @@ class Labelling(Task):
     def encoded(
         self, examples: Sequence[Any], tokens: list[list[list[int]]], targets: list[int]
     ) -> LabelledDataset:
-        """Put examples into memory: `tokens[i]` are those of the i-th text of each of them."""
+        """Make the data set of some examples.
+
+        Args:
+            examples: The examples.
+            tokens: Token numbers: `tokens[i]` are those of the i-th text of each example.
+            targets: Number of the label of each example.
+        """
 
     @abstractmethod
     def text_batch(self, lines: list[str]) -> Any:
-        """A batch of user text without targets, one row a line."""
+        """Make a batch of user text without targets, one row a line."""
 
     # Data
 
     def setup(self, stage: str) -> None:
-        """Read what the stage needs; learn vocabulary and labels if no checkpoint brought them."""
+        """Read the parts that the stage needs; learn vocabulary and labels unless restored."""
         read = cache(self.read)
         if self._tokenizer is None and stage != "predict":
             self._learn(read("train"))
@@ -176,7 +182,7 @@ class Labelling(Task):
         return make_loader(encoded, plan, self, training=split == "train")
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
-        """Batches of user text in its order, one row a line; an empty text is one unknown word."""
+        """Make batches of user text in its order, one row a line; an empty text is unknown."""
         return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
 
     def own_files(
@@ -185,7 +191,7 @@ class Labelling(Task):
         read: Callable[..., list[ExampleT]],
         hold_out: Callable[[list[ExampleT], Split, Sequence[Split]], list[ExampleT]],
     ) -> list[ExampleT]:
-        """Read one part of the user's files; `hold_out` takes what has no file out of `train`."""
+        """Read one part of the user's files; `hold_out` takes it from `train` if it has no file."""
         file = self._files[split]
         if file is not None and split != "train":
             return read(file, **self._columns)
@@ -213,7 +219,7 @@ class Labelling(Task):
             self._pretrained = word_vectors(self._vectors, words, seed=run_seed())
 
     def learn_labels(self, examples: Sequence[Example]) -> list[str]:
-        """All labels, in the order of their numbers."""
+        """List all labels, in the order of their numbers."""
         labels = sorted({example.label for example in examples})
         if len(labels) < 2:
             raise InputError(f"training needs texts of 2 labels or more, found {labels}")
@@ -229,11 +235,11 @@ class Labelling(Task):
                 )
         columns = zip(*(example.texts for example in examples), strict=True)
         tokens = [self.tokenizer.encode_all(texts) for texts in columns]
-        lost = [len(text) - len(self._cut(text)) for column in tokens for text in column]
-        if any(lost):
+        excess = [len(text) - len(self._cut(text)) for column in tokens for text in column]
+        if any(excess):
             rank_zero_only(_log.warning)(
-                f"{split}: {sum(map(bool, lost))} of {len(lost)} texts are longer than max_length "
-                f"{self._max_length} tokens; {sum(lost)} tokens beyond it are cut off"
+                f"{split}: {sum(map(bool, excess))} of {len(excess)} texts are longer than "
+                f"max_length {self._max_length} tokens; {sum(excess)} tokens beyond it are cut off"
             )
         cut = [[self._cut(text) for text in column] for column in tokens]
         return self.encoded(examples, cut, [numbers[example.label] for example in examples])
@@ -242,12 +248,12 @@ class Labelling(Task):
         return tokens[: self._max_length]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token numbers of each text, cut to the longest length."""
+        """Token numbers of each text, cut to `max_length`."""
         return [self._cut(tokens) for tokens in self.tokenizer.encode_all(texts)]
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Text to numbers and back; there after `setup()` or `load_state()`."""
+        """Tokenizer of the texts; available after `setup()` or `load_state()`."""
         assert self._tokenizer is not None
         return self._tokenizer
 
@@ -293,5 +299,5 @@ class Labelling(Task):
         self._tokenizer = tokenizer_from_state(state["tokenizer"])
         self._max_length = state["max_length"]
         width = state["vector_width"]
-        if width is not None:  # the checkpoint's weights take their place
+        if width is not None:  # to be overwritten by the checkpoint's weights
             self._pretrained = torch.zeros(self._tokenizer.vocab_size, width)

@@ -25,14 +25,15 @@ class Classification(Labelling):
     A named set, or own files: `.tsv`, `.csv` or `.jsonl`, each also with `.gz`.
 
     Args:
-        name: Named set: mr, subj, cr, mpqa (10-fold cross-validation), 20news (by date), or
+        name: Named data set: mr, subj, cr, mpqa (10-fold cross-validation), 20news (by date), or
             listops (generated).
-        fold: 0..9: which tenth of mr, subj, cr or mpqa tests; a tenth of the rest validates.
-        strip: 20news: drop headers, signatures and quoted lines, which give the group away.
-        length: listops: tokens of the longest expression.
-        examples: listops: training examples; a tenth as many validate, and as many test.
-        text_column: Own files: column of the text, by name or by number from 1.
-        options: Those of `Labelling`.
+        fold: Number, 0..9, of the tenth of mr, subj, cr or mpqa that tests; a tenth of the rest
+            validates.
+        strip: Removal of headers, signatures and quoted lines from 20news: they tell the group.
+        length: Maximum number of tokens of a listops expression.
+        examples: Number of listops training examples; a tenth as many validate, and test.
+        text_column: Column of the text in own files, by name or by number from 1.
+        options: Options of `Labelling`.
     """
 
     def __init__(

@@ -1,12 +1,11 @@
-"""Clustering of points: the model of `NeuralClustering`, trained by the trainer of everything else.
+"""Clustering of points: the model of `NeuralClustering`, trained like any other task.
 
-B batch   D columns   F features   K neighbours   C clusters   L labels
+B batch   P points   F features   K neighbours   C clusters
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,18 +15,19 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
 
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters, initial_clusters, neighbor_loss
-from clusterformer.data.batches import BucketPlan, make_loader, run_seed
+from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
 from clusterformer.data.points import read_points
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.cluster_network import ClusterNetwork
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Output, Task
+from clusterformer.tasks.metrics import Purity
 
-_SHOWN = 10_000  # points that show the features
+_FITTED = 10_000  # points from which the principal components are learnt
 _MAPPED = 1500  # test points in the map
 _CHUNK = 16_384  # points whose features are computed at a time
 
@@ -36,27 +36,29 @@ class PointBatch(NamedTuple):
     """Points with their neighbours."""
 
     points: Tensor  # (B, F) features
-    near: Tensor  # (B, K, F) features of the neighbours, the nearest first
+    neighbors: Tensor  # (B, K, F) features of the neighbours, nearest first
     mask: Tensor  # (B, 1) bool
     target: Tensor  # (B,) number of the label, IGNORE where there is none
 
 
 class Clustering(Task):
-    """Put near neighbours into the same cluster, and each cluster to use.
+    """Put near neighbours into the same cluster, and use all clusters.
 
-    Labels, where there are any, only measure. A tenth of the training points validates, by loss.
+    Labels only serve to measure. A tenth of the training points validates, by loss.
 
     Args:
-        name: mnist, digits, 20news, or a file: .npy, .npz, .csv, .tsv, or word vectors.
-        root: Folder of the named sets; default $CLUSTERFORMER_DATA, else the user's cache.
-        label_column: Column of a table that holds labels, by name or by number from 1.
-        n_clusters: C.
-        hidden: Units of a hidden layer; None is a linear W, as in eq. 2.
-        n_neighbors: K.
-        n_components: F, principal components that neighbours and clusters see.
-        balance: 1 for the likelihood of `neighbor_loss`; more makes clusters more alike in size.
-        merge_at: Training step at which surplus clusters are merged; 0 begins with none.
-        batch_size: Points a batch, over all processes.
+        name: Data set (mnist, digits or 20news) or a file (.npy, .npz, .csv, .tsv, or word
+            vectors).
+        root: Folder of the named data sets; $CLUSTERFORMER_DATA or the user's cache by default.
+        label_column: Column of the labels of a table, by name or by number from 1.
+        n_clusters: Number of clusters, C.
+        hidden: Number of units of a hidden layer; a linear W, as in eq. 2, by default.
+        n_neighbors: Number of neighbours of a point, K.
+        n_components: Number of principal components in which points are compared, F.
+        balance: Weight of balance in the loss: 1 for the likelihood, more for clusters of more
+            similar sizes.
+        merge_at: Training step at which surplus clusters are merged; 0 starts without any.
+        batch_size: Number of points in a batch, over all processes.
     """
 
     monitor = "val/loss"
@@ -92,7 +94,7 @@ class Clustering(Task):
         self._features: PrincipalComponents | None = None
         self._labels: list[str] = []
         self._image: tuple[int, int] | None = None
-        self._parts: dict[str, _Points] = {}
+        self._parts: dict[str, PointDataset] = {}
 
     def setup(self, stage: str) -> None:
         if self._parts or stage == "predict":
@@ -112,13 +114,15 @@ class Clustering(Task):
             y = {part: data.train_labels[found] for part, found in rows.items()}
             y["test"] = data.test_labels
         if self._features is None:
-            shown = torch.as_tensor(np.asarray(x["train"][:_SHOWN], dtype=np.float32))
-            self._features = PrincipalComponents(shown.shape[1], self._n_components).learn(shown)
+            fitted = torch.as_tensor(np.asarray(x["train"][:_FITTED], dtype=np.float32))
+            self._features = PrincipalComponents(fitted.shape[1], self._n_components).learn(fitted)
             self._labels = [] if y["train"] is None else sorted(map(str, np.unique(y["train"])))
         for part, points in x.items():
             features = self._compute(points)
-            near = nearest_neighbors(features, self._n_neighbors)
-            self._parts[part] = _Points(features, near, self._numbers(y[part], len(features)))
+            neighbors = nearest_neighbors(features, self._n_neighbors)
+            self._parts[part] = PointDataset(
+                features, neighbors, self._numbers(y[part], len(features))
+            )
 
     def _compute(self, points: NDArray) -> Tensor:
         assert self._features is not None
@@ -155,21 +159,23 @@ class Clustering(Task):
         )
         return make_loader(points, plan, self, training=training)
 
-    def text_dataloader(self, lines: Iterable[str]) -> Iterator[PointBatch]:
-        """Batches of the user's points: a line holds its numbers, with commas, tabs or spaces."""
-        lines = iter(lines)
-        while chunk := list(islice(lines, 64)):
-            try:
-                rows = [list(map(float, line.replace(",", " ").split())) for line in chunk]
-                points = self._compute(np.array(rows).reshape(len(rows), -1))
-            except ValueError as error:
-                raise InputError(f"not a point: {error}") from None
-            yield _Points(
-                points, torch.zeros(len(rows), 1, dtype=torch.long), self._numbers(None, len(rows))
-            )[list(range(len(rows)))]
+    def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
+        """Make batches of points: a line holds the numbers of one, with commas, tabs or spaces."""
+        return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
+
+    def text_batch(self, lines: list[str]) -> PointBatch:
+        """Make a batch of points without neighbours, one row a line."""
+        try:
+            rows = [list(map(float, line.replace(",", " ").split())) for line in lines]
+            features = self._compute(np.array(rows).reshape(len(rows), -1))
+        except ValueError as error:
+            raise InputError(f"not a point: {error}") from None
+        neighbors = torch.zeros(len(rows), 1, dtype=torch.long)
+        points = PointDataset(features, neighbors, self._numbers(None, len(rows)))
+        return points[list(range(len(rows)))]
 
     def build(self, config: TransformerConfig) -> ClusterNetwork:
-        """Clusters with their centroids on training points; `config` shapes no part of it."""
+        """Make clusters with their centroids on training points; `config` is not used."""
         assert self._features is not None
         network = NeuralClusters(
             self._features.projection.shape[1],
@@ -187,10 +193,10 @@ class Clustering(Task):
     def loss(
         self, output: Output, batch: PointBatch, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        """Of the pairs of this batch and process, whose mean membership is that of the clusters.
+        """Loss of pairs of points and neighbours, relative to the mean membership of this batch.
 
-        Until surplus clusters are merged validation has 0, the loss of clusters that tell nothing:
-        no checkpoint with more than C is the best.
+        Until surplus clusters are merged, validation gets 0, the loss of uninformative clusters, so
+        that no checkpoint with more than C clusters is the best.
         """
         real = batch.mask[:, 0]
         if not output.logits.requires_grad and output.logits.shape[-1] > self._n_clusters:
@@ -201,7 +207,7 @@ class Clustering(Task):
         return neighbor_loss(logits, partner_logits, self._balance) * real.sum(), real.sum()
 
     def metrics(self) -> MetricCollection:
-        """Purity, where there are labels: the share of points of their cluster's majority."""
+        """Purity, where there are labels."""
         if not self._labels:
             return MetricCollection({})
         purity = Purity(initial_clusters(self._n_clusters), len(self._labels))
@@ -231,7 +237,7 @@ class Clustering(Task):
 
     @torch.no_grad()
     def draw(self, network: nn.Module, folder: Path) -> list[Path]:
-        """Sizes, test points in the plane of two components, and the mean images of clusters."""
+        """Draw sizes, test points in the plane of two components, and mean images of clusters."""
         from clusterformer.plots import centroid_images, cluster_size_curves, point_maps
 
         assert self._features is not None
@@ -254,31 +260,17 @@ class Clustering(Task):
         return paths
 
 
-class Purity(Metric):
-    """Share of points whose label is the majority of their cluster."""
+class PointDataset(Dataset[PointBatch]):
+    """Points in memory; a list of indices gives a batch.
 
-    table: Tensor
+    Args:
+        features: (P, F), of P points.
+        neighbors: (P, K), indices of each point's neighbours, nearest first.
+        target: (P,), number of each label.
+    """
 
-    def __init__(self, num_clusters: int, num_labels: int) -> None:
-        super().__init__()
-        zeros = torch.zeros(num_clusters, num_labels, dtype=torch.long)
-        self.add_state("table", zeros, dist_reduce_fx="sum")
-
-    def update(self, clusters: Tensor, labels: Tensor) -> None:
-        """Count points, (B,) cluster and label, leaving out IGNORE."""
-        known = labels != IGNORE
-        one = torch.ones_like(labels[known])
-        self.table.index_put_((clusters[known], labels[known]), one, accumulate=True)
-
-    def compute(self) -> Tensor:
-        return self.table.amax(1).sum() / self.table.sum().clamp(min=1)
-
-
-class _Points(Dataset[PointBatch]):
-    """Features in memory; a list of indices gives a batch."""
-
-    def __init__(self, features: Tensor, near: Tensor, target: Tensor) -> None:
-        self.features, self._near, self._target = features, near, target
+    def __init__(self, features: Tensor, neighbors: Tensor, target: Tensor) -> None:
+        self.features, self._neighbors, self._target = features, neighbors, target
 
     def __len__(self) -> int:
         return len(self.features)
@@ -287,4 +279,4 @@ class _Points(Dataset[PointBatch]):
         rows = torch.tensor(indices or [0])
         mask = torch.full((len(rows), 1), bool(indices))
         target = self._target[rows].masked_fill(~mask[:, 0], IGNORE)
-        return PointBatch(self.features[rows], self.features[self._near[rows]], mask, target)
+        return PointBatch(self.features[rows], self.features[self._neighbors[rows]], mask, target)

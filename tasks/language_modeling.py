@@ -45,29 +45,30 @@ class LanguageModeling(Task):
     """Predict each token of running text from those before it.
 
     A named set, or own files: plain text, `.txt` or `.txt.gz`, or a folder of such files. All
-    documents of a part make one row of tokens, a mark before each. Training reads it in windows
+    documents of a part make one stream of tokens, BOS before each. Training reads it in windows
     whose borders move from epoch to epoch; evaluation predicts every token exactly once.
 
-    Measures: bits per byte, the code length of the text over its bytes of UTF-8 (not of words,
-    which forget spaces); and word perplexity, the exponential of the same in nats over its words:
-    what stands between spaces, and for wikitext2 and the tokenizer "word" each line end as `<eos>`
-    too. On wikitext2's test part that is over 245,569 words, its published convention, however the
-    text is tokenised.
+    Measures: bits per byte, the code length of the text over its UTF-8 bytes (not for words, which
+    lose spaces); and word perplexity, the exponential of the same length in nats over its words.
+    Words stand between spaces; for wikitext2 and the tokenizer "word" each line end counts as the
+    word `<eos>` too. So wikitext2's test part has 245,569 words, its published convention, however
+    the text is tokenised.
 
     Args:
-        name: Named set: wikitext2, gutenberg (51 books, split by book and author), or pg19.
-        root: Folder of the named sets; default $CLUSTERFORMER_DATA, else the user's cache.
+        name: Named data set: wikitext2, gutenberg (51 books, split by book and author), or pg19.
+        root: Folder of the named data sets; $CLUSTERFORMER_DATA or the user's cache by default.
         train: Own training text.
         valid: Own validation text; without it, a tenth of `train` validates instead of training.
         test: Own test text; without it, another tenth of `train`, its end, tests.
-        encoding: Of own files.
-        tokenizer: "bytes", "bpe" (byte pairs) or "word" (what spaces part; rare words may be
+        encoding: Encoding of own files.
+        tokenizer: "bytes", "bpe" (byte pairs) or "word" (split at spaces; rare words may be
             unknown). The latter two are learnt from the training text.
-        vocab_size: Most pieces for bpe, None is 8000; most words, None is no limit.
-        context: Tokens that the model sees at once.
-        stride: Evaluation: new tokens a window, the rest is context for them; None: all of it.
-            Shorter ones give a better score for more time.
-        batch_size: Windows a batch, over all processes.
+        vocab_size: Maximum number of subwords or words; 8000 for bpe and no limit for words by
+            default.
+        context: Number of tokens that the model sees at once.
+        stride: Number of new tokens in each window of an evaluation, the others being context;
+            `context` by default. A smaller stride gives a better score for more time.
+        batch_size: Number of windows in a batch, over all processes.
     """
 
     monitor = "val/bits_per_byte"
@@ -96,9 +97,9 @@ class LanguageModeling(Task):
         require_at_least(1, context=context, batch_size=batch_size)
         if stride is not None and not 1 <= stride <= context:
             raise InputError(f"stride must be in 1..context ({context}), got {stride}")
-        least = {"bpe": StreamBytePairTokenizer.min_vocab_size, "word": 3}.get(tokenizer)
-        if vocab_size is not None and (least is None or vocab_size < least):
-            allowed = "there is none for bytes" if least is None else f"at least {least}"
+        minimum = {"bpe": StreamBytePairTokenizer.min_vocab_size, "word": 3}.get(tokenizer)
+        if vocab_size is not None and (minimum is None or vocab_size < minimum):
+            allowed = "there is none for bytes" if minimum is None else f"at least {minimum}"
             raise InputError(f"vocab_size for tokenizer {tokenizer}: {allowed}, got {vocab_size}")
         self._name, self._root, self._encoding = name, root, encoding
         self._files = {"train": train, "valid": valid, "test": test}
@@ -114,7 +115,7 @@ class LanguageModeling(Task):
     # Data
 
     def setup(self, stage: str) -> None:
-        """Read what the stage needs; learn the tokens if no checkpoint brought them."""
+        """Read the parts that the stage needs; learn the vocabulary unless restored."""
         if self._tokenizer is None and stage != "predict":
             self._tokenizer = self._learn()
         splits: dict[str, tuple[Split, ...]] = {
@@ -146,7 +147,7 @@ class LanguageModeling(Task):
         return make_loader(windows, plan, self)
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
-        """Batches of user text in its order, one row a line, each a text of its own."""
+        """Make batches of user text in its order, one row a line, each a text of its own."""
         return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
 
     def text_batch(self, lines: list[str]) -> Batch:
@@ -177,7 +178,7 @@ class LanguageModeling(Task):
 
     @property
     def tokenizer(self) -> StreamTokenizer:
-        """Text to numbers and back; there after `setup()` or `load_state()`."""
+        """Tokenizer of the texts; available after `setup()` or `load_state()`."""
         assert self._tokenizer is not None
         return self._tokenizer
 
@@ -190,7 +191,7 @@ class LanguageModeling(Task):
         return cross_entropy(output.logits, batch.target, label_smoothing)
 
     def metrics(self) -> MetricCollection:
-        """Over what is evaluated: bits per byte, and perplexity per word (see the class)."""
+        """Bits per byte and perplexity per word, as the class describes them."""
         found: dict[str, Any] = {"word_perplexity": CodeLength("perplexity")}
         if not isinstance(self.tokenizer, StreamWordTokenizer):
             found["bits_per_byte"] = CodeLength("bits")
@@ -210,7 +211,7 @@ class LanguageModeling(Task):
         return Units.of(self.tokenizer, self._line_ends)
 
     def predictions(self, network: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        """How surprising each text is: bits, and tokens that they were for."""
+        """Code length of each text in bits, and its number of tokens."""
         nats = F.cross_entropy(
             network(batch).logits.float().transpose(1, 2),
             batch.target,
@@ -232,8 +233,8 @@ class LanguageModeling(Task):
     # Checkpoints
 
     def state(self) -> dict[str, Any]:
-        return {"speller": self.tokenizer.state(), "line_ends": self._line_ends}
+        return {"tokenizer": self.tokenizer.state(), "line_ends": self._line_ends}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._tokenizer = stream_tokenizer_from_state(state["speller"])
+        self._tokenizer = stream_tokenizer_from_state(state["tokenizer"])
         self._line_ends = state["line_ends"]

@@ -31,12 +31,12 @@ _SHORTEST = 4  # tokens of a list: operator, two arguments, closing bracket
 
 
 def generate(count: int, length: int, *, seed: str) -> list[Row]:
-    """Make expressions with their values.
+    """Generate expressions with their values.
 
     Args:
         count: Number of expressions.
-        length: Tokens of the longest; the others have about half as many or more.
-        seed: Names the stream; expression i of a stream is always the same.
+        length: Maximum number of tokens; most expressions have at least half as many.
+        seed: Name of the stream; expression i of a stream is always the same.
     """
     require_at_least(_SHORTEST, length=length)
     rows = []
@@ -48,7 +48,7 @@ def generate(count: int, length: int, *, seed: str) -> list[Row]:
 
 
 def evaluate(text: str) -> int:
-    """Value of an expression of well-formed, space-separated tokens."""
+    """Evaluate an expression of well-formed, space-separated tokens."""
     stack: list[tuple[str, list[int]]] = [("", [])]
     for token in text.split():
         if token in _OPERATORS:
@@ -62,7 +62,7 @@ def evaluate(text: str) -> int:
 
 
 def _expression(draw: random.Random, budget: int, depth: int) -> tuple[list[str], int]:
-    """Tokens, at most `budget` of them, and their value."""
+    """Make an expression of at most `budget` tokens: its tokens and its value."""
     if budget < _SHORTEST or depth > MAX_DEPTH:
         digit = draw.randrange(10)
         return [str(digit)], digit

@@ -1,4 +1,4 @@
-"""Matching of texts: do two ask the same, and which candidate answers a question?"""
+"""Matching of texts: equivalent questions, and answers to a question."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from clusterformer.tasks.pairs import PairBatch, PairLabelling
 
 
 class Matching(PairLabelling):
-    """Tell whether two texts match; or rank the answers to each question by that.
+    """Tell whether two texts match, or rank the answers to each question.
 
     Ranking (wikiqa, and own files with `group_column`) is measured by mean average precision and
-    mean reciprocal rank over the questions that have a right answer, labelled 1 among 0s.
+    mean reciprocal rank over the questions that have a right answer; label 1 is right, 0 wrong.
 
     Args:
-        name: Named set: quora (BiMPM's split) or wikiqa. Without their training or test files:
-            quora-part trains on the development set and 1,897 more pairs, wikiqa-part tests on
-            the development set.
-        group_column: Own files: column that names the question, by name or by number from 1.
-        options: Those of `PairLabelling` and `Labelling`.
+        name: Named data set: quora (BiMPM's split) or wikiqa; without their training or test
+            files quora-part (trains on the development set and 1,897 more pairs) or wikiqa-part
+            (tests on the development set).
+        group_column: Column of the question's name in own files, by name or by number from 1.
+        options: Options of `PairLabelling` and `Labelling`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Matching(PairLabelling):
         if not self._ranks:
             super().update(metrics, output, batch, network)
             return
-        # torchmetrics takes what is not above 0 for no answer at all, so no logits. A dummy row is
-        # a wrong answer to question 0, which has no right one and is skipped.
+        # torchmetrics counts only scores above 0 as answers, so no logits. A dummy row is a wrong
+        # answer to question 0, which has no right one and is skipped.
         scores = output.logits.float().softmax(-1)[:, 1]
         metrics.update(scores, batch.target.clamp(min=0), indexes=batch.group)

@@ -1,4 +1,7 @@
-"""Metrics of generated text: BLEU and chrF over a corpus, bits per byte, perplexity."""
+"""Metrics of tasks: BLEU and chrF over a corpus, perplexity, bits per byte, purity of clusters.
+
+B batch   V vocabulary
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,17 @@ from torchmetrics import MeanMetric, Metric
 
 from clusterformer.data.stream_tokenizers import StreamTokenizer, StreamWordTokenizer
 from clusterformer.errors import InputError
+from clusterformer.task import IGNORE
 
 Score = Literal["tokenised_bleu", "compound_bleu", "sacrebleu", "chrf"]
-"""BLEU of given tokens; the same with compounds split; BLEU and chrF of detokenised text."""
+"""BLEU of tokens; the same with compounds split; BLEU and chrF of detokenised text."""
 
 
 class CorpusScore(Metric):
-    """One score of all sentences, 0 to 100.
+    """Score of all sentences together, 0 to 100.
 
     Args:
-        name: Which.
+        name: Name of the score.
         lowercase: Whether case is ignored.
     """
 
@@ -52,12 +56,12 @@ class CorpusScore(Metric):
             self.statistics += counts.sum(0).to(self.statistics.device)
 
     def compute(self) -> torch.Tensor:
-        """The score of all sentences counted."""
+        """Score of all sentences counted, by all processes."""
         return torch.tensor(self._score._compute_score_from_stats(self.statistics.tolist()).score)
 
     @property
     def signature(self) -> str:
-        """How it was taken, by sacrebleu's convention."""
+        """Signature of the score, by sacrebleu's convention."""
         return str(self._score.get_signature())
 
     def _count(self, hypotheses: Sequence[str], references: Sequence[str]) -> list[list[int]]:
@@ -65,18 +69,18 @@ class CorpusScore(Metric):
 
 
 class Perplexity(MeanMetric):
-    """Exponential of the mean loss a token, in nats; update with mean losses and their weights."""
+    """Exponential of the mean loss of a token in nats, from mean losses and their weights."""
 
     def __init__(self) -> None:
         super().__init__(nan_strategy="ignore")
 
     def compute(self) -> torch.Tensor:
-        """Over all tokens counted."""
+        """Perplexity over all tokens counted, by all processes."""
         return super().compute().exp()
 
 
 def _split_compounds(sentences: Sequence[str]) -> list[str]:
-    """Part words at hyphens, as is usual for WMT14 English-German (Vaswani et al., 2017)."""
+    """Split words at hyphens, as is usual for WMT14 English-German (Vaswani et al., 2017)."""
     return [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", sentence) for sentence in sentences]
 
 
@@ -94,7 +98,7 @@ _SPACES = b" \t\n\r\v\f"
 
 
 class CodeLength(Metric):
-    """Length of the code that the predictions make of a text (Shannon), by some unit of text.
+    """Length of the code that predictions make of a text (Shannon), for each unit of text.
 
     Args:
         scale: "bits" for log2 per unit, "perplexity" for the exponential of nats per unit.
@@ -110,27 +114,54 @@ class CodeLength(Metric):
         self.add_state("units", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, nats: Tensor, units: Tensor) -> None:
-        """Count the summed loss of some predicted tokens, and the units of text they spell."""
+        """Count the summed loss of some predicted tokens, and the units of text in them."""
         self.nats += nats.double()
         self.units += units
 
     def compute(self) -> Tensor:
-        """Over all that was counted, by all processes."""
+        """Code length over all tokens counted, by all processes."""
         mean = self.nats / self.units
         return (mean / math.log(2) if self.scale == "bits" else mean.exp()).float()
 
 
+class Purity(Metric):
+    """Share of points whose label is that of the majority of their cluster.
+
+    Args:
+        num_clusters: Number of clusters.
+        num_labels: Number of labels.
+    """
+
+    table: Tensor
+
+    def __init__(self, num_clusters: int, num_labels: int) -> None:
+        super().__init__()
+        zeros = torch.zeros(num_clusters, num_labels, dtype=torch.long)
+        self.add_state("table", zeros, dist_reduce_fx="sum")
+
+    def update(self, clusters: Tensor, labels: Tensor) -> None:
+        """Count points by their clusters (B,) and labels (B,), leaving out IGNORE."""
+        known = labels != IGNORE
+        one = torch.ones_like(labels[known])
+        self.table.index_put_((clusters[known], labels[known]), one, accumulate=True)
+
+    def compute(self) -> Tensor:
+        """Purity of all points counted, by all processes."""
+        return self.table.amax(1).sum() / self.table.sum().clamp(min=1)
+
+
 @dataclass(frozen=True)
 class Units:
-    """How much text a token spells, by tables over the vocabulary.
+    """Amount of text in each token of a vocabulary.
 
-    A word is counted where it begins: at a byte that is no space, behind one or at the start of a
-    text. Where line ends are words too, at those as well.
+    A word is counted where it begins: at a byte that is no space, behind a space or at the start
+    of a text. Line ends may count as words too.
 
     Attributes:
-        bytes: (V,).
-        words: (2, V), in row 1 where the token before ends in a space.
-        spaced: (V,) 1 where a token ends in a space, or begins a text.
+        bytes: (V,) number of bytes of each token.
+        words: (2, V) number of words that begin in each token; row 1 behind a token that ends in a
+            space, row 0 behind any other.
+        spaced: (V,) 1 for a token that ends in a space, or begins a text.
     """
 
     bytes: Tensor
@@ -139,28 +170,34 @@ class Units:
 
     @classmethod
     def of(cls, tokenizer: StreamTokenizer, line_ends: bool) -> Units:
-        """Count for every token of a vocabulary.
+        """Count bytes and words of every token of a tokenizer.
 
         Args:
-            tokenizer: The tokenizer.
-            line_ends: Whether a line end is a word, as WikiText has it.
+            tokenizer: Tokenizer of a language model.
+            line_ends: Whether a line end is a word, as in WikiText.
         """
         token_bytes = tokenizer.token_bytes
         if isinstance(tokenizer, StreamWordTokenizer):
             words = [[1] * len(token_bytes)] * 2
             if not line_ends:
-                words = [[int(spelled != b"\n") for spelled in token_bytes]] * 2
+                words = [[int(token != b"\n") for token in token_bytes]] * 2
         else:
             words = [_words(token_bytes, spaced, line_ends) for spaced in (False, True)]
-        spaced = [not spelled or spelled[-1] in _SPACES for spelled in token_bytes]
+        spaced = [not token or token[-1] in _SPACES for token in token_bytes]
         return cls(
-            torch.tensor([len(spelled) for spelled in token_bytes]),
+            torch.tensor([len(token) for token in token_bytes]),
             torch.tensor(words),
             torch.tensor(spaced, dtype=torch.long),
         )
 
     def count(self, tokens: Tensor, target: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-        """Bytes and words of the `counted` targets, each predicted behind the token beside it."""
+        """Sum bytes and words of the targets where `counted` is True.
+
+        Args:
+            tokens: (B, N), the token before each target.
+            target: (B, N).
+            counted: (B, N) bool.
+        """
         tokens, target = tokens[counted], target[counted]
         tables = (self.bytes, self.words, self.spaced)
         size, words, spaced = (table.to(target.device) for table in tables)
@@ -169,9 +206,9 @@ class Units:
 
 def _words(token_bytes: Sequence[bytes], spaced: bool, line_ends: bool) -> list[int]:
     counts = []
-    for spelled in token_bytes:
-        inside = len(spelled.split())
-        if spelled and not spaced and spelled[0] not in _SPACES:
-            inside -= 1  # goes on with a word
-        counts.append(inside + (spelled.count(b"\n") if line_ends else 0))
+    for token in token_bytes:
+        inside = len(token.split())
+        if token and not spaced and token[0] not in _SPACES:
+            inside -= 1  # continues a word
+        counts.append(inside + (token.count(b"\n") if line_ends else 0))
     return counts

@@ -1,4 +1,4 @@
-"""Natural language inference: does one text follow from another, or contradict it?"""
+"""Natural language inference: whether one text follows from another, or contradicts it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Inference(PairLabelling):
     """Tell whether a hypothesis follows from a premise.
 
     Args:
-        name: Named set: snli, mnli (matched validates, mismatched tests), scitail or sick. Without
-            their training files: snli-part trains on the development set, mnli-part on 3,000
-            pairs, scitail-part on eight tenths of the development set.
-        options: Those of `PairLabelling` and `Labelling`.
+        name: Named data set: snli, mnli (matched validates, mismatched tests), scitail or sick;
+            without their training files snli-part (trains on the development set), mnli-part (on
+            3,000 pairs) or scitail-part (on eight tenths of the development set).
+        options: Options of `PairLabelling` and `Labelling`.
     """
 
     def __init__(self, name: InferenceCorpus | None = None, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Tasks on pairs of texts: reading, batches and network, whatever the labels mean.
+"""Base of the tasks on pairs of texts, whatever the labels mean.
 
 B pairs   N tokens
 """
@@ -28,8 +28,8 @@ SEPARATOR = "<sep>"
 class PairBatch(NamedTuple):
     """Pairs of texts; a row is encoded as one text.
 
-    Apart, there are 2 B rows: one for each first text, then one for each second text. Joint, there
-    are B rows: both texts of a pair, a separator between them.
+    Encoded apart, there are 2 B rows: the first texts of all pairs, then the second ones. Encoded
+    jointly, there are B rows: both texts of a pair, a separator between them.
     """
 
     tokens: Tensor  # (rows, N) int64
@@ -42,16 +42,16 @@ class PairBatch(NamedTuple):
 class PairLabelling(Labelling):
     """Give each pair of texts one of several labels.
 
-    A named set, or own files: `.tsv`, `.csv` or `.jsonl`, each also with `.gz`. What is held out of
-    `train` are whole groups of pairs: those that have one first text stay together.
+    A named set, or own files: `.tsv`, `.csv` or `.jsonl`, each also with `.gz`. Pairs with the
+    same first text stay together when a part of `train` is held out.
 
     Args:
-        name: Named set.
-        joint: Encode the texts of a pair in one sequence, so that they attend to each other; else
-            each by itself.
-        first_column: Own files: column of the first text, by name or by number from 1.
-        second_column: Own files: column of the second text, likewise.
-        options: Those of `Labelling`.
+        name: Named data set.
+        joint: Encoding of both texts of a pair in one sequence, so that they attend to each other,
+            instead of each by itself.
+        first_column: Column of the first text in own files, by name or by number from 1.
+        second_column: Column of the second text in own files, by name or by number from 1.
+        options: Options of `Labelling`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PairLabelling(Labelling):
 
     @property
     def _separator(self) -> int | None:
-        """Number of the separator, behind those of the words; None if texts stay apart."""
+        """Number of the separator, behind those of the words; None if texts are encoded apart."""
         return self.tokenizer.vocab_size if self._joint else None
 
     def check_text(self, line: str) -> None:
@@ -97,16 +97,16 @@ class PairLabelling(Labelling):
         )
 
     def build(self, config: TransformerConfig) -> PairClassifier:
-        pretrained, longest = self._pretrained, self._max_length
+        pretrained, max_length = self._pretrained, self._max_length
         if self._joint:
             pretrained = None if pretrained is None else F.pad(pretrained, (0, 0, 0, 1))
-            longest = None if longest is None else 2 * longest + 1
+            max_length = None if max_length is None else 2 * max_length + 1
         return PairClassifier(
             config,
             vocab_size=self.tokenizer.vocab_size + self._joint,
             num_labels=len(self._labels),
             joint=self._joint,
-            max_length=longest,
+            max_length=max_length,
             pretrained=pretrained,
         )
 
@@ -115,15 +115,15 @@ class PairLabelling(Labelling):
         tokens = batch.tokens[index][batch.mask[index]].tolist()
         if not self._joint:
             return self.tokenizer.ids_to_tokens(tokens)
-        place = tokens.index(self._separator)
+        split = tokens.index(self._separator)
         first, second = (
-            self.tokenizer.ids_to_tokens(t) for t in (tokens[:place], tokens[place + 1 :])
+            self.tokenizer.ids_to_tokens(t) for t in (tokens[:split], tokens[split + 1 :])
         )
         return [*first, SEPARATOR, *second]
 
 
 def split_pair(line: str) -> tuple[str, str]:
-    """The two texts of a line of user text.
+    """Split a line of user text into its two texts.
 
     Raises:
         InputError: if there are not two of them with one tab between.
@@ -143,7 +143,7 @@ class PairDataset(LabelledDataset):
         second: Tokens of each second text.
         targets: Number of each label.
         groups: Number of each question, from 1, or 0 where there is none.
-        separator: Number of the token between two texts of one row; None for a row each.
+        separator: Number of the token between two texts of one row; None to encode them apart.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ def pair_batch(
     groups: list[int],
     separator: int | None,
 ) -> PairBatch:
-    """Put pairs in one rectangle; the arguments are those of `PairDataset`."""
+    """Make a batch of pairs; the arguments are those of `PairDataset`."""
     if separator is None:
         tokens, mask = pad([*first, *second])
         is_second = mask.clone()

@@ -46,36 +46,41 @@ class SourceBatch(NamedTuple):
 
 
 class Translation(Task):
-    """Say a sentence in another language.
+    """Translate sentences into another language.
 
     A named set, or own files in UTF-8, one sentence a line, each also with `.gz`.
 
     Args:
-        name: Named set: multi30k, iwslt14, iwslt14-part, wmt14 or tatoeba.
-        data_bin: Folder of fairseq-preprocess, its default format, instead of texts.
-        root: Folder of the named sets; default $CLUSTERFORMER_DATA, else the user's cache.
-        raw: multi30k: the text as written instead of tokenised and lower-cased.
-        source_lang: Language to translate from, such as de; a named set knows its usual one.
-        target_lang: Language to translate to.
+        name: Named data set: multi30k, iwslt14, iwslt14-part, wmt14 or tatoeba.
+        data_bin: Folder written by fairseq-preprocess in its default format, instead of texts.
+        root: Folder of the named data sets; $CLUSTERFORMER_DATA or the user's cache by default.
+        raw: Original text of multi30k instead of the tokenised, lower-cased one.
+        source_lang: Language to translate from, such as de; optional for a named data set.
+        target_lang: Language to translate to, such as en; optional for a named data set.
         train_source: Own file of training sentences.
         train_target: Own file of their translations, line by line.
-        valid_source: Own validation files, likewise.
-        valid_target: See there.
-        test_source: Own test files, likewise; without any, the validation files test.
-        test_target: See there.
-        moses: Whether the model reads and writes Moses tokens; default: in named sets.
-        tokenised: Own files: they hold Moses tokens already.
-        lowercase: Whether case is ignored; default: where the named set is lower-cased.
-        vocab_size: Pieces of the byte-pair encoding that both languages share, 259 or more.
-        max_length: Training: most words a side.
-        max_ratio: Training: most words of one side for each of the other.
-        unfit: Training pairs beyond these limits, or with an empty side: dropped, or an error.
-        batch_size: Most pairs a batch, over all processes.
-        tokens_per_batch: Most tokens of the longer side a batch, over all processes.
-        valid_sentences: How many validation sentences to translate, greedily, for BLEU.
-        beam: Hypotheses followed in a test and in prediction; 1 is greedy.
-        length_penalty: Above 1 favours long translations, below 1 short ones.
-        nbest: Translations of each sentence in prediction, best first.
+        valid_source: Own file of validation sentences.
+        valid_target: Own file of their translations, line by line.
+        test_source: Own file of test sentences; without it, the validation sentences test.
+        test_target: Own file of their translations, line by line.
+        moses: Moses tokens instead of plain text for the model; used for named data sets by
+            default.
+        tokenised: Moses tokens in own files.
+        lowercase: Conversion of all texts to lower case; done for lower-cased data sets by default.
+        vocab_size: Number of subwords of the byte-pair encoding that both languages share, at
+            least 259.
+        max_length: Maximum number of words in either sentence of a training pair.
+        max_ratio: Maximum ratio of the lengths of both sentences of a training pair.
+        unfit: Treatment of training pairs beyond these limits or with an empty sentence: "drop" or
+            "error".
+        batch_size: Maximum number of pairs in a batch, over all processes.
+        tokens_per_batch: Maximum number of tokens of the longer side in a batch, over all
+            processes.
+        valid_sentences: Number of validation sentences to translate, greedily, for BLEU.
+        beam: Number of hypotheses followed in a test and in prediction; 1 is greedy.
+        length_penalty: Exponent of the length in scores of hypotheses: above 1 favours long
+            translations, below 1 short ones.
+        nbest: Number of translations of each sentence in prediction, best first.
     """
 
     mode = "max"
@@ -167,13 +172,13 @@ class Translation(Task):
     # Data
 
     def prepare_data(self) -> None:
-        """Fill the cache, in one process of a machine; the others find it there in `setup`."""
+        """Fill the cache, in one process of a machine; the others read it in `setup`."""
         if self.trainer and self.trainer.state.fn == "fit":
             self._tokenizer = self._tokenizer or self.source.learn_tokenizer()
             self._pairs["train"] = self.source.training_pairs(self._tokenizer)
 
     def setup(self, stage: str) -> None:
-        """Read what the stage needs; learn the pieces if no checkpoint brought them."""
+        """Read the parts that the stage needs; learn the vocabulary unless restored."""
         if stage == "predict":
             return
         if self._tokenizer is None:
@@ -210,7 +215,7 @@ class Translation(Task):
         return Bitext(Path(source).expanduser(), Path(target).expanduser())
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
-        """Batches of user text in its order, one row a line."""
+        """Make batches of user text in its order, one row a line."""
         return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
 
     def text_batch(self, lines: list[str]) -> SourceBatch:
@@ -220,7 +225,7 @@ class Translation(Task):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Text to numbers and back; there after `setup()` or `load_state()`."""
+        """Tokenizer of the texts; available after `setup()` or `load_state()`."""
         assert self._tokenizer is not None
         return self._tokenizer
 
@@ -287,17 +292,18 @@ class Translation(Task):
     ) -> list[list[Hypothesis]]:
         """Find the best translations of each text, from the state before their first token."""
         first = torch.full((len(mask),), BOS_EOS, device=mask.device)
-        longest = 2 * mask.sum(-1) + 10
+        max_length = 2 * mask.sum(-1) + 10
         if search.beam == 1:
             return [
-                [one] for one in greedy(network.step, state, first, eos=BOS_EOS, longest=longest)
+                [one]
+                for one in greedy(network.step, state, first, eos=BOS_EOS, max_length=max_length)
             ]
         return beam_search(
             network.step,
             state,
             first,
             eos=BOS_EOS,
-            longest=longest,
+            max_length=max_length,
             beam=search.beam,
             length_penalty=search.length_penalty,
             nbest=search.nbest,

@@ -19,11 +19,11 @@ BOS, EOS, SIZE = 1, 2, 6
 
 
 class Table:
-    """A network whose next token depends on the text, the last two tokens and the place."""
+    """A network whose next token depends on the text, the last two tokens and the position."""
 
-    def __init__(self, texts: int, longest: int, sharpness: float = 1.0) -> None:
+    def __init__(self, texts: int, max_length: int, sharpness: float = 1.0) -> None:
         generator = torch.Generator().manual_seed(texts)
-        shape = texts, longest + 2, SIZE, SIZE, SIZE
+        shape = texts, max_length + 2, SIZE, SIZE, SIZE
         self.logits = sharpness * torch.randn(shape, generator=generator)
         self.steps = self.rows = 0
 
@@ -39,17 +39,17 @@ class Table:
 
     def log_probability(self, text: int, tokens: list[int]) -> float:
         total, before, last = 0.0, 0, BOS
-        for place, token in enumerate(tokens):
-            scores = self.logits[text, place, before, last].log_softmax(-1)
+        for position, token in enumerate(tokens):
+            scores = self.logits[text, position, before, last].log_softmax(-1)
             total, before, last = total + float(scores[token]), last, token
         return total
 
-    def exhaustive(self, text: int, longest: int, penalty: float) -> list[Hypothesis]:
+    def exhaustive(self, text: int, max_length: int, penalty: float) -> list[Hypothesis]:
         """Every text there is, best first."""
         letters = [token for token in range(1, SIZE) if token != EOS]
         found = [
             Hypothesis([*word], self.log_probability(text, [*word, EOS]) / (n + 1) ** penalty)
-            for n in range(1, longest + 1)
+            for n in range(1, max_length + 1)
             for word in product(letters, repeat=n)
         ]
         return sorted(found, key=lambda one: -one.score)
@@ -66,27 +66,27 @@ def same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0, -0.5])
 def test_a_beam_as_wide_as_everything_is_the_exhaustive_search(penalty: float) -> None:
-    network, longest = Table(3, 4), torch.tensor([4, 2, 3])
+    network, max_length = Table(3, 4), torch.tensor([4, 2, 3])
     everything = 4**4 * 2
     found = beam_search(
         network.step, network.start(), first(3),
-        eos=EOS, longest=longest, beam=everything, length_penalty=penalty, nbest=5,
+        eos=EOS, max_length=max_length, beam=everything, length_penalty=penalty, nbest=5,
     )  # fmt: skip
     for text, best in enumerate(found):
-        same(best, network.exhaustive(text, int(longest[text]), penalty)[:5])
+        same(best, network.exhaustive(text, int(max_length[text]), penalty)[:5])
 
 
 def literal_beam(
-    network: Table, text: int, longest: int, beam: int, penalty: float, nbest: int
+    network: Table, text: int, max_length: int, beam: int, penalty: float, nbest: int
 ) -> list[Hypothesis]:
     """The definition, in lists, without any stop before its time but that of `beam` ended."""
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[Hypothesis] = []
-    for length in range(longest + 1):
+    for length in range(max_length + 1):
         candidates = []
         for _, word in live:
             for token in range(1, SIZE):
-                if (token == EOS and not length) or (token != EOS and length == longest):
+                if (token == EOS and not length) or (token != EOS and length == max_length):
                     continue
                 candidates.append((network.log_probability(text, [*word, token]), [*word, token]))
         candidates.sort(key=lambda one: -one[0])
@@ -106,20 +106,20 @@ def test_beam_search_is_its_definition_and_stops_early_without_loss(
     beam: int, penalty: float, nbest: int
 ) -> None:
     nbest = min(nbest, beam)
-    network, longest = Table(7, 9, sharpness=2.0), torch.tensor([9, 3, 1, 7, 9, 5, 2])
+    network, max_length = Table(7, 9, sharpness=2.0), torch.tensor([9, 3, 1, 7, 9, 5, 2])
     found = beam_search(
         network.step, network.start(), first(7),
-        eos=EOS, longest=longest, beam=beam, length_penalty=penalty, nbest=nbest,
+        eos=EOS, max_length=max_length, beam=beam, length_penalty=penalty, nbest=nbest,
     )  # fmt: skip
     for text, best in enumerate(found):
-        same(best, literal_beam(network, text, int(longest[text]), beam, penalty, nbest))
+        same(best, literal_beam(network, text, int(max_length[text]), beam, penalty, nbest))
 
 
 def test_a_text_stops_when_nothing_live_can_beat_what_ended() -> None:
     network = Table(1, 50)
     network.logits[:] = -20.0
     network.logits[:, 0, ..., 3] = network.logits[:, 1, ..., EOS] = 20.0
-    options = {"eos": EOS, "longest": 50, "beam": 3, "length_penalty": 0.0}
+    options = {"eos": EOS, "max_length": 50, "beam": 3, "length_penalty": 0.0}
     (found,) = beam_search(network.step, network.start(), first(1), **options)
     assert found[0].tokens == [3]
     assert network.steps == 2
@@ -130,7 +130,7 @@ def test_finished_texts_leave_the_batch() -> None:
     network.logits[:] = 0.0
     for text, length in enumerate([2, 12, 2, 12]):
         network.logits[text, :length, ..., 3] = network.logits[text, length:, ..., EOS] = 30.0
-    options = {"eos": EOS, "longest": 12}
+    options = {"eos": EOS, "max_length": 12}
     found = greedy(network.step, network.start(), first(4), **options)
     assert [len(one.tokens) for one in found] == [2, 12, 2, 12]
     assert network.rows == 2 * 3 + 2 * 13
@@ -138,8 +138,8 @@ def test_finished_texts_leave_the_batch() -> None:
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_greedy_is_a_beam_of_one(penalty: float) -> None:
-    network, longest = Table(8, 10, sharpness=3.0), torch.tensor([10, 3, 1, 7, 10, 5, 2, 10])
-    options = {"eos": EOS, "longest": longest}
+    network, max_length = Table(8, 10, sharpness=3.0), torch.tensor([10, 3, 1, 7, 10, 5, 2, 10])
+    options = {"eos": EOS, "max_length": max_length}
     one = greedy(network.step, network.start(), first(8), **options)
     beam = beam_search(
         network.step, network.start(), first(8), **options, beam=1, length_penalty=penalty
@@ -152,14 +152,14 @@ def test_greedy_is_a_beam_of_one(penalty: float) -> None:
 
 @pytest.mark.parametrize("search", ["greedy", "beam"])
 def test_a_text_does_not_depend_on_its_batch(search: str) -> None:
-    network, longest = Table(6, 8, sharpness=2.0), torch.tensor([8, 3, 1, 7, 8, 5])
+    network, max_length = Table(6, 8, sharpness=2.0), torch.tensor([8, 3, 1, 7, 8, 5])
 
     def run(texts: list[int]) -> list[list[Hypothesis]]:
         which = torch.tensor(texts)
         arguments = network.step, network.start(which), first(len(texts))
         if search == "greedy":
-            return [[one] for one in greedy(*arguments, eos=EOS, longest=longest[which])]
-        return beam_search(*arguments, eos=EOS, longest=longest[which], beam=4, nbest=2)
+            return [[one] for one in greedy(*arguments, eos=EOS, max_length=max_length[which])]
+        return beam_search(*arguments, eos=EOS, max_length=max_length[which], beam=4, nbest=2)
 
     whole = run([0, 1, 2, 3, 4, 5])
     for text, best in enumerate(whole):
@@ -203,7 +203,7 @@ def test_a_beam_on_caches_is_a_beam_without(attention: Callable) -> None:
     ).eval()
     mask = torch.arange(9) < torch.tensor([9, 4, 7, 1, 6])[:, None]
     batch = Source(torch.randint(1, 20, (5, 9)), mask)
-    options = {"eos": EOS, "longest": 2 * mask.sum(1) + 5, "beam": 4, "nbest": 4}
+    options = {"eos": EOS, "max_length": 2 * mask.sum(1) + 5, "beam": 4, "nbest": 4}
     plain = Uncached(network)
     with torch.inference_mode():
         cached = beam_search(network.step, network.start(batch), first(5), **options)
@@ -227,7 +227,9 @@ def test_caches_are_worth_it(attention: type) -> None:
 
     with torch.inference_mode():
         begun = time.process_time()
-        found = beam_search(endless, network.start(batch), first(32), eos=EOS, longest=256, beam=5)
+        found = beam_search(
+            endless, network.start(batch), first(32), eos=EOS, max_length=256, beam=5
+        )
         cached = time.process_time() - begun
         assert len(found[0][0].tokens) == 256
 
@@ -249,7 +251,7 @@ def test_samples_follow_the_distribution_and_its_nucleus() -> None:
     count = 20_000
     start = network.start(torch.zeros(count, dtype=torch.long))
     generator = torch.Generator().manual_seed(0)
-    options = {"eos": None, "longest": 1, "generator": generator}
+    options = {"eos": None, "max_length": 1, "generator": generator}
     probabilities = network.logits[0, 0, 0, BOS].clone()
     probabilities[0] = float("-inf")  # padding is never chosen
 
@@ -271,7 +273,7 @@ def test_samples_follow_the_distribution_and_its_nucleus() -> None:
 
 def test_a_tiny_nucleus_is_greedy_and_equal_seeds_give_equal_samples() -> None:
     network = Table(8, 10)
-    options = {"eos": EOS, "longest": 10}
+    options = {"eos": EOS, "max_length": 10}
     arguments = network.step, network.start(), first(8)
     assert sample(*arguments, **options, top_p=1e-6) == greedy(*arguments, **options)
     drawn = [
@@ -282,8 +284,8 @@ def test_a_tiny_nucleus_is_greedy_and_equal_seeds_give_equal_samples() -> None:
 
 
 def test_without_an_end_mark_all_texts_are_as_long_as_asked() -> None:
-    network, longest = Table(3, 9), torch.tensor([4, 9, 1])
-    found = greedy(network.step, network.start(), first(3), eos=None, longest=longest)
+    network, max_length = Table(3, 9), torch.tensor([4, 9, 1])
+    found = greedy(network.step, network.start(), first(3), eos=None, max_length=max_length)
     assert [len(one.tokens) for one in found] == [4, 9, 1]
     for text, one in enumerate(found):
         assert one.score == pytest.approx(network.log_probability(text, one.tokens), rel=1e-4)
@@ -292,11 +294,11 @@ def test_without_an_end_mark_all_texts_are_as_long_as_asked() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"longest": 0}, "longest must be at least 1, got 0"),
-        ({"longest": 3, "beam": 2, "nbest": 3}, r"nbest must be in 1\.\.beam, got 3"),
-        ({"longest": 3, "beam": 0}, r"nbest must be in 1\.\.beam, got 1 with beam = 0"),
-        ({"longest": 3, "temperature": 0.0}, "temperature must be above 0"),
-        ({"longest": 3, "top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"max_length": 3, "beam": 2, "nbest": 3}, r"nbest must be in 1\.\.beam, got 3"),
+        ({"max_length": 3, "beam": 0}, r"nbest must be in 1\.\.beam, got 1 with beam = 0"),
+        ({"max_length": 3, "temperature": 0.0}, "temperature must be above 0"),
+        ({"max_length": 3, "top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, float], said: str) -> None:

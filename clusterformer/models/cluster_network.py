@@ -26,10 +26,10 @@ class ClusterNetwork(nn.Module):
 
     def forward(self, batch: PointInput) -> Output:
         """Logits (B, 2, C) of the points and of their partners."""
-        drawn = torch.zeros(len(batch.near), dtype=torch.long, device=batch.near.device)
+        drawn = torch.zeros(len(batch.neighbors), dtype=torch.long, device=batch.neighbors.device)
         if self.training:
-            drawn = torch.randint_like(drawn, batch.near.shape[1])
-        partner = batch.near[torch.arange(len(drawn), device=drawn.device), drawn]
+            drawn = torch.randint_like(drawn, batch.neighbors.shape[1])
+        partner = batch.neighbors[torch.arange(len(drawn), device=drawn.device), drawn]
         both = torch.stack([batch.points, partner], 1)  # (B, 2, F)
         logits = self.clusters(both)
         if self.training:

@@ -1,8 +1,8 @@
-"""Dropout that does not wait for the CPU's random numbers.
+"""Dropout with few random numbers, for speed on CPU.
 
-PyTorch draws one number for each value on CPU, in one thread: in a small Transformer a fifth of a
-training step. Here one 64-bit number serves four values, four times as fast, and the mask that
-waits for the backward pass takes a byte a value instead of four.
+PyTorch draws one number for each value on CPU, in one thread: a fifth of a training step of a small
+Transformer. Here one 64-bit number serves four values, four times as fast, and the mask kept for
+the backward pass takes one byte a value instead of four.
 """
 
 import torch
@@ -16,7 +16,7 @@ class Dropout(nn.Dropout):
     """`torch.nn.Dropout`, faster on CPU; elsewhere the same.
 
     Args:
-        p: Probability of a value to be dropped, 0..1; what is kept grows by 1 / (1 - p).
+        p: Probability of dropping a value, 0..1; values kept are scaled by 1 / (1 - p).
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _keep(shape: torch.Size, p: float) -> Tensor:
-    """1 where a value is kept, else 0, uint8."""
+    """Draw a uint8 mask: 1 where a value is kept, else 0."""
     size = shape.numel()
     words = torch.empty(-(-size // 4), dtype=torch.long).random_(-(2**63), None)
     drawn = words.view(torch.int16)[:size].view(shape)

@@ -1,4 +1,4 @@
-"""One vector from the hidden states of a text.
+"""Reduction of a text's hidden states to one vector.
 
 B batch   N tokens   E model width
 """
@@ -11,19 +11,19 @@ Pooling = Literal["mean", "max", "first"]
 
 
 def pool(hidden: Tensor, mask: Tensor, how: Pooling = "mean") -> Tensor:
-    """Mean or maximum over real tokens, or the first of them.
+    """Take the mean or maximum over real tokens, or the first of them.
 
     Args:
         hidden: (B, N, E).
-        mask: (B, N) bool, True at real tokens. A text without any gives zeros.
+        mask: (B, N) bool, True at real tokens; a text without any gives zeros.
         how: "mean", "max" or "first".
 
     Returns:
         (B, E).
     """
     if how == "first":
-        place = mask.int().argmax(1)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        return hidden.gather(1, place)[:, 0] * mask.any(1, keepdim=True)
+        index = mask.int().argmax(1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        return hidden.gather(1, index)[:, 0] * mask.any(1, keepdim=True)
     if how == "mean":
         total = hidden.masked_fill(~mask[..., None], 0.0).sum(1)
         return total / mask.sum(1, keepdim=True).clamp(min=1)

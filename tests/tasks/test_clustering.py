@@ -11,7 +11,8 @@ from clusterformer import ClusterFormer
 from clusterformer.errors import InputError
 from clusterformer.models.transformer import StackOutput
 from clusterformer.task import IGNORE, Output
-from clusterformer.tasks.clustering import Clustering, PointBatch, Purity
+from clusterformer.tasks.clustering import Clustering, PointBatch
+from clusterformer.tasks.metrics import Purity
 
 
 @pytest.fixture
