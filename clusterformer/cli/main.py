@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from clusterformer.cli.output import outlive_readers
 from clusterformer.errors import InputError
 
 COMMANDS = {
@@ -23,6 +24,9 @@ COMMANDS = {
     "bench": "measure time and memory of attention",
 }
 """Each is a module of this package with HELP and `run(arguments)`, which imports torch late."""
+
+ANSWERS = {"predict", "translate", "generate"}
+"""Commands whose work is their output: they end when nobody reads it."""
 
 DEBUG = "CLUSTERFORMER_DEBUG"
 
@@ -72,8 +76,10 @@ def _dispatch(arguments: list[str]) -> None:
         command, rest = import_module(f"clusterformer.cli.{name}_{rest[0]}"), rest[1:]
     if "-h" in rest or "--help" in rest:
         print(command.HELP.strip())
-    else:
-        command.run(rest)
+        return
+    if name not in ANSWERS:
+        outlive_readers()
+    command.run(rest)
 
 
 def usage() -> str:

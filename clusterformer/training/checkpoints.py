@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +27,16 @@ def read(path: str | Path) -> dict[str, Any]:
     """Load a checkpoint that `fit` wrote, onto the CPU.
 
     Raises:
-        InputError: if the file is missing, cut short, or anything else than such a checkpoint.
+        InputError: if the file is missing, cut short, changed, anything else than such a
+            checkpoint, or holds NaN among its weights.
     """
     if not Path(path).is_file():
         raise InputError(f"{path}: no such checkpoint file")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
+            damaged = archive.testzip()
+        if damaged:
+            raise zipfile.BadZipFile(damaged)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever the bytes happen to lead to
         raise InputError(
@@ -39,6 +45,10 @@ def read(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise InputError(f"{path}: refused, clusterformer did not write this file")
+    weights = checkpoint.get("state_dict")
+    for name, weight in weights.items() if isinstance(weights, dict) else ():
+        if isinstance(weight, Tensor) and weight.isnan().any():
+            raise InputError(f"{path}: refused, {name} holds NaN")
     return checkpoint
 
 
@@ -74,6 +84,9 @@ class CheckpointFiles(TorchCheckpointIO):
 
     Lightning's own writes to the system's temporary folder and moves, which copies in place where
     that folder is another file system.
+
+    Raises:
+        InputError: if the file cannot be written, such as on a full disk; no part of it stays.
     """
 
     def save_checkpoint(
@@ -82,11 +95,22 @@ class CheckpointFiles(TorchCheckpointIO):
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.partial")
-        with partial.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
+        try:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except (OSError, RuntimeError) as error:  # torch's writer hides the one in the other
+            reason = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(reason, OSError):
+                raise
+            partial.unlink(missing_ok=True)
+            good = sorted(target.parent.glob("*.ckpt"), key=lambda found: found.stat().st_mtime)
+            raise InputError(
+                f"{target}: the checkpoint cannot be written: {reason.strerror}; "
+                f"last good checkpoint: {good[-1] if good else 'none'}"
+            ) from error
 
     def load_checkpoint(self, path: str | os.PathLike, *_: Any, **__: Any) -> dict[str, Any]:
         return read(Path(path))

@@ -1,0 +1,85 @@
+"""Output whose reader goes away, and files that cannot be written whole."""
+
+import os
+import resource
+import signal
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from forked import FORK
+from toy_command import TOY, error_of
+
+from clusterformer.cli.main import main
+from clusterformer.errors import InputError
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, CheckpointFiles, read
+
+
+def train_into_a_closed_pipe(runs: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    os.dup2(writer, 2)
+    # Python's own streams, unlike pytest's, write to the descriptors
+
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    os._exit(main([*TOY, f"--runs={runs}"]))
+
+
+def test_training_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
+    process = FORK.Process(target=train_into_a_closed_pipe, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert (tmp_path / "toy" / "1" / "results.json").exists()
+    assert (tmp_path / "toy" / "1" / "checkpoints" / "best.ckpt").exists()
+
+
+@pytest.fixture
+def limited_file_size() -> int:
+    """A limit of 100,000 bytes a file, which acts as a full disk does."""
+    size = 100_000
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    yield size
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, limited_file_size: int) -> None:
+    files, path = CheckpointFiles(), tmp_path / "last.ckpt"
+    small = {CHECKPOINT_KEY: {}, "state_dict": {"weight": torch.ones(3)}}
+    files.save_checkpoint(small, path)
+    large = {CHECKPOINT_KEY: {}, "state_dict": {"weight": torch.ones(limited_file_size)}}
+    with pytest.raises(InputError, match=r"File too large; last good checkpoint: .*last\.ckpt"):
+        files.save_checkpoint(large, path)
+    assert [found.name for found in tmp_path.iterdir()] == ["last.ckpt"]
+    assert torch.equal(read(path)["state_dict"]["weight"], torch.ones(3))
+
+
+def test_changed_bits_of_a_checkpoint_are_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TOY, f"--runs={tmp_path}", "--trainer.max_steps=1"]) == 0
+    path = tmp_path / "toy" / "1" / "checkpoints" / "last.ckpt"
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda member: member.file_size)
+    data = bytearray(path.read_bytes())
+    data[largest.header_offset + 200 + largest.file_size // 2] ^= 0x40
+    path.write_bytes(data)
+    assert "last.ckpt: refused" in error_of(["test", f"--checkpoint={path}"], capsys)
+
+
+def test_weights_that_are_nan_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TOY, f"--runs={tmp_path}", "--trainer.max_steps=1"]) == 0
+    path = tmp_path / "toy" / "1" / "checkpoints" / "last.ckpt"
+    checkpoint = read(path)
+    name = next(iter(checkpoint["state_dict"]))
+    checkpoint["state_dict"][name].view(-1)[0] = float("nan")
+    torch.save(checkpoint, path)
+    assert f"{name} holds NaN" in error_of(["test", f"--checkpoint={path}"], capsys)
