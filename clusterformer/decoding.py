@@ -61,6 +61,35 @@ class Search:
 
 
 @torch.inference_mode()
+def decode(
+    step: Step,
+    state: State,
+    first: Tensor,
+    search: Search,
+    *,
+    eos: int,
+    max_length: int | Tensor,
+) -> list[list[Hypothesis]]:
+    """Find the best texts, greedily or by beam search; the arguments are those of `beam_search`.
+
+    Returns:
+        For each text `search.nbest` hypotheses, best first; fewer if there are no more.
+    """
+    if search.beam == 1:
+        return [[one] for one in greedy(step, state, first, eos=eos, max_length=max_length)]
+    return beam_search(
+        step,
+        state,
+        first,
+        eos=eos,
+        max_length=max_length,
+        beam=search.beam,
+        length_penalty=search.length_penalty,
+        nbest=search.nbest,
+    )
+
+
+@torch.inference_mode()
 def greedy(
     step: Step, state: State, first: Tensor, *, eos: int | None, max_length: int | Tensor
 ) -> list[Hypothesis]:

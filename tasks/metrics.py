@@ -28,7 +28,7 @@ class CorpusScore(Metric):
 
     Args:
         name: Name of the score.
-        lowercase: Whether case is ignored.
+        lowercase: Comparison without case.
     """
 
     higher_is_better = True

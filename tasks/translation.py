@@ -26,7 +26,7 @@ from clusterformer.data.tokenizers import (
     tokenizer_from_state,
 )
 from clusterformer.data.translation_batches import TranslationBatch, TranslationDataset
-from clusterformer.decoding import Hypothesis, Search, beam_search, greedy
+from clusterformer.decoding import Hypothesis, Search, decode
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.models.alignment import alignment
@@ -244,12 +244,8 @@ class Translation(Task):
         accuracy = MulticlassAccuracy(
             self.tokenizer.vocab_size, average="micro", ignore_index=IGNORE
         )
-        scores: dict[str, CorpusScore] = {
-            name: CorpusScore(name, self.source.target_form.lowercase) for name in self._scores
-        }
-        return MetricCollection(
-            {"accuracy": accuracy, "perplexity": Perplexity(), **scores}, compute_groups=False
-        )
+        metrics: dict[str, Any] = {"accuracy": accuracy, "perplexity": Perplexity()}
+        return MetricCollection(metrics | self._corpus_scores(), compute_groups=False)
 
     @property
     def _scores(self) -> list[Score]:
@@ -257,10 +253,11 @@ class Translation(Task):
         return ["tokenised_bleu", *compounds, "sacrebleu", "chrf"]
 
     def signatures(self) -> dict[str, str]:
-        scores = {
-            name: CorpusScore(name, self.source.target_form.lowercase) for name in self._scores
-        }
-        return {name: score.signature for name, score in scores.items()}
+        return {name: score.signature for name, score in self._corpus_scores().items()}
+
+    def _corpus_scores(self) -> dict[Score, CorpusScore]:
+        lowercase = self.source.target_form.lowercase
+        return {name: CorpusScore(name, lowercase) for name in self._scores}
 
     def update(
         self, metrics: MetricCollection, output: Output, batch: TranslationBatch, network: nn.Module
@@ -278,36 +275,22 @@ class Translation(Task):
         state = network.start_from(encoded, mask)
         search = replace(self.search, nbest=1) if testing else Search(beam=1)
         found = self._decode(network, state, mask, search)
-        written = [self.tokenizer.decode(hypotheses[0].tokens) for hypotheses in found]
+        tokenised = [self.tokenizer.decode(hypotheses[0].tokens) for hypotheses in found]
+        plain = [self.source.target_form.detokenise(text) for text in tokenised]
         references = [reference for reference in batch.references if reference]
         for name in self._scores:
             if name in ("sacrebleu", "chrf"):
-                plain = [self.source.target_form.detokenise(text) for text in written]
                 metrics[name].update(plain, [reference.plain for reference in references])
             else:
-                metrics[name].update(written, [reference.tokenised for reference in references])
+                metrics[name].update(tokenised, [reference.tokenised for reference in references])
 
     def _decode(
         self, network: Seq2Seq, state: State, mask: Tensor, search: Search
     ) -> list[list[Hypothesis]]:
-        """Find the best translations of each text, from the state before their first token."""
+        """Find the best translations of each text, from the state before the first token."""
         first = torch.full((len(mask),), BOS_EOS, device=mask.device)
         max_length = 2 * mask.sum(-1) + 10
-        if search.beam == 1:
-            return [
-                [one]
-                for one in greedy(network.step, state, first, eos=BOS_EOS, max_length=max_length)
-            ]
-        return beam_search(
-            network.step,
-            state,
-            first,
-            eos=BOS_EOS,
-            max_length=max_length,
-            beam=search.beam,
-            length_penalty=search.length_penalty,
-            nbest=search.nbest,
-        )
+        return decode(network.step, state, first, search, eos=BOS_EOS, max_length=max_length)
 
     def predictions(self, network: nn.Module, batch: SourceBatch) -> list[dict[str, Any]]:
         """`nbest` records for each row, best first."""
