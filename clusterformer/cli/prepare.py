@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
@@ -37,6 +39,8 @@ examples:
   clusterformer prepare wikiqa --accept-licence
   clusterformer prepare wmt14 --root /data --mirror http://mirror.example.org/sets
 """
+
+_MAX_TIMEOUT = 86_400.0  # seconds, a day
 
 
 def run(arguments: list[str]) -> None:
@@ -76,11 +80,30 @@ def parse(arguments: list[str]) -> Namespace:
     options = parser.parse_args(arguments)
     if not options.names and not options.list:
         raise InputError("which data set? give its name, or --list to see what there is")
-    if options.mirror and not options.mirror.startswith(("http://", "https://")):
-        raise InputError(f"--mirror must begin with http:// or https://, got {options.mirror!r}")
-    if not options.timeout > 0:
-        raise InputError(f"--timeout must be more than 0 seconds, got {options.timeout:g}")
+    if options.mirror is not None:
+        _check_mirror(options.mirror)
+    if not 0 < options.timeout <= _MAX_TIMEOUT:
+        raise InputError(
+            f"--timeout must be more than 0 seconds and at most {_MAX_TIMEOUT:,.0f}, "
+            f"got {options.timeout:g}"
+        )
     return options
+
+
+def _check_mirror(address: str) -> None:
+    """Refuse what is no address of a folder on a web server."""
+    found = f"got {address!r:.200}"
+    if not address.startswith(("http://", "https://")):
+        raise InputError(f"--mirror must begin with http:// or https://, {found}")
+    try:
+        parts = urlsplit(address)
+        host, _ = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError as error:
+        raise InputError(f"--mirror is no address: {error}, {found}") from None
+    odd = re.search(r"[^!-~]|[?#@\\]", address)
+    if odd or not host:
+        what = f"no {odd[0]!r}" if odd else "a host"
+        raise InputError(f"--mirror must have {what}, such as http://example.org/sets, {found}")
 
 
 def _list(root: str | None) -> None:

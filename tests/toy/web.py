@@ -17,7 +17,9 @@ class Web(ThreadingHTTPServer):
 
     Attributes:
         files: Content by path, such as {"/a/b.zip": b"..."}.
-        troubles: "cut" and "stall" after half of what is left, "corrupt", or a status to answer.
+        troubles: "cut" and "stall" after half of what is left, "corrupt", "endless", or a status to
+            answer.
+        odd: Headers to send instead of the usual ones.
         ranges: Whether it knows ranges.
         tags: Whether it names the state of a file.
         pause: Seconds between two pieces of 64 KiB.
@@ -32,8 +34,12 @@ class Web(ThreadingHTTPServer):
         self.troubles: list[str | int] = []
         self.ranges = self.tags = True
         self.pause = 0.0
+        self.odd: dict[str, str] = {}
         self.asked: list[tuple[str, str | None]] = []
         self.over = threading.Event()
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing when a client closes the connection."""
 
     @property
     def url(self) -> str:
@@ -76,15 +82,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        if web.tags:
-            self.send_header("ETag", tag)
-        self.send_header("Content-Length", str(len(content) - start))
+        headers = {"ETag": tag} if web.tags else {}
+        headers["Content-Length"] = str(len(content) - start)
+        for name, value in (headers | web.odd).items():
+            if value and (name, trouble) != ("Content-Length", "endless"):
+                self.send_header(name, value)
         self.end_headers()
+        while trouble == "endless":
+            self.wfile.write(content)
         self._send(content[start:], trouble)
 
     def _refuse(self, status: int | str) -> None:
         self.send_response(int(status))
-        self.send_header("Retry-After", "0")
+        self.send_header("Retry-After", self.server.odd.get("Retry-After", "0"))
         self.send_header("Content-Length", "0")
         self.end_headers()
 

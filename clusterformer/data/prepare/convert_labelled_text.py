@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from clusterformer.data.prepare.archives import (
     Converter,
+    open_tar,
     read_zip_member,
     split_lines,
+    tar_files,
     write_lines,
 )
 
@@ -40,12 +41,10 @@ def two_class_converter(name: str, negative: str, positive: str, encoding: str) 
 def convert_newsgroups(downloads: Path, folder: Path) -> None:
     """Convert 20 Newsgroups, one file a post, to JSON lines ordered by group and number."""
     posts: dict[str, dict[tuple[str, int], str]] = {"train": {}, "test": {}}
-    with tarfile.open(downloads / "20news-bydate.tar.gz") as archive:
-        for member in archive:
-            file = archive.extractfile(member)
-            if file is not None:
-                part, group, number = member.name.split("/")[-3:]
-                posts[part.rpartition("-")[2]][group, int(number)] = file.read().decode("latin-1")
+    with open_tar(downloads / "20news-bydate.tar.gz") as archive:
+        for name, file in tar_files(archive):
+            part, group, number = name.split("/")[-3:]
+            posts[part.rpartition("-")[2]][group, int(number)] = file.read().decode("latin-1")
     for part, texts in posts.items():
         records = (
             {"id": str(number), "label": group, "text": text}

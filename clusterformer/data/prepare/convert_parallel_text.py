@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import re
-import tarfile
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import IO
 
 from clusterformer.data.prepare.archives import (
+    open_tar,
     open_tar_member,
+    read_gzip,
     read_zip_member,
     split_lines,
     write_lines,
@@ -33,7 +33,7 @@ def convert_multi30k(downloads: Path, folder: Path) -> None:
     """Convert Multi30k: the files as they are, all compressed."""
     for part in _MULTI30K:
         for language in ("de", "en"):
-            raw = gzip.decompress((downloads / f"{part}.{language}.gz").read_bytes())
+            raw = read_gzip(downloads / f"{part}.{language}.gz")
             write_lines(folder / f"raw/{part}.{language}.gz", split_lines(raw))
             name = f"{part}.lc.norm.tok.{language}"
             tokens = (downloads / name).read_bytes()
@@ -46,7 +46,7 @@ def convert_iwslt14(downloads: Path, folder: Path) -> None:
     Moses tokens in lower case; pairs of 1 to 175 tokens a side and at most 1.5 times as many on
     one side as on the other; every 23rd of them validates.
     """
-    with tarfile.open(downloads / "de-en.tgz") as archive:
+    with open_tar(downloads / "de-en.tgz") as archive:
         sides = [
             _tokens(_talks(open_tar_member(archive, f"train.tags.de-en.{lang}").read()), lang)
             for lang in ("de", "en")
@@ -85,7 +85,7 @@ def convert_wmt14(downloads: Path, folder: Path) -> None:
         )
         write_lines(folder / f"train.{language}.gz", chain.from_iterable(texts))
         for name, (archive, members) in news.items():
-            with tarfile.open(downloads / archive) as file:
+            with open_tar(downloads / archive) as file:
                 lines = _segments(open_tar_member(file, members[column]))
             write_lines(folder / name.format(language), lines)
 
@@ -150,6 +150,6 @@ def _zip_sides(sources: Iterator[str], targets: Iterator[str]) -> list[tuple[str
 
 
 def _corpus(archive: Path, member: str) -> Iterator[str]:
-    with tarfile.open(archive) as file:
+    with open_tar(archive) as file:
         for line in open_tar_member(file, member):
             yield line.decode().rstrip("\n").replace("\r", " ")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import re
 import ssl
 import time
 import urllib.request
@@ -23,6 +24,9 @@ FIRST_WAIT = 1.0
 
 ATTEMPTS = 5
 """Maximum number of successive attempts without a byte."""
+
+MAX_BYTES = 2**30
+"""Maximum size of a file whose size is not published."""
 
 Progress = Callable[[int, int | None], None]
 """Called after every block with the bytes fetched and those of the whole file (None: unknown)."""
@@ -52,6 +56,7 @@ def fetch(
     path: Path,
     *,
     checksum: str = "",
+    size: int = 0,
     timeout: float = 30.0,
     progress: Progress = lambda done, total: None,
 ) -> None:
@@ -65,18 +70,21 @@ def fetch(
         url: Address, http or https.
         path: Path of the file, in an existing folder.
         checksum: "sha256:..." or another of hashlib's; empty if none is published.
+        size: Published number of bytes; 0 if unknown, then `MAX_BYTES` is the limit.
         timeout: Seconds without a byte after which the connection counts as dead.
         progress: Callback for the progress.
 
     Raises:
-        InputError: if the server cannot be reached, does not have the file, or sends one with
-            another checksum, twice.
+        InputError: if the server cannot be reached, does not have the file, sends one of
+            another size or beyond the limit, or with another checksum, twice.
     """
     part = path.with_name(f"{path.name}.part")
+    if _size(part) > (size or MAX_BYTES):
+        part.unlink()
     tag = path.with_name(f"{path.name}.tag")
     found = ""
     for _ in range(2):
-        _collect(url, part, None if checksum else tag, timeout, progress)
+        _collect(url, part, None if checksum else tag, size, timeout, progress)
         found = digest(part, checksum)
         if found == checksum:
             part.replace(path)
@@ -98,13 +106,15 @@ def digest(path: Path, like: str) -> str:
     return f"{algorithm}:{value.hexdigest()}"
 
 
-def _collect(url: str, part: Path, tag: Path | None, timeout: float, progress: Progress) -> None:
+def _collect(
+    url: str, part: Path, tag: Path | None, size: int, timeout: float, progress: Progress
+) -> None:
     """Fill `part`, over as many connections as needed."""
     fruitless, begun = 0, _size(part)
     while True:
         before = _size(part)
         try:
-            return _receive(url, part, tag, timeout, progress)
+            return _receive(url, part, tag, size, timeout, progress)
         except _Interrupted as broken:
             fruitless = 0 if _size(part) > before else fruitless + 1
             kept = f"; {_size(part):,} bytes are kept to continue from" if _size(part) else ""
@@ -115,9 +125,11 @@ def _collect(url: str, part: Path, tag: Path | None, timeout: float, progress: P
             time.sleep(max(broken.wait, min(FIRST_WAIT * 2**fruitless, _MAX_WAIT)))
 
 
-def _receive(url: str, part: Path, tag: Path | None, timeout: float, progress: Progress) -> None:
-    """Append the bytes of one connection."""
-    known = tag.read_text(encoding="utf-8") if tag and tag.exists() else ""
+def _receive(
+    url: str, part: Path, tag: Path | None, size: int, timeout: float, progress: Progress
+) -> None:
+    """Append the bytes of one connection, never more than the file may have."""
+    known = _safe(tag.read_bytes().decode("latin-1")) if tag and tag.exists() else ""
     num_bytes = _size(part) if known or not tag else 0
     request = urllib.request.Request(url, headers={"User-Agent": "clusterformer"})
     if num_bytes:
@@ -134,12 +146,16 @@ def _receive(url: str, part: Path, tag: Path | None, timeout: float, progress: P
         raise _Interrupted(error.reason, unreachable=not temporary) from None
     except _BROKEN as error:
         raise _Interrupted(error) from None
+    except (ValueError, TypeError, LookupError, OverflowError) as error:
+        raise InputError(f"{url}: cannot be fetched: {error}") from error
     with response:
         start, total = _extent(response.status, response.headers)
         if start not in (0, num_bytes):
             part.unlink()
             raise _Interrupted(f"the server continued at byte {start:,} instead of {num_bytes:,}")
         num_bytes = start
+        if total is not None:
+            _check_size(url, total, size, done=True)
         if tag and not num_bytes:
             tag.write_text(_tag(response.headers), encoding="utf-8")
         with part.open("ab" if num_bytes else "wb") as file:
@@ -150,6 +166,7 @@ def _receive(url: str, part: Path, tag: Path | None, timeout: float, progress: P
                     raise _Interrupted(error) from None
                 if not block:
                     break
+                _check_size(url, num_bytes + len(block), size)
                 try:
                     file.write(block)
                     file.flush()
@@ -161,6 +178,15 @@ def _receive(url: str, part: Path, tag: Path | None, timeout: float, progress: P
                 progress(num_bytes, total)
     if total is not None and num_bytes < total:
         raise _Interrupted(f"connection lost after {num_bytes:,} of {total:,} bytes")
+    _check_size(url, num_bytes, size, done=True)
+
+
+def _check_size(url: str, num_bytes: int, size: int, *, done: bool = False) -> None:
+    """Refuse more bytes than a file may have and, when it is done, fewer."""
+    if num_bytes > (size or MAX_BYTES) or (done and size and num_bytes != size):
+        allowed = f"published are {size:,}" if size else f"allowed are {MAX_BYTES:,}"
+        more = "" if done else "or more "
+        raise InputError(f"{url}: {num_bytes:,} bytes {more}come, {allowed}; it is another file")
 
 
 def _extent(status: int, headers: Message) -> tuple[int, int | None]:
@@ -168,9 +194,19 @@ def _extent(status: int, headers: Message) -> tuple[int, int | None]:
     if status == http.client.PARTIAL_CONTENT:
         extent, _, total = headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
         start = extent.partition("-")[0]
-        return int(start) if start.isdigit() else -1, int(total) if total.isdigit() else None
-    length = headers.get("Content-Length", "")
-    return 0, int(length) if length.isdigit() else None
+        first = _number(start)
+        return -1 if first is None else first, _number(total)
+    return 0, _number(headers.get("Content-Length", ""))
+
+
+def _number(text: str) -> int | None:
+    """Read a number of a header; None for anything else."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _safe(tag: str) -> str:
+    """Return a tag that can stand in a request's header, else an empty one."""
+    return tag if re.fullmatch(r"[ -~]{1,200}", tag) else ""
 
 
 def _handle_refusal(url: str, error: HTTPError, part: Path, num_bytes: int) -> None:
@@ -182,15 +218,15 @@ def _handle_refusal(url: str, error: HTTPError, part: Path, num_bytes: int) -> N
         raise _Interrupted("the kept bytes are more than the file has") from None
     status = f"{error.code} {error.reason}"
     if error.code in _TEMPORARY:
-        wait = error.headers.get("Retry-After", "")
-        raise _Interrupted(status, min(float(wait), _MAX_WAIT) if wait.isdigit() else 0) from None
+        wait = _number(error.headers.get("Retry-After", "")) or 0
+        raise _Interrupted(status, min(wait, _MAX_WAIT)) from None
     raise InputError(f"{url}: the server says {status}") from None
 
 
 def _tag(headers: Message) -> str:
     """Identify the state of a file for If-Range, which allows no weak entity tag."""
     tag = headers.get("ETag", "")
-    return headers.get("Last-Modified", "") if not tag or tag.startswith("W/") else tag
+    return _safe(headers.get("Last-Modified", "") if not tag or tag.startswith("W/") else tag)
 
 
 def _size(path: Path) -> int:

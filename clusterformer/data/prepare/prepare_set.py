@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import shutil
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -18,9 +15,6 @@ from clusterformer.data.prepare.download import Progress, digest, fetch
 from clusterformer.errors import InputError
 
 Presence = Literal["yes", "part", "no"]
-
-_UNEXPECTED = (KeyError, IndexError, ValueError, EOFError, zlib.error)
-_UNEXPECTED_ARCHIVE = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile)
 
 
 def prepare_set(
@@ -80,7 +74,14 @@ def prepare_set(
                 _check_terms(published, path, accept, mirror)
                 url = f"{mirror.rstrip('/')}/{name}/{remote.file}" if mirror else remote.url
                 progress = progress_of(remote.file)
-                fetch(url, path, checksum=remote.checksum, timeout=timeout, progress=progress)
+                fetch(
+                    url,
+                    path,
+                    checksum=remote.checksum,
+                    size=remote.size,
+                    timeout=timeout,
+                    progress=progress,
+                )
             elif (found_sum := digest(path, remote.checksum)) != remote.checksum:
                 raise InputError(f"{path}: {found_sum}, expected {remote.checksum}; remove it")
         report(f"{name}: making its files")
@@ -124,13 +125,14 @@ def _build(published: PublishedSet, downloads: Path, folder: Path) -> None:
         published.converter(downloads, new)
     except InputError:
         raise
-    except (*_UNEXPECTED, *_UNEXPECTED_ARCHIVE) as error:
+    except Exception as error:  # whatever is in a download, it is one line
+        if isinstance(error, OSError) and error.errno:
+            where = error.filename or published.name
+            raise InputError(f"{where}: {error.strerror or error}") from error
+        said = f"{error}" or type(error).__name__
         raise InputError(
-            f"{downloads}: not as expected: {error}; remove it to fetch {published.name} again"
+            f"{downloads}: not as expected: {said}; remove it to fetch {published.name} again"
         ) from error
-    except OSError as error:
-        where = error.filename or published.name
-        raise InputError(f"{where}: {error.strerror or error}") from error
     for file, expected in published.contents.items():
         found = _count(new / file) if expected else expected
         if found != expected:

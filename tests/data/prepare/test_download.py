@@ -154,3 +154,48 @@ except InputError as error:
     part = (tmp_path / "a.zip.part").read_bytes()
     assert part
     assert part == CONTENT[: len(part)]
+
+
+@pytest.mark.parametrize("size", [1_000_000, 0])
+def test_an_endless_body_stops_at_the_published_size_or_the_limit(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(download, "MAX_BYTES", 2_000_000)
+    web.troubles = ["endless"]
+    limit = size or 2_000_000
+    with pytest.raises(InputError, match=f"a.zip: .* bytes or more come, .* {limit:,}"):
+        fetch(f"{web.url}/a.zip", tmp_path / "a.zip", size=size)
+    assert len(web.asked) == 1
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < limit + 2**17
+
+
+@pytest.mark.parametrize("size", [len(CONTENT) - 1, len(CONTENT) + 1])
+def test_another_size_than_the_published_one_is_refused_at_once(
+    web: Web, tmp_path: Path, size: int
+) -> None:
+    with pytest.raises(InputError, match=f"{len(CONTENT):,} bytes come, published are {size:,}"):
+        fetch(f"{web.url}/a.zip", tmp_path / "a.zip", size=size)
+    assert not (tmp_path / "a.zip").exists()
+
+
+ODD = ["²", "9" * 5000, "-1", "1e9", "nan", "ÿ", "bytes */*", "bytes ²-³/²", "x" * 1000]
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_odd_headers_are_no_traceback(web: Web, tmp_path: Path, value: str) -> None:
+    web.troubles = [503, "cut"]
+    names = ("Retry-After", "ETag", "Last-Modified", "Content-Range")
+    web.odd = dict.fromkeys(names, value.encode().decode("latin-1"))
+    try:
+        fetch(f"{web.url}/a.zip", tmp_path / "a.zip", timeout=0.5)
+        assert (tmp_path / "a.zip").read_bytes() == CONTENT
+    except InputError:
+        assert not (tmp_path / "a.zip").exists()
+
+
+def test_a_tag_that_is_damaged_is_not_sent(web: Web, tmp_path: Path) -> None:
+    (tmp_path / "a.zip.part").write_bytes(CONTENT[:100])
+    for tag in (b"\xff\xfe", b"a\r\nX-Header: b", b"x" * 100_000):
+        (tmp_path / "a.zip.tag").write_bytes(tag)
+        assert bring(web, tmp_path, checksum="") == CONTENT
+        (tmp_path / "a.zip").rename(tmp_path / "a.zip.part")
