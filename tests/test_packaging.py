@@ -62,25 +62,70 @@ def test_wheel_holds_every_module_and_configuration(wheel: Path) -> None:
     assert held == expected
 
 
-def test_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
-    home = tmp_path / "venv"
+@pytest.fixture(scope="module")
+def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of an environment with the wheel and the dependencies of this environment."""
+    home = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(home, symlinks=os.name != "nt")
-    scripts = home / ("Scripts" if os.name == "nt" else "bin")
-    python = scripts / "python"
+    folder = home / ("Scripts" if os.name == "nt" else "bin")
+    python = folder / "python"
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps")
-    run(*pip, wheel, cwd=tmp_path)
-    # the dependencies of this environment, without the hook of its editable install
-    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path)
+    run(*pip, wheel, cwd=home)
+    # the folders of the dependencies, without the hook of their editable install of this package
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home)
     folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     Path(site.strip(), "dependencies.pth").write_text("\n".join(folders), encoding="utf-8")
+    return folder
 
+
+def test_wheel_works_away_from_the_repository(scripts: Path, tmp_path: Path) -> None:
+    python = scripts / "python"
     where = run(
         python, "-c", f"import {', '.join(PACKAGES)} as last; print(last.__file__)", cwd=tmp_path
     )
-    assert Path(where.strip()).is_relative_to(home)
+    assert Path(where.strip()).is_relative_to(scripts.parent)
     assert "fit" in run(scripts / "clusterformer", "--help", cwd=tmp_path)
     printed = run(python, *FIT, "--print_config", cwd=tmp_path)
     assert "class_path" in printed
+
+
+MINE = """
+from clusterformer.attention import FullAttention
+from clusterformer.tasks.classification import Classification
+
+
+class MyAttention(FullAttention):
+    pass
+
+
+class MyTask(Classification):
+    pass
+"""
+LOAD = "import clusterformer; print(clusterformer.load('runs/mytask/1', trust=['mypackage'])"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["clusterformer"], ["python", "-m", "clusterformer"]])
+def test_classes_of_the_current_folder_work(
+    command: list[str], scripts: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "mypackage" / "__init__.py").touch()
+    (tmp_path / "mypackage" / "mine.py").write_text(MINE)
+    (tmp_path / "rows.tsv").write_text("".join(f"{i % 2}\tword {i}\n" for i in range(40)))
+    (tmp_path / "texts.txt").write_text("word 3\n")
+    name, *words = command
+    start = (scripts / name, *words)
+    data = ["--data=mypackage.mine.MyTask", "--data.train=rows.tsv", "--data.text_column=2"]
+    model = ["--model.attention=mypackage.mine.MyAttention", "--data.label_column=1"]
+    small = ["--model.d_model=8", "--model.num_heads=2", "--model.num_layers=1"]
+    once = ["--trainer.max_steps=1", "--trainer.accelerator=cpu"]
+    run(*start, "fit", *data, *model, *small, *once, cwd=tmp_path)
+    predict = ("predict", "--checkpoint=runs/mytask/1", "--input=texts.txt", "--trust=mypackage")
+    label = run(*start, *predict, cwd=tmp_path).split("\t")[0]
+    assert label in ("0", "1")
+    loaded = run(scripts / "python", "-c", f"{LOAD}.predict(['word 3'])[0]['label'])", cwd=tmp_path)
+    assert loaded.strip() == label
 
 
 AFTER_MAIN = """

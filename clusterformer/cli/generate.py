@@ -19,6 +19,7 @@ No data set is needed, only the checkpoint.
   --top_p 1.0        draw only from the most probable tokens that have this probability together
   --seed 0           seed of the draws: the same seed gives the same text
   --device cpu       cpu or cuda (default: cuda if there is one)
+  --trust PACKAGE    allow the checkpoint to import a class of that package
 
 examples:
   clusterformer generate --checkpoint runs/wikitext2/1 --prompt "The film was"

@@ -60,6 +60,8 @@ class Options:
             self.config = self.parser.parse_args(arguments)
         except InputError as error:
             raise InputError(f"{locate(offender(str(error)), self._files)}{error}") from error
+        except Exception as error:  # a module of the user's raises whatever it does
+            raise InputError(f"{type(error).__name__}: {error}") from error
         seed_everything(self.config["seed_everything"], workers=True)
         made = instantiate(self.parser, self.config)
         self.model: ClusterFormer = made["model"]

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterable
+from importlib import import_module
 from pydoc import locate
 
 from clusterformer.attention import AttentionCore
@@ -20,8 +21,9 @@ _CLASS = re.compile(r"Expected a dot import path string: (\S+)")
 _ARGUMENT = re.compile(r"unrecognized arguments: (\S+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '([^']+)'>|typing\.Literal\[(.+?)\]|([^.\n]+))")
 _GOT = re.compile(r"(?:Got value|Given value): (.+?)(?:\. Got value|$)", re.M)
-
-
+_DOTTED = re.compile(
+    r"(?:Expected a path but |class_path '|class_path='|'class_path': ')((?:[A-Za-z_]\w*\.)+\w+)"
+)
 _OFFENDER = re.compile(r"(?:no option|no class|got) '([^']+)'")
 
 
@@ -54,8 +56,10 @@ def explain(message: str, options: Iterable[str]) -> str:
     if found := _OPTION.search(message):
         group = found[1].partition(".")[0]
         return f"no option {group!r}; {_suggest(group, {name.partition('.')[0] for name in names})}"
+    base: type = Task if keys[:1] == ["data"] else AttentionCore
+    if keys and (found := _DOTTED.search(message)) and (why := _why_not(found[1], base)):
+        return where + why
     if found := _CLASS.search(message):
-        base = Task if keys[:1] == ["data"] else AttentionCore
         return f"{where}no class {found[1]!r}; {_suggest(found[1], _subclasses(base))}"
     if found := _ARGUMENT.search(message):
         name = found[1].lstrip("-").partition("=")[0]
@@ -71,6 +75,24 @@ def explain(message: str, options: Iterable[str]) -> str:
         wanted = " or ".join(names).replace("NoneType", "null")
         return f"{where}expected {wanted}, got {_value(got[0])}"
     return where + " ".join(_KEY.sub("", message).strip(" :\n").split())
+
+
+def _why_not(class_path: str, base: type) -> str | None:
+    """Say why a class that is named by its full path cannot be used; None if it can be."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        where = "neither installed nor in the current folder (a package needs an __init__.py)"
+        missing = error.name and f"{module}.".startswith(f"{error.name}.")
+        return f"cannot import {module}: {where if missing else error}"
+    except Exception as error:  # the user's module raises whatever it does
+        return f"cannot import {module}: {type(error).__name__}: {error}"
+    if found is None:
+        return f"{module} has no class {name!r}"
+    if isinstance(found, type) and issubclass(found, base):
+        return None
+    return f"{class_path} is no subclass of {base.__name__}"
 
 
 def _no_option(class_path: str, key: str) -> str:
