@@ -5,9 +5,9 @@ Letters: P points, F features.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import zlib
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -17,12 +17,21 @@ from numpy.typing import NDArray
 
 from clusterformer.data.corpora import read_corpus
 from clusterformer.data.named_sets import data_folder
+from clusterformer.data.point_files import (
+    Column,
+    PointFile,
+    check_arrays,
+    read_npy,
+    read_npz,
+    read_table,
+)
 from clusterformer.data.word_vectors import load_vectors
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, reading
 
 PointSet = Literal["mnist", "digits", "20news"]
 """Names of sets; any other name is a file."""
 
+_KINDS = ("npy", "npz", "csv", "tsv", "txt", "vec")
 _TEST_EVERY = 5  # every fifth point tests, where the data have no test part
 _MNIST = {"train": ("train", 60_000), "test": ("t10k", 10_000)}
 _IDX_BYTES = 0x08  # third byte of an IDX file of unsigned bytes
@@ -37,6 +46,9 @@ class Points(NamedTuple):
         train_labels: Their labels (P,), strings or numbers; None if there are none.
         test_labels: Labels of the test points, likewise.
         image: Height and width of a point that is an image.
+        whole: All points of the file, in its order; None for those of `train`.
+        ids: Name of each of them; None for their numbers from 0.
+        columns: Names of the features; None if they have none.
     """
 
     train: NDArray
@@ -44,21 +56,31 @@ class Points(NamedTuple):
     train_labels: NDArray | None = None
     test_labels: NDArray | None = None
     image: tuple[int, int] | None = None
+    whole: NDArray | None = None
+    ids: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
 
 
 def read_points(
-    name: str, *, root: str | Path | None = None, label_column: str | int | None = None
+    name: str,
+    *,
+    root: str | Path | None = None,
+    label_column: Column | None = None,
+    id_column: Column | None = None,
+    columns: Sequence[Column] | None = None,
 ) -> Points:
     """Read a named set or a file.
 
     A file is `.npy` (P, F); `.npz` with x and optionally y, x_test and y_test; `.csv` or `.tsv` of
-    numbers, with or without a header line; or word vectors in GloVe's format (`.txt`, `.vec`; also
-    with `.gz`). With labels but no test part, every fifth point tests.
+    numbers, with or without a header line; or word vectors in GloVe's format (`.txt`, `.vec`); all
+    but `.npz` also with `.gz`. With labels but no test part, every fifth point tests.
 
     Args:
         name: mnist, digits (in scikit-learn), 20news (TF-IDF, 100 singular vectors), or a file.
         root: Folder of the data sets; None for the default one.
         label_column: Table: column of the labels, by name or by number from 1.
+        id_column: Table: column that names the points, likewise.
+        columns: Columns of numbers, likewise; None for all others.
 
     Raises:
         InputError: if something is missing or has another format.
@@ -69,20 +91,59 @@ def read_points(
         return _digits()
     if name == "20news":
         return _news(root)
-    path = Path(name).expanduser()
-    if not path.is_file():
+    path, kind = _find(name)
+    if kind in ("csv", "tsv"):
+        found = read_table(
+            path,
+            "," if kind == "csv" else "\t",
+            columns=columns,
+            label_column=label_column,
+            id_column=id_column,
+        )
+        return _split(path, check_arrays(path, found, None))
+    for option, value in (("label_column", label_column), ("id_column", id_column)):
+        if value is not None:
+            raise InputError(f"{path}: {option} is for tables, .csv or .tsv")
+    if kind == "npy":
+        found = read_npy(path)
+    elif kind == "npz":
+        found = read_npz(path)
+    else:
+        rows, vectors = load_vectors(path)
+        found = PointFile({"x": np.asarray(vectors)}, list(rows))
+    return _split(path, check_arrays(path, found, columns))
+
+
+def _find(name: str) -> tuple[Path, str]:
+    """Find a file, and tell its format from its name."""
+    with reading(name, "the name of a file"):
+        path = Path(name).expanduser()
+        is_file = path.is_file()
+    if not is_file:
         known = ", ".join(get_args(PointSet))
         raise InputError(f"{name}: no such file, and no named set; those are {known}")
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    if kind == "npy":
-        return _checked(path, {"x": _load_arrays(path)})
-    if kind == "npz":
-        return _checked(path, _load_arrays(path))
-    if kind in ("csv", "tsv"):
-        return _checked(path, _table(path, "," if kind == "csv" else "\t", label_column))
-    if kind in ("txt", "vec"):
-        return _checked(path, {"x": load_vectors(path).vectors})
-    raise InputError(f"{path}: cannot tell its format; allowed is .npy .npz .csv .tsv .txt .vec")
+    if kind not in _KINDS or (kind == "npz" and path.suffix == ".gz"):
+        allowed = " ".join(f".{kind}" for kind in _KINDS)
+        raise InputError(f"{path}: cannot tell its format; allowed is {allowed}")
+    return path, kind
+
+
+def _split(path: Path, found: PointFile) -> Points:
+    x, y = found.arrays["x"], found.arrays.get("y")
+    x_test, y_test = found.arrays.get("x_test"), found.arrays.get("y_test")
+    if y is None:
+        points = Points(x, x if x_test is None else x_test)
+    elif x_test is not None and y_test is not None:
+        points = Points(x, x_test, y, y_test)
+    elif len(x) < _TEST_EVERY:
+        raise InputError(
+            f"{path}: {len(x)} labelled points; at least {_TEST_EVERY} are needed, one of "
+            "which tests"
+        )
+    else:
+        points = _hold_out(x, y)
+    return points._replace(whole=x, ids=found.ids, columns=found.columns)
 
 
 def _mnist(folder: Path) -> Points:
@@ -144,71 +205,6 @@ def _sklearn(module: str) -> Any:
         return import_module(f"sklearn.{module}")
     except ImportError:
         raise InputError("this needs scikit-learn: pip install 'clusterformer[cluster]'") from None
-
-
-def _load_arrays(path: Path) -> Any:
-    try:
-        loaded = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None)
-        return loaded if path.suffix == ".npy" else dict(loaded)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path}: not a NumPy file: {error}") from None
-
-
-def _table(path: Path, delimiter: str, label_column: str | int | None) -> dict[str, NDArray]:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
-    if not rows:
-        raise InputError(f"{path}: empty")
-    label = _label_index(path, rows[0], label_column)
-    numbers: list[list[float]] = []
-    labels: list[str] = []
-    for line, row in enumerate(rows, 1):
-        if len(row) != len(rows[0]):
-            raise InputError(f"{path}:{line}: {len(row)} columns, line 1 has {len(rows[0])}")
-        try:
-            found = [float(field) for index, field in enumerate(row) if index != label]
-        except ValueError as error:
-            if line == 1:  # the header
-                continue
-            raise InputError(f"{path}:{line}: {error}; allowed are numbers") from None
-        numbers.append(found)
-        if label is not None:
-            labels.append(row[label])
-    table = {"x": np.array(numbers, dtype=np.float32).reshape(len(numbers), -1)}
-    return table if label is None else table | {"y": np.array(labels)}
-
-
-def _label_index(path: Path, first: list[str], column: str | int | None) -> int | None:
-    if column is None:
-        return None
-    if str(column).isdecimal():
-        if not 1 <= int(column) <= len(first):
-            raise InputError(f"{path}:1: no column {column}, there are {len(first)}")
-        return int(column) - 1
-    if column not in first:
-        raise InputError(f"{path}:1: no column {column!r}, the header line has {first}")
-    return first.index(str(column))
-
-
-def _checked(path: Path, found: dict[str, NDArray]) -> Points:
-    if "x" not in found:
-        raise InputError(f"{path}: no array x in it, there is {', '.join(found)}")
-    for name, array in found.items():
-        if name.startswith("x") and array.ndim != 2:
-            raise InputError(
-                f"{path}: {name} has shape {array.shape}, allowed is (points, columns)"
-            )
-        if name.startswith("x") and not np.issubdtype(array.dtype, np.number):
-            raise InputError(f"{path}: {name} holds {array.dtype}, allowed are numbers")
-        points = name.replace("y", "x", 1)
-        if points in found and len(array) != len(found[points]):
-            raise InputError(f"{path}: {len(found[points])} {points}, but {len(array)} {name}")
-    x, y = found["x"], found.get("y")
-    if y is None:
-        return Points(x, found.get("x_test", x))
-    if "x_test" in found and "y_test" in found:
-        return Points(x, found["x_test"], y, found["y_test"])
-    return _hold_out(x, y)
 
 
 def _hold_out(x: NDArray, y: NDArray) -> Points:

@@ -87,9 +87,22 @@ def test_word_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", "1,2\n3\n", r"t.csv:2: 1 columns, line 1 has 2"),
-        ("t.csv", "1,2\n3,x\n", r"t.csv:2: could not convert .* 'x'; allowed are numbers"),
+        ("t.csv", "1,2\n3\n", r"t.csv:2: 1 columns, the first line has 2"),
+        ("t.csv", "1,2\n3,x\n", r"t.csv:2: column 2: 'x'; allowed are finite numbers"),
+        ("t.csv", "a,b\n\n1,2\n\n3,\n", r"t.csv:5: column b: ''; allowed are finite numbers"),
+        ("t.csv", "a,b\n1,nan\n", r"t.csv:2: column b: 'nan'; allowed are finite numbers"),
+        ("t.csv", "1,2\n1,1e39\n", r"t.csv:2: column 2: '1e39'; allowed are finite numbers"),
+        ("t.csv", "1,2\n1,1_0\n", r"t.csv:2: column 2: '1_0'; allowed are finite numbers"),
+        ("t.csv", "a,1\n1,2\n", r"t.csv:1: column 1: 'a'; .* a header line of names alone"),
+        ("t.csv", "a;b\n1;2\n", r"t.csv:2: column a;b: '1;2'; .* ';' separates no columns here"),
+        ("t.tsv", "1,2\n1,2\n", r"t.tsv: empty|t.tsv:2: column 1,2: .* ',' separates no columns"),
+        ("t.csv", '1,2\n"1,2\n', r"t.csv:2: not a table of numbers, UTF-8: unexpected end of data"),
+        ("t.csv", "1,2\n1,\0\n", r"t.csv:2: "),
+        ("t.csv", "a,b\n", r"t.csv: empty; a line for each point is needed"),
         ("t.csv", "", r"t.csv: empty"),
+        ("t.csv.gz", "1,2\n", r"t.csv.gz: not a table of numbers, UTF-8: Not a gzipped file"),
+        ("t.npz", "1,2\n", r"t.npz: not a NumPy archive"),
+        ("t.npz.gz", "1,2\n", r"t.npz.gz: cannot tell its format"),
         ("t.npy", "nothing", r"t.npy: not a NumPy file"),
         ("t.xls", "1", r"t.xls: cannot tell its format"),
     ],
@@ -98,6 +111,77 @@ def test_bad_files_are_refused(name: str, content: str, message: str, tmp_path: 
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         read_points(str(tmp_path / name))
+
+
+def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"a,b\n1,2\n3,\xe94\n")
+    with pytest.raises(InputError, match=r"t.csv:3: bytes e9 34 0a are not utf-8"):
+        read_points(str(tmp_path / "t.csv"))
+
+
+@pytest.mark.parametrize("text", ["1,2\n3,4\n", "a,b\n1,2\n3,4\n"])
+def test_a_byte_order_mark_hides_no_point(text: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8-sig", newline="\r\n")
+    points = read_points(str(tmp_path / "t.csv"))
+    assert points.train.tolist() == [[1, 2], [3, 4]]
+    assert points.columns == (["a", "b"] if "a" in text else None)
+
+
+def test_columns_are_selected_by_name_and_number(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("key,a,kind,b\n" + "".join(f"k{i},{i},x,{-i}\n" for i in range(10)))
+    points = read_points(str(table), label_column="kind", id_column="key")
+    assert points.whole is not None
+    assert points.whole[3].tolist() == [3, -3]
+    assert (points.ids, points.columns) == ([f"k{i}" for i in range(10)], ["a", "b"])
+    assert len(points.train) == 8
+    points = read_points(str(table), id_column=1, columns=["b", 2])
+    assert points.columns == ["b", "a"]
+    assert points.train[3].tolist() == [-3, 3]
+    for column, message in [("c", "first line has"), ("5", "there are 4"), ("0", "there are 4")]:
+        with pytest.raises(InputError, match=rf"t.csv:1: no column '?{column}'?.*{message}"):
+            read_points(str(table), columns=[column])
+    table.write_text("2019,2020,x\n1,2,3\n")
+    assert read_points(str(table), id_column="x").train.tolist() == [[1, 2]]
+    table.write_text(",a,b\nu,1,2\nv,3,4\n")  # as pandas writes an index
+    points = read_points(str(table))
+    assert (points.ids, points.train.tolist()) == (["u", "v"], [[1, 2], [3, 4]])
+    np.save(tmp_path / "x.npy", np.arange(6.0).reshape(2, 3))
+    assert read_points(str(tmp_path / "x.npy"), columns=["3", "1"]).train.tolist() == [
+        [2, 0],
+        [5, 3],
+    ]
+
+
+def test_packed_arrays(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(6.0).reshape(2, 3))
+    (tmp_path / "x.npy.gz").write_bytes(gzip.compress((tmp_path / "x.npy").read_bytes()))
+    assert read_points(str(tmp_path / "x.npy.gz")).train.shape == (2, 3)
+    (tmp_path / "x.npy.gz").write_bytes((tmp_path / "x.npy.gz").read_bytes()[:-12])
+    with pytest.raises(InputError, match=r"x.npy.gz: not a NumPy file: Compressed file ended"):
+        read_points(str(tmp_path / "x.npy.gz"))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": [[1, np.nan]]}, r"x\[0, 1\] is nan, allowed are finite numbers"),
+        ({"x": [[1, 2]], "x_test": [[1, -np.inf]]}, r"x_test\[0, 1\] is -inf"),
+        ({"x": [["a"]]}, r"x holds <U1, allowed are numbers"),
+        ({"x": [[1j]]}, r"x holds complex128, allowed are numbers"),
+        ({"x": np.zeros((0, 2))}, r"x has shape \(0, 2\), that is no numbers"),
+        ({"x": [[1, 2]], "x_test": [[1]]}, "x has 2 columns, but x_test 1"),
+        ({"x": [[1, 2]], "y": 3}, r"y has shape \(\), allowed is \(points,\)"),
+        ({"x": [[1, 2]], "y": [[1, 2]]}, r"y has shape \(1, 2\), allowed is \(points,\)"),
+        ({"x": [[1, 2]], "y": [1j]}, "y holds complex128, allowed are numbers or strings"),
+        ({"x": [[1, 2]], "y": [1]}, "1 labelled points; at least 5 are needed"),
+        ({"x": [[1, 2]], "y_test": [1]}, "0 x_test, but 1 y_test"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(arrays: dict, message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(InputError, match=message):
+        read_points(str(tmp_path / "x.npz"))
 
 
 def test_bad_arrays_are_refused(tmp_path: Path) -> None:
