@@ -5,7 +5,6 @@ Shapes have scikit-learn's names: n_samples, n_features, n_clusters.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +36,7 @@ from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neig
 from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.parameters import MIN_PER_CLUSTER, check_memory, check_parameters
 from clusterformer.clustering.progress_bar import Progress
+from clusterformer.clustering.saving import SaveMixin
 
 SAMPLE = 2**18
 """Maximum number of points that `fit` trains on, drawn at random; it assigns all points."""
@@ -49,7 +49,7 @@ Random = np.random.RandomState
 
 
 class NeuralClustering(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator
+    SaveMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator
 ):
     """Neural clustering: learned clusters that near neighbours share (ClusterFormer, appendix A).
 
@@ -329,14 +329,6 @@ class NeuralClustering(
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle on the CPU, without the optimizer: partial_fit then makes a new one."""
-        state = super().__getstate__()
-        for name in ("_network", "_features"):
-            if name in state:
-                state[name] = copy.deepcopy(state[name]).cpu()
-        return {**state, "_optimizer": None} if "_optimizer" in state else state
 
 
 def _generator(random: Random) -> torch.Generator:

@@ -1,0 +1,134 @@
+"""Saving of the estimator: an archive of numbers and JSON, which no pickle is needed to read."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from clusterformer.clustering.neighbors import PrincipalComponents
+from clusterformer.clustering.network import NeuralClusters
+from clusterformer.clustering.parameters import check_parameters
+from clusterformer.errors import InputError, reading
+
+_FORMAT = "NeuralClustering 1"
+_FITTED = ("cluster_centers_", "labels_", "_mass", "_sums")  # arrays, by their attributes
+_KIND = "a model of NeuralClustering.save"
+
+Estimator = TypeVar("Estimator", bound="SaveMixin")
+
+
+class SaveMixin:
+    """Methods of NeuralClustering that write and read a fitted estimator."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted estimator to a file, whole or not at all.
+
+        The file is a NumPy archive without pickle, on any machine. `augment` and a state of random
+        numbers are not in it: set them again before `partial_fit`.
+
+        Args:
+            path: File to write, such as "model.npz"; one that is there is replaced.
+        """
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(self)
+        state: dict[str, Any] = vars(self)
+        plain = (bool, int, float, str, type(None))
+        parameters = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in self.get_params(deep=False).items()  # type: ignore[attr-defined]
+        }
+        described = {
+            "format": _FORMAT,
+            "parameters": {
+                name: value if isinstance(value, plain) else None
+                for name, value in parameters.items()
+            },
+            "steps": state["n_iter_"],
+            "merge_at": state["_network"].merge_at,
+            "names": list(state.get("feature_names_in_", [])) or None,
+        }
+        arrays = {name: state[name] for name in _FITTED}
+        for part in ("_network", "_features"):
+            values = state[part].state_dict().items()
+            arrays |= {f"{part}.{name}": value.cpu().numpy() for name, value in values}
+        path = Path(path)
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                np.savez(file, json=np.array(json.dumps(described)), **arrays)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls: type[Estimator], path: str | Path, *, device: str = "cpu") -> Estimator:
+        """Read an estimator that `save` wrote.
+
+        Args:
+            path: The file.
+            device: Device of the computation from now on: "cpu" or "cuda".
+
+        Raises:
+            InputError: if there is no such file, or it is damaged or something else.
+        """
+        with reading(path, _KIND):
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            described = json.loads(str(arrays.pop("json")))
+            if described["format"] != _FORMAT:
+                raise InputError(f"{path}: format {described['format']!r}, allowed is {_FORMAT!r}")
+            for name, array in arrays.items():
+                if not np.isfinite(array).all():
+                    raise InputError(f"{path}: NaN or infinity in {name}; the file is damaged")
+            return _restore(cls(**described["parameters"] | {"device": device}), described, arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle on the CPU, without the optimizer: partial_fit then makes a new one."""
+        state = super().__getstate__()  # type: ignore[misc]
+        for name in ("_network", "_features"):
+            if name in state:
+                state[name] = copy.deepcopy(state[name]).cpu()
+        return {**state, "_optimizer": None} if "_optimizer" in state else state
+
+
+def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArray]) -> Any:
+    """Give an estimator its fitted parts; sizes are checked before memory is asked for."""
+    check_parameters(estimator)
+    clusters, columns = arrays["cluster_centers_"].shape
+    components = arrays["_features.projection"].shape[1]
+    if clusters != estimator.n_clusters:
+        raise ValueError(f"{clusters} centers, but n_clusters is {estimator.n_clusters}")
+    units = arrays["_network.project.0.bias"].shape[0] if estimator.hidden is not None else None
+    if units != estimator.hidden:
+        raise ValueError(f"{units} units, but hidden is {estimator.hidden}")
+    network = NeuralClusters(
+        components,
+        clusters,
+        hidden=estimator.hidden,
+        merge_at=described["merge_at"],
+        generator=torch.Generator(),
+    )
+    features = PrincipalComponents(columns, components)
+    for part, module in (("_network", network), ("_features", features)):
+        values = {
+            name.removeprefix(f"{part}."): torch.from_numpy(value)
+            for name, value in arrays.items()
+            if name.startswith(f"{part}.")
+        }
+        module.to(next(value.dtype for value in values.values() if value.is_floating_point()))
+        module.load_state_dict(values)
+    if int(network.alive.sum()) != clusters:
+        raise ValueError(f"{int(network.alive.sum())} clusters, allowed are {clusters}")
+    vars(estimator).update({name: arrays[name] for name in _FITTED})
+    estimator._network, estimator._features, estimator._optimizer = network, features, None
+    estimator.n_iter_, estimator.n_features_in_ = described["steps"], columns
+    if described["names"] is not None:
+        estimator.feature_names_in_ = np.array(described["names"], dtype=object)
+    return estimator
