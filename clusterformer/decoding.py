@@ -43,7 +43,8 @@ class Search:
 
     Attributes:
         beam: Number of hypotheses followed for each text; 1 is greedy.
-        length_penalty: Exponent of the length; above 1 favours long texts, below 1 short ones.
+        length_penalty: Exponent of the length, -10 to 10; above 1 favours long texts, below 1 short
+            ones.
         nbest: Number of hypotheses returned for each text, at most `beam`.
 
     Raises:
@@ -58,6 +59,8 @@ class Search:
         require_at_least(1, beam=self.beam, nbest=self.nbest)
         if self.nbest > self.beam:
             raise InputError(f"nbest must be at most beam ({self.beam}), got {self.nbest}")
+        if not -10 <= self.length_penalty <= 10:
+            raise InputError(f"length_penalty must be from -10 to 10, got {self.length_penalty}")
 
 
 @torch.inference_mode()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -17,6 +18,9 @@ from clusterformer.data.named_sets import Split, check_count, data_folder, missi
 from clusterformer.errors import InputError
 
 TranslationCorpus = Literal["multi30k", "iwslt14", "iwslt14-part", "wmt14", "tatoeba"]
+
+MAX_HELD_OUT = 2000
+"""Maximum number of sentences held out of training for validation."""
 
 
 class SentencePair(NamedTuple):
@@ -36,12 +40,16 @@ class Bitext:
         target: File of their translations; the same file where it is a TSV.
         columns: TSV: columns of source and target, from 0.
         counts: Numbers of pairs allowed; empty for any.
+        held_out: Sentences held out of training, with their translations.
+        part: "all" pairs, those "held out", or the "rest".
     """
 
     source: Path
     target: Path
     columns: tuple[int, int] | None = None
     counts: tuple[int, ...] = ()
+    held_out: frozenset[str] = frozenset()
+    part: Literal["all", "held out", "rest"] = "all"
 
     @property
     def files(self) -> list[Path]:
@@ -58,11 +66,36 @@ class Bitext:
         number = 0
         for pair in self._from_columns() if self.columns else self._from_files():
             number = pair.line
-            yield pair
+            if self.part == "all" or (pair.source in self.held_out) == (self.part == "held out"):
+                yield pair
         if not number:
             raise InputError(f"{self.source}: no pairs in it")
         if self.counts:
             check_count(self.source, "pairs", number, *self.counts)
+
+    def hold_out(self) -> tuple[Bitext, Bitext]:
+        """Split the pairs for training without a validation file.
+
+        About a tenth, at most `MAX_HELD_OUT`, at equal distances. Pairs with the same sentence stay
+        together, so that no sentence of one part occurs in the other.
+
+        Returns:
+            The rest and the pairs held out.
+
+        Raises:
+            InputError: as iteration does, or if there are too few pairs.
+        """
+        total = sum(1 for pair in self if pair.source.strip() and pair.target.strip())
+        step = max(min(10, total), -(-total // MAX_HELD_OUT), 1)
+        sources = (pair.source for pair in self if pair.source.strip() and pair.target.strip())
+        held_out = frozenset(islice(sources, step - 1, None, step))
+        rest = replace(self, held_out=held_out, part="rest")
+        if not held_out or next(iter(rest), None) is None:
+            raise InputError(
+                f"{self.source}: too few pairs to hold some out for validation; "
+                "set data.valid_source and data.valid_target"
+            )
+        return rest, replace(rest, part="held out")
 
     def _from_files(self) -> Iterator[SentencePair]:
         sources, targets = read_lines(self.source), read_lines(self.target)

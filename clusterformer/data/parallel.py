@@ -164,6 +164,8 @@ class ParallelText:
 
     def _cache_path(self, kind: str, options: Any) -> Path:
         form = [self.bitext.columns, self.source, self.target, self.limits, self.tokenised]
+        if self.bitext.part != "all":
+            form.append(self.bitext.part)
         identity = json.dumps([kind, self._digest, repr(form), options])
         name = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return cache_folder() / "translation" / f"{kind}-{name}"
@@ -250,6 +252,8 @@ class ParallelTextSource(TranslationSource):
     ) -> TranslationDataset:
         text = self._text(split)
         pairs = list(text.bitext)
+        if text.bitext.part == "held out":
+            pairs = [pair for pair in pairs if pair.source.strip() and pair.target.strip()]
         for pair in pairs:
             if not pair.source.strip() or not pair.target.strip():
                 raise InputError(f"{text.bitext.target}:{pair.line}: empty side, allowed is text")
@@ -264,11 +268,25 @@ class ParallelTextSource(TranslationSource):
             self.encode(sources, tokenizer), self.encode(targets, tokenizer), references
         )
 
+    @cached_property
+    def _parts(self) -> tuple[Bitext, Bitext]:
+        """Pairs to train on and to validate on, where there is no validation file."""
+        bitext = self._find("train")
+        assert bitext is not None
+        rest, held_out = bitext.hold_out()
+        rank_zero_only(_log.info)(
+            f"{bitext.source}: {len(held_out.held_out):,} of its sentences validate instead of "
+            "training; data.valid_source and data.valid_target set files for that"
+        )
+        return rest, held_out
+
     def _text(self, split: Split) -> ParallelText:
         bitext = self._find(split)
         if bitext is None and split == "test":
             _warn_no_test()
-            bitext = self._find("valid")
+            split, bitext = "valid", self._find("valid")
+        if split != "test" and self._find("valid") is None:
+            bitext = self._parts[split == "valid"]
         assert bitext is not None
         return ParallelText(
             bitext, self.source_form, self.target_form, self._limits, self._tokenised

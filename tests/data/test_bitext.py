@@ -116,3 +116,28 @@ def test_both_directions_have_the_same_pairs(name, data_root):
         for direction in (("de", "en"), ("en", "de"))
     )
     assert there[:2] == back[1::-1]
+
+
+def numbered(tmp_path: Path, count: int) -> Bitext:
+    """Pairs of which every third has the sentence of the one before, and every fifth is empty."""
+    sources = [f"s{i - (i % 3 == 2)}" if i % 5 else " " for i in range(count)]
+    targets = [f"t{i}" for i in range(count)]
+    lines = ("".join(f"{line}\n" for line in side).encode() for side in (sources, targets))
+    return bitext(tmp_path, *lines)
+
+
+@pytest.mark.parametrize("count", [4, 10, 100, 30_000])
+def test_held_out_pairs_share_no_sentence_with_the_rest(tmp_path, count):
+    pairs = numbered(tmp_path, count)
+    rest, held_out = pairs.hold_out()
+    assert sorted([*rest, *held_out], key=lambda pair: pair.line) == list(pairs)
+    sources = {pair.source for pair in held_out}
+    assert not sources & {pair.source for pair in rest}
+    assert 1 <= len(sources) <= min(2000, max(1, count // 10))
+    assert list(pairs.hold_out()[1]) == list(held_out)
+
+
+@pytest.mark.parametrize("content", [b"a\n", b"a\na\na\n", b" \n \n"])
+def test_too_few_pairs_to_hold_some_out(tmp_path, content):
+    with pytest.raises(InputError, match=r"too few pairs to hold .* data\.valid_source"):
+        bitext(tmp_path, content, content).hold_out()

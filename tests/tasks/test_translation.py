@@ -222,7 +222,15 @@ def test_pictures_show_the_weights_of_the_last_layer(files):
     [
         ({}, "give a named set"),
         ({"name": "multi30k", "train_source": "a"}, "one of them"),
-        ({"train_source": "a", "train_target": "b"}, "valid_source and valid_target"),
+        (OWN | {"valid_target": None}, "valid_source and valid_target"),
+        ({"train_source": "a"}, "train_source and train_target"),
+        (
+            {"name": "multi30k", "length_penalty": float("nan")},
+            "length_penalty must be from -10 to 10",
+        ),
+        ({"name": "multi30k", "length_penalty": float("inf")}, "length_penalty must be from -10"),
+        ({"name": "multi30k", "max_ratio": float("nan")}, "max_ratio must be at least 1"),
+        ({"name": "multi30k", "max_ratio": float("inf")}, "max_ratio must be finite"),
         ({"name": "multi30k", "beam": 2, "nbest": 3}, r"nbest must be at most beam"),
         ({"name": "multi30k", "max_ratio": 0.5}, "max_ratio must be at least 1"),
         ({"name": "multi30k", "source_lang": "xx"}, "no language 'xx'"),
@@ -248,3 +256,20 @@ def test_named_sets_are_set_up(data_root):
     prepared._tokenizer = SubwordTokenizer(["ein"])
     prepared.setup("validate")
     assert len(prepared._pairs["valid"].lengths) == 7_283
+
+
+def test_training_files_are_enough(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = [f"--data.train_{side}={files[f'train_{side}']}" for side in ("source", "target")]
+    small = ["--model.d_model=16", "--model.d_ff=16", "--model.num_layers=1"]
+    small += ["--model.attention=FullAttention", "--model.decoder_attention=FullAttention"]
+    steps = ["--trainer.max_steps=2", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    options = [*given, "--data.vocab_size=300", *small, *steps]
+    assert main(["fit", "--config", "translate.yaml", *options]) == 0
+    assert "test/sacrebleu" in capsys.readouterr().out
+    source = Translation(
+        **{f"train_{side}": files[f"train_{side}"] for side in ("source", "target")}
+    )
+    train, valid = (source.source._text(split).bitext for split in ("train", "valid"))
+    assert len([*train, *valid]) == 500
+    assert not {pair.source for pair in train} & {pair.source for pair in valid}
