@@ -90,6 +90,8 @@ def equal_blocks(
     """
     order, inverse, _ = grouped
     batch, length = order.shape
+    if not torch.compiler.is_exporting():
+        min_width = min(min_width, length)
     width = max(-(-length // num_blocks), min_width)
     max_blocks, num_blocks = num_blocks, min(num_blocks, -(-length // min_width))
     device = order.device
@@ -146,6 +148,8 @@ def cluster_chunks(
     batch, length = order.shape
     clusters = counts.shape[1]
     device = order.device
+    if not torch.compiler.is_exporting():
+        chunk_size = min(chunk_size, length)  # a text shorter than a chunk pays for its tokens
     # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall.
     blocks = (length + clusters * (chunk_size - 1)) // chunk_size
     chunks = _ceil_div(counts, chunk_size)  # (B, C)
@@ -195,7 +199,11 @@ def window_blocks(
         device: Device of the indices.
         look_back: Number of blocks seen before the own one.
         look_ahead: Number of blocks seen after it.
+
+    A text of one block is a `single_block`, except in an exported graph, which is for any length.
     """
+    if length <= width and not torch.compiler.is_exporting():
+        return single_block(length, batch, key_mask, device=device)
     order = torch.arange(length, device=device).expand(batch, length)
     inverse, lengths = order, torch.full((batch, 1), length, device=device)
     if key_mask is not None:

@@ -112,8 +112,8 @@ def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -
         seen, mass = F.pad(seen, (0, 0, 0, rest)), F.pad(mass, (0, 0, 0, rest), value=NOTHING)
         far, far_mass = merge(far, far_mass, seen, mass)
         size *= 2
-    count = -(-length // settings.block_size)
-    near = (_blocks(x, count, settings.block_size) for x in (q, k, v, far, far_mass))
+    size = min(settings.block_size, length)
+    near = (_blocks(x, -(-length // size), size) for x in (q, k, v, far, far_mass))
     return merged_attention(*near).view(batch, -1, width)[:, :length]
 
 

@@ -98,11 +98,7 @@ class ClusteredAttention(AttentionCore):
     ) -> Tensor:
         """Compute values (B * H, N, D) of queries (B * H, N, D) in clusters (B * H, N)."""
         means, _ = cluster_means(q, assignment, self.num_clusters, query_mask)
-        mask = None if key_mask is None else key_mask[:, None, None]
-        cluster_values = F.scaled_dot_product_attention(
-            means[:, None], k[:, None], v[:, None], mask
-        )
-        return spread(cluster_values[:, 0], assignment)
+        return spread(_attend_to_all(means, k, v, key_mask), assignment)
 
 
 class ImprovedClusteredAttention(ClusteredAttention):
@@ -161,6 +157,8 @@ class ImprovedClusteredAttention(ClusteredAttention):
         query_mask: Tensor | None,
         key_mask: Tensor | None,
     ) -> Tensor:
+        if k.shape[1] <= self.top_k and not torch.compiler.is_exporting():
+            return _attend_to_all(q, k, v, key_mask)
         scale = self.head_width**-0.5
         means, _ = cluster_means(q, assignment, self.num_clusters, query_mask)
         scores = (means * scale) @ k.transpose(1, 2)  # (B * H, C, M)
@@ -181,3 +179,9 @@ class ImprovedClusteredAttention(ClusteredAttention):
             mask = key_mask.gather(1, seen.flatten(1)).view(seen.shape)
         exact = gathered_attention(q, k, v, blocks.members, blocks.filled, seen, mask, scale=scale)
         return spread(rest, assignment) + spread(mass, assignment) * exact
+
+
+def _attend_to_all(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Apply full attention: q (B * H, N or C, D), k and v (B * H, M, D), key_mask (B * H, M)."""
+    mask = None if key_mask is None else key_mask[:, None, None]
+    return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], mask)[:, 0]

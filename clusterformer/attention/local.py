@@ -52,6 +52,9 @@ class LocalAttention(AttentionCore):
     ) -> tuple[Tensor, None]:
         width = -(-self.window // 2)  # blocks of half a window: three in sight are 1.5 windows
         reach = -(-(self.window - 1) // width)
+        within: int | None = self.window
+        if q.shape[2] <= self.window and not torch.compiler.is_exporting():
+            width, within = q.shape[2], None  # one block: every token is in sight
         blocks = window_blocks(
             q.shape[2],
             q.shape[0],
@@ -63,7 +66,7 @@ class LocalAttention(AttentionCore):
         )
         mixed = chunk_attention(
             q, k, v, blocks,
-            scale=self.head_width**-0.5, causal=bool(self.causal), within=self.window,
+            scale=self.head_width**-0.5, causal=bool(self.causal), within=within,
         )  # fmt: skip
         return mixed, None
 

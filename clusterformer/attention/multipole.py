@@ -138,6 +138,13 @@ class MultipoleAttention(AttentionCore):
         """Compute values (B * H, N, D) and the cluster of each query (B * H, N)."""
         settings, length = self.settings, q.shape[1]
         assignment, count = query_clusters(q, query_mask, self.offset, settings)
+        few = k.shape[1] <= settings.num_clusters and not torch.compiler.is_exporting()
+        if few and settings.monopole:  # a cluster for each key
+            mask = None if key_mask is None else key_mask[:, None, None]
+            mixed = F.scaled_dot_product_attention(
+                q[:, None], k[:, None], v[:, None], mask, scale=1.0
+            )
+            return mixed[:, 0], assignment
         capacity = cluster_capacity(length, count, settings.cap) if settings.two_stage else length
         points, _ = cluster_means(q, assignment, count, query_mask)
         expansion = expand_keys(points, k, v, key_mask, self.offset, settings)

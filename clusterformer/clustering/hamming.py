@@ -48,6 +48,8 @@ def hamming_kmeans(
     points = signs.to(torch.bfloat16 if fast else torch.float32)  # exact in both
     row = torch.arange(batch, device=codes.device)[:, None] * num_clusters
     flat, total = signs.flatten(0, 1), torch.empty_like(centroids).flatten(0, 1)
+    if length <= num_clusters:
+        iterations = 0  # each point starts a cluster, and no centroid would move
     for _ in range(iterations):
         assignment = _nearest(points, centroids)
         total = total.zero_().index_add_(0, (assignment + row).flatten(), flat)

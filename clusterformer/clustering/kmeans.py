@@ -37,7 +37,7 @@ def kmeans(
 
     Args:
         points: (B, N, D).
-        num_clusters: C. With no fewer clusters than different points, each point has its own.
+        num_clusters: C. With no fewer clusters than points, each point has its own.
         offset: One random number in 0..1, which determines the draw.
         mask: (B, N), True at real points; None means all real.
         iterations: Number of Lloyd's iterations before the last assignment.
@@ -50,20 +50,27 @@ def kmeans(
 
     Cost: O(N C D) an iteration. One node of a compiled graph. No gradients.
     """
+    batch, length, width = points.shape
+    if mask is None:
+        mask = torch.ones(batch, length, dtype=torch.bool, device=points.device)
+    own = (mask.cumsum(-1) - 1).clamp(min=0)
+    if length <= num_clusters:
+        return own
     points = points.float()
     squares = points.square().sum(-1)
     weights = squares + torch.finfo(squares.dtype).eps  # a zero vector is a point too
-    if mask is not None:
-        weights = weights.masked_fill(~mask, 0.0)
+    weights = weights.masked_fill(~mask, 0.0)
     start = seeds(weights, num_clusters, offset)
-    centroids = points.gather(1, start[..., None].expand(-1, -1, points.shape[-1]))
+    centroids = points.gather(1, start[..., None].expand(-1, -1, width))
     for _ in range(iterations):
         means, counts = cluster_means(points, nearest(points, centroids), num_clusters, mask)
         centroids = torch.where(counts > 0, means, centroids)
     if cap is None:
-        return nearest(points, centroids)
-    margin = _margin(points, centroids)
-    return _assign_capped(_closeness(points, centroids), margin, squares / 2, mask, cap)
+        assignment = nearest(points, centroids)
+    else:
+        margin = _margin(points, centroids)
+        assignment = _assign_capped(_closeness(points, centroids), margin, squares / 2, mask, cap)
+    return torch.where(mask.sum(-1, keepdim=True) <= num_clusters, own, assignment)
 
 
 @kmeans.register_fake
@@ -125,7 +132,7 @@ def _margin(points: Tensor, centroids: Tensor) -> Tensor:
 
 
 def _assign_capped(
-    closeness: Tensor, margin: Tensor, offset: Tensor, mask: Tensor | None, cap: float
+    closeness: Tensor, margin: Tensor, offset: Tensor, mask: Tensor, cap: float
 ) -> Tensor:
     """Assign points to the nearest clusters with room: two rounds of choices, then any room.
 
@@ -136,9 +143,7 @@ def _assign_capped(
         mask: (B, N), True at real points.
         cap: Maximum size of a cluster, as a multiple of n / C.
     """
-    batch, length, num_clusters = closeness.shape
-    if mask is None:
-        mask = torch.ones(batch, length, dtype=torch.bool, device=closeness.device)
+    num_clusters = closeness.shape[-1]
     room = cluster_capacity(mask.sum(-1, keepdim=True), num_clusters, cap).expand(-1, num_clusters)
     waiting, assignment = mask, torch.zeros_like(mask, dtype=torch.long)
     for _ in range(2):

@@ -196,6 +196,27 @@ def test_gradients_are_finite(cls, causal, dtype: torch.dtype) -> None:
 
 
 @every_form
+def test_a_window_longer_than_the_text_costs_nothing(cls, causal) -> None:
+    """With windows of the text's length the values are the same, and take as many slots."""
+    wide, narrow = (
+        {"chunk_size": n, "window": n, "top_k": n, "block_size": n, "local_window": n,
+         "min_width": n}
+        for n in (10**7, 19)
+    )  # fmt: skip
+    known = inspect.signature(cls).parameters
+    x, mask = torch.randn(2, 19, WIDTH, requires_grad=True), mask_of([19, 7], 19)
+    found = []
+    for options in (wide, narrow):
+        torch.manual_seed(0)
+        chosen = {k: v for k, v in options.items() if k in known}
+        layer = MultiHeadAttention(cls(WIDTH, HEADS, causal=causal, **chosen))
+        values = layer(x, mask).values[mask]
+        values.sum().backward()
+        found.append(values)
+    torch.testing.assert_close(*found)
+
+
+@every_form
 def test_input_need_not_be_contiguous(cls, causal) -> None:
     layer = build(cls, causal)
     x = torch.randn(WIDTH, 2, 19).permute(1, 2, 0)
