@@ -98,7 +98,7 @@ def _folder(options: argparse.Namespace, name: str) -> Path:
 
 def _compare(options: argparse.Namespace) -> None:
     from clusterformer.compare.plan import find_plan, read_plan
-    from clusterformer.compare.runner import Job, select_shard, train_jobs
+    from clusterformer.compare.runner import Job, lock_comparison, select_shard, train_jobs
 
     path = find_plan(options.sources[0])
     plan = read_plan(path)
@@ -113,16 +113,17 @@ def _compare(options: argparse.Namespace) -> None:
     if options.dry_run:
         _list(jobs)
         return
-    for job in jobs:
-        job.record()
     mine = select_shard(jobs, options.shard)
-    failures = train_jobs(
-        mine,
-        num_parallel=options.jobs,
-        wandb=options.wandb,
-        group=path.stem,
-        report=partial(print, flush=True),
-    )
+    with lock_comparison(folder, options.shard):
+        for job in jobs:
+            job.record()
+        failures = train_jobs(
+            mine,
+            num_parallel=options.jobs,
+            wandb=options.wandb,
+            group=path.stem,
+            report=partial(print, flush=True),
+        )
     results = [result for job in jobs if (result := job.result)]
     if results:
         _write(results, options, folder, plan)

@@ -61,8 +61,10 @@ def run(arguments: list[str]) -> None:
     from clusterformer.cli.against import check_against, fit_against
     from clusterformer.cli.fitting import fit_run
     from clusterformer.cli.options import Options, pop_option
+    from clusterformer.compare.child import end_with_parent
     from clusterformer.training.runs import Run
 
+    end_with_parent()
     begun = time.monotonic()
     folder, arguments = pop_option(arguments, "--resume")
     resumed = Run.open(folder) if folder else None

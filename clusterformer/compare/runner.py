@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
 import clusterformer
+from clusterformer.compare.child import describe_parent
 from clusterformer.compare.plan import PlannedRun
 from clusterformer.compare.results import Result, read_result
 from clusterformer.errors import InputError
@@ -105,6 +108,11 @@ class _Process(NamedTuple):
     log: IO[bytes]
     begun: float
 
+    def stop(self) -> None:
+        """Interrupt the training: it saves a checkpoint and ends."""
+        if self.handle.poll() is None:
+            os.kill(self.handle.pid, signal.SIGINT)
+
     def close(self) -> None:
         self.handle.wait()
         self.log.close()
@@ -125,6 +133,30 @@ def select_shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:
     return list(jobs[int(index) - 1 :: int(number)])
 
 
+@contextmanager
+def lock_comparison(folder: Path, shard: str | None) -> Iterator[None]:
+    """Keep a second `compare` from training the same comparison, or the same shard of it.
+
+    The lock of a process that dies opens by itself.
+
+    Raises:
+        InputError: if another process trains it.
+    """
+    part = f"-{shard.replace('/', '-of-')}" if shard else ""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f".compare{part}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            f"{folder}: another compare is training it; wait for it, or choose another --out"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def train_jobs(
     jobs: Sequence[Job],
     *,
@@ -135,8 +167,8 @@ def train_jobs(
 ) -> list[Failure]:
     """Train unfinished jobs in processes of their own.
 
-    A job that another process holds is left to it. Ctrl-C stops all; each resumes from its last
-    checkpoint the next time.
+    A job that another process holds is left to it. However this process ends, its children end
+    as well; each job resumes from its last checkpoint the next time.
 
     Args:
         jobs: The runs.
@@ -180,7 +212,9 @@ def train_jobs(
                 report(f"[{len(taken)}/{total}] {job.planned.name}: {outcome}{rest}")
     finally:
         for process in running:
-            process.close()  # Ctrl-C reached it as well: it saves a checkpoint and ends
+            process.stop()
+        for process in running:
+            process.close()
     return failures
 
 
@@ -191,7 +225,7 @@ def _start(
     try:
         job.lock.acquire()
     except Timeout:
-        report(f"{job.planned.name}: another process is at it")
+        report(f"{job.planned.name}: another compare trains it")
         return None
     if job.finished:  # by another process, in the meantime
         job.lock.release()
@@ -202,7 +236,8 @@ def _start(
         stdout=log,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
-        env=environment,
+        env={**environment, **describe_parent(job.folder)},
+        start_new_session=True,  # Ctrl-C reaches it through `stop` alone, and once
     )
     return _Process(job, handle, log, time.monotonic())
 

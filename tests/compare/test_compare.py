@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from filelock import FileLock
 from forked import Process
 
 from clusterformer.cli.main import main
-from clusterformer.compare import runner
+from clusterformer.compare import child, runner
 
 TINY = {
     "config": "partner.yaml",
@@ -68,7 +69,7 @@ def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None
     said = capfd.readouterr().out
     assert "[2/2] not coupled, seed 0: test/accuracy" in said
     folder = Path("comparisons/tiny")
-    assert {path.name for path in folder.glob("*.*")} == {
+    assert {path.name for path in folder.glob("[!.]*.*")} == {
         "runs.csv", "table.md", "table.tex", "index.html"
     }  # fmt: skip
     assert "not coupled" in (folder / "index.html").read_text()
@@ -105,18 +106,23 @@ def test_shards_share_the_runs(plan: Path) -> None:
     assert len((folder / "runs.csv").read_text().splitlines()) == 3
 
 
-@pytest.mark.usefixtures("forked")
-def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None:
+def begin(plan: Path) -> tuple[Process, Path]:
+    """Start a comparison; return it, and the directory of its first run, once that has begun."""
     longer = {**TINY, "options": {**TINY["options"], "trainer.max_steps": 40}}
     plan.write_text(yaml.safe_dump(longer, sort_keys=False))
-    command = [sys.executable, "-m", "clusterformer", "compare", str(plan)]
-    process = Process(command, start_new_session=True)
+    process = Process([sys.executable, "-m", "clusterformer", "compare", str(plan)])
     first = Path("comparisons/tiny/coupled/all/seed-0")
     for _ in range(600):
         if list(first.glob("*/*/checkpoints/last.ckpt")):
             break
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
+    return process, first
+
+
+@pytest.mark.usefixtures("forked")
+def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None:
+    process, first = begin(plan)
+    os.kill(process.pid, signal.SIGKILL)  # compare alone, not the training below it
     process.wait()
     assert not list(first.glob("*/*/results.json"))
     assert main(["compare", str(plan)]) == 0
@@ -124,6 +130,33 @@ def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None
     assert sorted(begun.values()) == [1, 2]
     (results,) = first.glob("*/*/results.json")
     assert json.loads(results.read_text())["steps"] == 40
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_training_ends_with_compare(sent: signal.Signals, plan: Path) -> None:
+    process, first = begin(plan)
+    os.kill(process.pid, sent)
+    process.wait()
+    lock = FileLock(first / "training.lock", timeout=child.GRACE_SECONDS / 2)
+    with lock:  # open as soon as no training holds it
+        pass
+    assert not list(first.glob("*/*/results.json"))
+    assert "go on with: clusterformer fit --resume" in (first / "log.txt").read_text()
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_second_compare_is_refused_in_one_line(plan: Path, capfd) -> None:
+    process, _ = begin(plan)
+    assert main(["compare", str(plan)]) == 2
+    assert main(["compare", str(plan), "--shard", "1/2"]) == 0
+    captured = capfd.readouterr()
+    assert "comparisons/tiny: another compare is training it" in captured.err
+    assert captured.err.count("\n") == 1
+    assert "coupled, seed 0: another compare trains it" in captured.out
+    os.kill(process.pid, signal.SIGINT)
+    process.wait()
+    assert list(starts(Path("comparisons/tiny")).values()) == [1]
 
 
 @pytest.mark.parametrize(
