@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import math
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from clusterformer.errors import InputError
+from clusterformer.compare.plan_file import PlanFile, is_number, shorten
+from clusterformer.errors import InputError, reading
 from clusterformer.training.config_files import comparisons, find
 
 FitOptions = dict[str, Any]
@@ -30,6 +32,16 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "baseline": str,
     "paper": dict,
 }
+
+OURS = ("seed_everything", "runs", "resume")
+"""Options of `fit` that the comparison sets."""
+
+MAX_RUNS = 5_000
+MAX_SEED = 2**32 - 1
+MAX_NAME = 200
+"""Longest name of a row or column in a file."""
+
+MAX_SLUG = 100
 
 
 @dataclass(frozen=True)
@@ -114,84 +126,131 @@ def read_plan(path: Path) -> Plan:
     `baseline` and `paper`.
 
     Raises:
-        InputError: if it holds anything else, no run, or two runs of one name.
+        InputError: if it holds anything else, no run, too many, or two runs of one name.
     """
-    content = _read_yaml(path)
-    seeds = content.get("seeds", [0])
-    if not seeds or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
-        raise InputError(f"{path}: seeds must be a list of numbers from 0, got {seeds!r}")
-    rows = _expand(path, _named(path, content, "rows", "run"), content.get("grid", {}))
-    columns = _named(path, content, "columns", "")
+    file = PlanFile(path)
+    _check_forms(file)
+    content = file.content
+    seeds = _seeds(file)
+    rows, columns = _named(file, "rows", "run"), _named(file, "columns", "")
+    grid = _grid(file)
+    number = len(rows) * len(columns) * len(seeds) * math.prod(map(len, grid.values()))
+    if number > MAX_RUNS:
+        file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
+    rows = _expand(file, rows, grid)
     shared = {**content.get("options", {}), "config": content.get("config", [])}
-    runs = [
-        _planned(row, column, seed, shared, rows[row], columns[column])
-        for row in rows
-        for column in columns
-        for seed in seeds
-    ]
-    _refuse_duplicates(path, runs)
+    _check_options(file, shared, "options")
+    with reading(path, "a comparison"):
+        runs = [
+            _planned(row, column, seed, shared, rows[row], columns[column])
+            for row in rows
+            for column in columns
+            for seed in seeds
+        ]
+    _refuse_duplicates(file, runs)
     baseline = content.get("baseline")
     if baseline is not None and baseline not in rows:
-        raise InputError(f"{path}: no row {baseline!r} for a baseline; there are {', '.join(rows)}")
-    return Plan(
-        content.get("title", path.stem.replace("-", " ")),
-        runs,
-        content.get("metric"),
-        baseline,
-        content.get("paper", {}),
-    )
+        names = ", ".join(list(rows)[:20])
+        file.refuse(f"no row {shorten(baseline)} for a baseline; there are {names}", "baseline")
+    title = content.get("title", path.stem.replace("-", " "))
+    _check_name(file, title, "title")
+    return Plan(title, runs, content.get("metric"), baseline, _paper(file))
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{line}: not valid YAML") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: holds no comparison, such as `rows:` and `seeds:`")
-    for key, value in content.items():
+def _check_forms(file: PlanFile) -> None:
+    for key, value in file.content.items():
         if key not in KEYS:
-            raise InputError(f"{path}: unknown key {key!r}; allowed are {', '.join(KEYS)}")
+            file.refuse(f"unknown key {shorten(key)}; allowed are {', '.join(KEYS)}", key)
         if not isinstance(value, KEYS[key]):
-            raise InputError(f"{path}: {key} has the wrong form: {value!r}")
-    return content
+            file.refuse(f"{key} has the wrong form: {shorten(value)}", key)
+
+
+def _seeds(file: PlanFile) -> list[int]:
+    seeds = file.content.get("seeds", [0])
+    if not seeds or not all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds):
+        allowed = f"whole numbers from 0 to {MAX_SEED}"
+        file.refuse(f"seeds must be a list of {allowed}, got {shorten(seeds)}", "seeds")
+    return list(seeds)
+
+
+def _grid(file: PlanFile) -> Mapping[str, list[Any]]:
+    grid = file.content.get("grid", {})
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            message = f"grid: {key}: must be a list of values, got {shorten(values)}"
+            file.refuse(message, "grid", key)
+        for value in values:
+            _check_options(file, {key: value}, "grid")
+    return dict(grid)
+
+
+def _paper(file: PlanFile) -> Mapping[str, Mapping[str, float]]:
+    paper = file.content.get("paper", {})
+    for row, columns in paper.items():
+        if not isinstance(columns, dict) or not all(map(is_number, columns.values())):
+            message = f"paper: {row}: must be column: number, got {shorten(columns)}"
+            file.refuse(message, "paper", row)
+    return dict(paper)
+
+
+def _check_name(file: PlanFile, name: str, *keys: str) -> None:
+    """Refuse names that spoil a terminal, a table or a directory."""
+    if len(name) > MAX_NAME:
+        file.refuse(f"a name of {len(name):,} characters; allowed are {MAX_NAME}", *keys)
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+        file.refuse(f"name {shorten(name)} has control characters", *keys)
+
+
+def _check_options(file: PlanFile, options: Mapping[str, Any], *keys: str) -> None:
+    for key, value in options.items():
+        if key in OURS:
+            file.refuse(f"{key} is set by compare; remove it", *keys, key)
+        if not re.fullmatch(r"[A-Za-z_][\w.+-]*", key):
+            file.refuse(f"{shorten(key)} is no option of fit, such as model.lr", *keys, key)
+        if key == "config":
+            names = value if isinstance(value, list) else [value]
+            if not all(isinstance(name, str) for name in names):
+                message = f"config must be a name or a list of names, got {shorten(value)}"
+                file.refuse(message, *keys, key)
 
 
 def slug(name: str) -> str:
-    """Turn a name into the name of a directory."""
-    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-") or "run"
+    """Turn a name into the name of a directory: never hidden, empty, ".." or too long."""
+    safe = re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-.") or "run"
+    if len(safe) <= MAX_SLUG:
+        return safe
+    return f"{safe[:MAX_SLUG]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
-def _named(path: Path, content: Mapping[str, Any], key: str, default: str) -> dict[str, FitOptions]:
-    named = content.get(key, {default: {}})
+def _named(file: PlanFile, key: str, default: str) -> dict[str, FitOptions]:
+    named = file.content.get(key, {default: {}})
     if not named:
-        raise InputError(f"{path}: {key} is empty")
+        file.refuse(f"{key} is empty", key)
     for name, options in named.items():
         if not isinstance(options, dict | None):
-            raise InputError(f"{path}: {key}: {name}: must be dotted keys, got {options!r}")
-    return {str(name): options or {} for name, options in named.items()}
+            message = f"{key}: {name}: must be dotted keys, got {shorten(options)}"
+            file.refuse(message, key, name)
+        _check_name(file, name, key, name)
+        _check_options(file, options or {}, key, name)
+    return {name: options or {} for name, options in named.items()}
 
 
 def _expand(
-    path: Path, rows: dict[str, FitOptions], grid: Mapping[str, Any]
+    file: PlanFile, rows: dict[str, FitOptions], grid: Mapping[str, list[Any]]
 ) -> dict[str, FitOptions]:
     """Make a row for each combination of the grid's values."""
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise InputError(f"{path}: grid: {key}: must be a list of values, got {values!r}")
     if not grid:
         return rows
-    expanded = {}
+    expanded: dict[str, FitOptions] = {}
     for (row, options), values in itertools.product(
         rows.items(), itertools.product(*grid.values())
     ):
         chosen = dict(zip(grid, values, strict=True))
         label = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())
         name = label if list(rows) == ["run"] else f"{row}, {label}"
+        _check_name(file, name, "grid")
+        if name in expanded:
+            file.refuse(f"two rows are named {shorten(name)}", "grid")
         expanded[name] = {**options, **chosen}
     return expanded
 
@@ -208,12 +267,13 @@ def _planned(row: str, column: str, seed: int, *layers: Mapping[str, Any]) -> Pl
     return PlannedRun(row, column, seed, options, tuple(configs))
 
 
-def _refuse_duplicates(path: Path, runs: list[PlannedRun]) -> None:
-    seen: dict[Path, PlannedRun] = {}
+def _refuse_duplicates(file: PlanFile, runs: list[PlannedRun]) -> None:
+    seen: dict[str, PlannedRun] = {}
     for run in runs:
-        other = seen.setdefault(run.subfolder, run)
+        folder = str(run.subfolder).casefold()  # some disks do not tell A from a
+        other = seen.setdefault(folder, run)
         if other is not run:
-            raise InputError(f"{path}: {other.name} and {run.name} name one run directory")
+            file.refuse(f"{other.name} and {run.name} name one run directory", "rows", run.row)
 
 
 def _as_argument(value: Any) -> str:

@@ -1,5 +1,7 @@
 """What a comparison's file means, and what is wrong with it, in one line."""
 
+import random
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -53,11 +55,28 @@ def test_rows_columns_grid_and_seeds_multiply(tmp_path: Path) -> None:
         ({"rows": {}}, "rows is empty"),
         ({"rows": {"a": 3}}, "rows: a: must be dotted keys, got 3"),
         ({"grid": {"model.lr": []}}, "grid: model.lr: must be a list of values, got []"),
-        ({"seeds": []}, "seeds must be a list of numbers from 0, got []"),
+        ({"seeds": []}, "seeds must be a list of whole numbers from 0 to 4294967295, got []"),
         ({"seeds": "012"}, "seeds has the wrong form: '012'"),
         ({"rows": {"a b": {}, "a-b": {}}}, "a b, seed 0 and a-b, seed 0 name one run directory"),
         ({"rows": {"a": {}}, "baseline": "b"}, "no row 'b' for a baseline; there are a"),
         ({"config": "mrr.yaml"}, "no configuration 'mrr.yaml'"),
+        ({"config": [None]}, "config must be a name or a list of names, got [None]"),
+        ({"seeds": [-1]}, "from 0 to 4294967295, got [-1]"),
+        ({"seeds": [2**70]}, "from 0 to 4294967295, got [1180591620717411303424]"),
+        ({"seeds": ["0"]}, "from 0 to 4294967295, got ['0']"),
+        ({"seeds": [True]}, "from 0 to 4294967295, got [True]"),
+        ({"seeds": [1, 1]}, "run, seed 1 and run, seed 1 name one run directory"),
+        ({"rows": {"A": {}, "a": {}}}, "A, seed 0 and a, seed 0 name one run directory"),
+        ({"rows": {"x" * 201: {}}}, "a name of 201 characters; allowed are 200"),
+        ({"rows": {"\x1b[31m": {}}}, "has control characters"),
+        ({"rows": {None: {}}}, "a name must be text; write it in quotes"),
+        ({"rows": {"a": {"runs": "/"}}}, "runs is set by compare; remove it"),
+        ({"rows": {"a": {"--lr": 1}}}, "'--lr' is no option of fit, such as model.lr"),
+        ({"options": {"model.lr": date(2026, 1, 2)}}, "is no plain value; write it in quotes"),
+        ({"grid": {"a": list(range(99)), "b": list(range(99))}}, "9,801 runs are more than 5,000"),
+        ({"grid": {"model.lr": [1, "1"]}}, "two rows are named 'lr=1'"),
+        ({"paper": {"a": {"MR": "high"}}}, "paper: a: must be column: number, got {'MR': 'high'}"),
+        ({"title": None}, "title has the wrong form: None"),
     ],
 )
 def test_what_is_wrong_gets_one_line(content: dict, said: str, tmp_path: Path) -> None:
@@ -65,6 +84,88 @@ def test_what_is_wrong_gets_one_line(content: dict, said: str, tmp_path: Path) -
         read_plan(write(tmp_path / "plan.yaml", content))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "plan.yaml: holds no comparison"),
+        ("rows:\n  a: {}\n  a: {}\n", "plan.yaml:3: 'a' is there twice"),
+        ("rows:\n  a: {}\n  b: 3\n", "plan.yaml:3: rows: b: must be dotted keys"),
+        ("rows: &r\n  a: *r\n", "plan.yaml:1: a value contains itself"),
+        ("rows: {? [1, 2] : 3}", "plan.yaml:1: a name must be text"),
+        ("seeds: [" * 3000, "nested too deeply"),
+        (f"seeds: [{'9' * 5000}]", "plan.yaml: not a YAML file"),
+        ("title: !!python/object/apply:os.system [ls]", "plan.yaml:1: not valid YAML"),
+        (
+            "options:\n" + "".join(f"  {a}: &{a} [{f'*{b},' * 9}]\n" for a, b in
+                                   zip("bcdefghi", "abcdefgh", strict=True)).replace("*a", "1"),
+            "more than 100,000 values",
+        ),
+    ],
+)  # fmt: skip
+def test_a_hostile_file_gets_one_line(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        read_plan(path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", "../..", "/etc/passwd", "a/b", "a\\b", ".", "", " ", "~", "-", "C:\\x", "x" * 200],
+)
+def test_no_name_leaves_the_directory_of_the_comparison(name: str, tmp_path: Path) -> None:
+    content = {"rows": {name: {}}, "columns": {name: {}}}
+    (run,) = read_plan(write(tmp_path / "plan.yaml", content)).runs
+    assert len(run.subfolder.parts) == 3
+    assert (tmp_path / run.subfolder).resolve().is_relative_to(tmp_path.resolve())
+    assert not any(part.startswith(".") or len(part) > 120 for part in run.subfolder.parts)
+
+
+SEED = """\
+title: x
+config: [partner.yaml]
+options: &o {trainer.max_steps: 3, model.lr: 1e-3}
+rows: {full: {model.attention: FullAttention}, ours: }
+columns: {short: {data.num_tokens: 32}, long: {<<: *o}}
+grid: {model.dropout: [0.1, 0.2]}
+seeds: [3, 4]
+metric: test/accuracy
+baseline: ours, dropout=0.1
+paper: {ours: {short: 0.5}}
+"""
+PARTS = [
+    *("null", "[]", "{}", "*o", "&o", "-1", "1e999", ".nan", "..", "/", "\0", "\ud800", "true"),
+    ":",
+    *("- ", "'", "{{", "!!binary", "<<: *o", "2026-01-02", "\n", "\t", "?", "|", "%", "0x", "\x1b"),
+]
+
+
+def test_mutated_files_give_a_plan_or_one_line(tmp_path: Path) -> None:
+    draw = random.Random(14)
+    path = tmp_path / "plan.yaml"
+    lines: list[str] = []
+    plans = 0
+    for _ in range(400):
+        text = SEED
+        for _ in range(draw.randint(1, 3)):
+            start = draw.randrange(len(text))
+            end = start + draw.choice([0, 1, 5, 20])
+            text = text[:start] + draw.choice(["", draw.choice(PARTS)]) + text[end:]
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            runs = read_plan(path).runs
+        except InputError as error:
+            lines.append(str(error))
+        else:
+            assert all(run.arguments() and len(run.subfolder.parts) == 3 for run in runs)
+            plans += 1
+    assert min(plans, len(lines)) > 50
+    assert not any("\n" in line for line in lines)
 
 
 def test_no_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
