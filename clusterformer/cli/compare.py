@@ -144,6 +144,7 @@ def _write(
     from clusterformer.compare.output import write_files
     from clusterformer.compare.statistics import summarise
     from clusterformer.compare.tables import text
+    from clusterformer.compare.verdict import verdict
 
     rows = {result.row for result in results}
     if options.baseline and options.baseline not in rows:
@@ -159,7 +160,7 @@ def _write(
     names = write_files(summary, folder, title=title, command=command)
     if "index.html" not in names:
         print("no page: pip install 'clusterformer[plots]'")
-    print(f"\n{text(summary)}\n\nwritten: {folder}: {', '.join(names)}")
+    print(f"\n{text(summary)}\n\n{verdict(summary)}\n\nwritten: {folder}: {', '.join(names)}")
     if plan and options.wandb:
         from clusterformer.compare.wandb_runs import log_comparison
 

@@ -14,6 +14,7 @@ from clusterformer.compare.plots import along_a_key, quality_against, validation
 from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import body, header
+from clusterformer.compare.verdict import explain_test, verdict
 
 STYLE = """
 :root { color-scheme: light; --ink: #1a1a1a; --quiet: #5f5f5f; --faint: #dcdcdc; }
@@ -77,6 +78,7 @@ def page(summary: Summary, title: str, command: str) -> str:
     seeds = len({result.seed for result in summary.results})
     parts = [
         f"<h1>{_text(title)}</h1>",
+        f'<p class="verdict">{_text(verdict(summary))}</p>',
         f'<p class="note">{number} runs, {seeds} seeds. <code>{_text(command)}</code></p>',
         _section("Results", _table(summary) + _how_to_read(summary)),
         _section("Learning curves", _figure(validation_curves(summary), "Mean over seeds; the "
@@ -120,7 +122,8 @@ def _exact(summary: Summary, row: str) -> list[float | None]:
     """Return the values by which the cells of a row are sorted, None for sorting by text."""
     cells = (summary.cells.get((row, column)) for column in summary.columns)
     means = [None if cell is None else cell.mean for cell in cells]
-    return [None, *means, summary.significance.get(row), *summary.costs[row].values()]
+    test = summary.significance.get(row)
+    return [None, *means, test and test.p, *summary.costs[row].values()]
 
 
 def _bold(cell: str) -> str:
@@ -129,12 +132,9 @@ def _bold(cell: str) -> str:
 
 def _how_to_read(summary: Summary) -> str:
     better = "higher" if summary.mode == "max" else "lower"
-    pairs = {row: sum(r.row == row for r in summary.results) for row in summary.significance}
-    number = f" over {max(pairs.values())} pairs" if pairs else ""
     return (
         f'<p class="note">{_text(summary.metric)}, {better} is better: mean ± standard deviation '
-        "over seeds; the best value of a column is bold. p: p-value of the difference from "
-        f"{_text(summary.baseline)}, by paired bootstrap{number}; with few pairs it is optimistic. "
+        f"over seeds; the best value of a column is bold. {_text(explain_test(summary))} "
         "Epochs to converge: the first epoch whose validation is within 1 % of the best.</p>"
     )
 

@@ -1,21 +1,19 @@
-"""Mean, standard deviation and significance of results: the numbers of the table."""
+"""Mean, standard deviation and costs of results: the numbers of the table."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from clusterformer.compare.results import Result
+from clusterformer.compare.significance import PairedTest, sign_flip_test
 from clusterformer.errors import InputError
 
 AVERAGE = "average"
 """Name of the column with the mean over all columns."""
-
-RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Summary:
         mode: "max" or "min", for whether higher or lower values are better.
         rows, columns: Names in order; with several columns the last is their average.
         cells: (row, column) to its cell; there is none where a run is missing.
-        significance: Row to the p-value of its difference from the baseline, from `bootstrap`.
+        significance: Row to the test of its differences from the baseline, where there are enough.
         baseline: Row that the others are tested against.
         costs: Row to mean parameters, seconds an epoch, peak MiB and epochs to converge.
         results: Results that the table was made from.
@@ -56,7 +54,7 @@ class Summary:
     rows: Sequence[str]
     columns: Sequence[str]
     cells: Mapping[tuple[str, str], Cell]
-    significance: Mapping[str, float]
+    significance: Mapping[str, PairedTest]
     baseline: str
     costs: Mapping[str, Mapping[str, float]]
     results: Sequence[Result]
@@ -130,7 +128,7 @@ def summarise(
         rows,
         columns,
         _cells(values, mode),
-        {row: p for row in rows if (p := _significance(values, row, baseline)) is not None},
+        {row: tested for row in rows if (tested := _significance(values, row, baseline))},
         baseline,
         {row: _costs([result for result in results if result.row == row]) for row in rows},
         results,
@@ -138,34 +136,30 @@ def summarise(
     )
 
 
-def bootstrap(differences: Sequence[float]) -> float:
-    """Compute the two-sided p-value of a mean difference of zero, by paired bootstrap over runs.
-
-    It takes 10,000 resamples from a fixed generator. With few pairs it is optimistic: three seeds
-    that all agree give 0. So the number of pairs is shown with it.
-    """
-    generator = np.random.default_rng(0)
-    pairs = np.asarray(differences, float)
-    means = generator.choice(pairs, (RESAMPLES, len(pairs))).mean(1)
-    return float(min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean())))
-
-
 def _cells(values: Mapping[tuple[str, str], dict[int, float]], mode: str) -> dict[Any, Cell]:
     means = {key: statistics.fmean(cell.values()) for key, cell in values.items()}
     choose = max if mode == "max" else min
     best = {
-        column: choose(mean for (_, other), mean in means.items() if other == column)
-        for _, column in means
+        column: choose(found)
+        for column in {column for _, column in means}
+        if (found := [m for (_, c), m in means.items() if c == column and math.isfinite(m)])
     }
     return {
         (row, column): Cell(
             list(cell.values()),
             means[row, column],
-            statistics.stdev(cell.values()) if len(cell) > 1 else None,
-            means[row, column] == best[column],
+            _deviation(list(cell.values())),
+            means[row, column] == best.get(column),
         )
         for (row, column), cell in values.items()
     }
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    finite = all(math.isfinite(value) for value in values)
+    return statistics.stdev(values) if finite else math.nan
 
 
 def pairs(
@@ -183,9 +177,8 @@ def pairs(
 
 def _significance(
     values: Mapping[tuple[str, str], Mapping[int, float]], row: str, baseline: str
-) -> float | None:
-    found = pairs(values, row, baseline)
-    return bootstrap(found) if row != baseline and len(found) > 1 else None
+) -> PairedTest | None:
+    return None if row == baseline else sign_flip_test(pairs(values, row, baseline))
 
 
 def _costs(results: Sequence[Result]) -> dict[str, float]:

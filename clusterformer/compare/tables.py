@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Sequence
 
+from clusterformer.compare.significance import format_p
 from clusterformer.compare.statistics import Cell, Summary
 
 Bold = Callable[[str], str]
@@ -22,8 +24,9 @@ def body(summary: Summary, bold: Bold = str) -> list[list[str]]:
     lines = []
     for row in summary.rows:
         cells = [_cell(summary.cells.get((row, column)), bold) for column in summary.columns]
-        p = summary.significance.get(row)
-        tested = "baseline" if row == summary.baseline else "-" if p is None else f"{p:.3f}"
+        test = summary.significance.get(row)
+        tested = f"{format_p(test.p)} (n = {test.num_pairs})" if test else "-"
+        tested = "baseline" if row == summary.baseline else tested
         costs = [format_number(value) for value in summary.costs[row].values()]
         lines.append([row, *cells, tested, *costs])
         if row in summary.paper:
@@ -55,7 +58,8 @@ def markdown(summary: Summary) -> str:
     """Format the table as Markdown; the best of each column is bold."""
     head, *rows = header(summary), *body(summary, lambda cell: f"**{cell}**")
     marks = ["---", *("---:" for _ in head[1:])]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, marks, *rows)) + "\n"
+    lines = [[cell.replace("|", r"\|") for cell in line] for line in (head, marks, *rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def latex(summary: Summary) -> str:
@@ -95,6 +99,8 @@ def format_number(value: float) -> str:
     """Format a number with the few digits that carry information."""
     if value != value:
         return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
     if abs(value) >= 1e6:
         return f"{value / 1e6:.2f} M"
     if abs(value) >= 100 or value == int(value):

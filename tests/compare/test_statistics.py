@@ -6,7 +6,7 @@ import pytest
 from toy_results import RESULTS, result
 
 from clusterformer.compare.configs import differences, flatten
-from clusterformer.compare.statistics import AVERAGE, bootstrap, summarise
+from clusterformer.compare.statistics import AVERAGE, summarise
 from clusterformer.compare.tables import format_number, latex, markdown, runs_csv, text
 from clusterformer.errors import InputError
 
@@ -55,20 +55,27 @@ def test_columns_may_have_measures_of_their_own() -> None:
 def test_significance_is_of_paired_differences() -> None:
     summary = summarise(RESULTS, baseline="full")
     assert "full" not in summary.significance
-    differences = [0.1, 0.1, 0.1, 0.0, 0.0, 0.3]
-    assert summary.significance["ours"] == bootstrap(differences)
-    assert bootstrap([1.0, 1.0, 1.0]) == 0.0
-    assert bootstrap([1.0, -1.0]) == 1.0
-    assert bootstrap([0.0, 0.0]) == 1.0
-    # P(mean of four draws of {1, 1, 1, -1} <= 0) = P(at least two of four are -1), worked out
-    exact = sum(math.comb(4, n) * 0.25**n * 0.75 ** (4 - n) for n in (2, 3, 4))
-    assert bootstrap([1.0, 1.0, 1.0, -1.0]) == pytest.approx(2 * exact, abs=0.02)
+    test = summary.significance["ours"]
+    # of {1, 1, 1, 3} the signs ++++ and ---- alone have the sum 6; the two zeros do not matter
+    assert test == (2 / 16, 6)
+    assert "0.125 (n = 6)" in text(summary)
 
 
 def test_a_missing_run_leaves_a_hole_and_no_average() -> None:
     summary = summarise([r for r in RESULTS if (r.row, r.column) != ("ours", "CR")])
     assert ("ours", AVERAGE) not in summary.cells
     assert text(summary).splitlines()[2].split()[4:6] == ["-", "-"]
+
+
+def test_nan_and_infinity_are_shown_and_never_best() -> None:
+    broken = [result("nan", "", seed, math.nan) for seed in range(3)]
+    broken += [result("inf", "", seed, math.inf) for seed in range(3)]
+    fine = [result("fine", "", seed, 0.5) for seed in range(3)]
+    summary = summarise([*broken, *fine], baseline="fine")
+    assert [row for (row, _), cell in summary.cells.items() if cell.best] == ["fine"]
+    assert not summary.significance
+    assert "nan ± nan" in text(summary)
+    assert "inf ± nan" in text(summary)
 
 
 def test_every_form_of_the_table_holds_the_numbers() -> None:
