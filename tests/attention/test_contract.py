@@ -1,6 +1,8 @@
 """The contract of DESIGN section 3, over every mechanism and causal form that exists."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +22,18 @@ SMALL = {  # several blocks at the lengths used here
 }
 
 
+def guide_example() -> type[AttentionCore]:
+    """Return the mechanism that docs/guides/extend.md shows."""
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "extend.md"
+    code = re.search(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    assert code
+    names: dict[str, type[AttentionCore]] = {}
+    exec(code[1], names)  # type: ignore[arg-type]
+    return names["MeanAttention"]
+
+
 FORMS = [(cls, causal) for cls in mechanisms() for causal in cls.causal_forms]
+FORMS.append((guide_example(), False))
 STRICT = [cls for cls in mechanisms() if True in cls.causal_forms]
 
 
@@ -191,8 +204,26 @@ def test_gradients_are_finite(cls, causal, dtype: torch.dtype) -> None:
     assert x.grad is not None
     assert x.grad.isfinite().all()
     for parameter_name, parameter in layer.named_parameters():
+        if parameter_name.startswith(("q_proj", "k_proj")) and parameter.grad is None:
+            continue  # a mechanism need not compare queries with keys
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
+
+
+@every_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_inputs_up_to_1e4_give_finite_values_and_gradients(cls, causal, dtype) -> None:
+    layer = build(cls, causal).train()
+    x = (1e4 * torch.randn(2, 23, WIDTH).clamp(-1, 1)).requires_grad_()
+    mask = mask_of([23, 9], 23)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        values = layer(x, mask).values[mask]
+    values.float().mean().backward()
+    assert values.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    for parameter in layer.parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all()
 
 
 @every_form
