@@ -20,6 +20,7 @@ from clusterformer.generation import TextGenerator
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
+from clusterformer.tasks.base import Labelling
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.parser import instantiate, make_parser
@@ -107,7 +108,7 @@ class TrainedModel:
         task.load_state(saved.state)
         weights = saved.weights
         if average is not None:
-            weights = averaged(saved.path, str(average), task.mode)
+            weights = averaged(saved.path, str(average), saved.mode or task.mode)
         with isolate_rng():
             self.network: nn.Module = task.build(module.transformer_config)
         module.network = self.network
@@ -118,20 +119,37 @@ class TrainedModel:
             raise InputError(f"{self.path}: its weights do not fit the model: {first}") from error
         self.module = module.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
-    def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
+    def predict(
+        self, inputs: Iterable[Any], *, probabilities: bool = False
+    ) -> list[dict[str, Any]]:
         """Give the task's record of each input, in their order.
 
         Args:
             inputs: Texts; pairs of texts for a task on pairs; points, (P, F), for Clustering.
+            probabilities: Add `"probabilities"`, that of every label, most probable first; for
+                tasks that give one of several labels.
 
         Returns:
             Records, such as `{"label": "1", "probability": 0.97}` of a classifier,
             `{"cluster": 3, "membership": 0.8}` of a clustering.
 
         Raises:
-            InputError: if the task cannot read an input; the message says which.
+            InputError: if the task cannot read an input; the message says which. Also for
+                `probabilities` of a task without labels.
         """
-        return self._records(inputs, self.task.predictions)
+        if not probabilities:
+            return self._records(inputs, self.task.predictions)
+        if not isinstance(self.task, Labelling):
+            raise InputError(
+                f"{self.path}: probabilities are for tasks with labels, this is a run of "
+                f"{type(self.task).__name__}"
+            )
+        found = self._records(inputs, self.task.all_probabilities)
+        return [
+            {"label": label, "probability": each[label], "probabilities": each}
+            for each in found
+            for label in [next(iter(each))]
+        ]
 
     def _records(self, inputs: Iterable[Any], predictions: Predictions) -> list[dict[str, Any]]:
         lines = [_line(each) for each in inputs]

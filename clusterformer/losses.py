@@ -23,7 +23,10 @@ ClusteringForm = Literal["contrastive", "bare"]
 
 
 def cross_entropy(
-    logits: Tensor, target: Tensor, label_smoothing: float = 0.0
+    logits: Tensor,
+    target: Tensor,
+    label_smoothing: float = 0.0,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum the cross-entropy over all targets but IGNORE, in float32 (L3 of eq. 17).
 
@@ -31,6 +34,7 @@ def cross_entropy(
         logits: (B, L), or (B, N, L).
         target: (B,), or (B, N): labels 0..L - 1 or IGNORE.
         label_smoothing: Probability spread over all labels, 0..1.
+        weights: Weight of each label, (L,); None for 1.
 
     Returns:
         The sum, differentiable, and the number of targets that count.
@@ -38,6 +42,7 @@ def cross_entropy(
     total = F.cross_entropy(
         logits.flatten(0, -2).float(),
         target.flatten(),
+        weights,
         ignore_index=IGNORE,
         reduction="sum",
         label_smoothing=label_smoothing,

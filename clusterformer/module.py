@@ -22,7 +22,7 @@ from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
 from clusterformer.errors import InputError, require_at_least, require_share
 from clusterformer.models.config import TransformerConfig
-from clusterformer.task import Output, Task, stacks
+from clusterformer.task import Findings, Output, Task, stacks
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
 from clusterformer.training.evaluation import Evaluation
 from clusterformer.training.nonfinite import nonfinite_error
@@ -68,6 +68,7 @@ class ClusterFormer(LightningModule):
         config: YAML of the run, if the command line made it; saved in the checkpoint.
         transformer_config: Configuration handed to every layer.
         network: The task's network, once the trainer has built it.
+        findings: Results of the latest test beyond its measures; None without a test.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class ClusterFormer(LightningModule):
         self.clustering_form = clustering_form
         self.config: str | None = None
         self.network: nn.Module | None = None
+        self.findings: Findings | None = None
         self._seed = 0
         self._batch: Any = None
 
@@ -247,7 +249,7 @@ class ClusterFormer(LightningModule):
         self._evaluation = Evaluation(self.task, self.device)
 
     def on_test_epoch_start(self) -> None:
-        self._evaluation = Evaluation(self.task, self.device)
+        self._evaluation = Evaluation(self.task, self.device, self.task.report())
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         assert self.network is not None
@@ -261,6 +263,7 @@ class ClusterFormer(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self._log_evaluation("test")
+        self.findings = self._evaluation.findings()
 
     def _log_evaluation(self, stage: str) -> None:
         for name, value in self._evaluation.compute().items():
@@ -290,6 +293,7 @@ class ClusterFormer(LightningModule):
             "config": self.config,
             "seed": self._seed,
             "kind": type(self.task).__name__,
+            "mode": self.task.mode,
             "task": self.task.state(),
         }
 

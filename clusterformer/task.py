@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from clusterformer.attention import Grouping
 from clusterformer.errors import InputError
@@ -62,6 +62,45 @@ class TrainingPosition(NamedTuple):
 
     epoch: int
     batch: int
+
+
+class Findings(ABC):
+    """Results of a test beyond its measures: a table for the terminal, and files."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Number of test examples."""
+
+    @abstractmethod
+    def measures(self) -> dict[str, float]:
+        """Further measures by name."""
+
+    @abstractmethod
+    def summary(self) -> list[list[str]]:
+        """Table for the terminal, its head first; empty for none."""
+
+    @abstractmethod
+    def warn(self) -> None:
+        """Log a warning if the results show that the training went wrong."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> list[Path]:
+        """Write files into a folder, made here; return their paths."""
+
+
+class Report(Metric, ABC):
+    """Collector of the findings of a test, batch by batch, over all processes."""
+
+    full_state_update = False
+
+    @abstractmethod
+    def update(self, output: Output, batch: Any) -> None:
+        """Count a batch of this process."""
+
+    @abstractmethod
+    def compute(self) -> Findings:
+        """Findings of all processes."""
 
 
 class Task(LightningDataModule, ABC):
@@ -132,6 +171,10 @@ class Task(LightningDataModule, ABC):
             network: Made by `build()`; for a task whose metrics need more than the output, such as
                 translations.
         """
+
+    def report(self) -> Report | None:
+        """Make a fresh collector of what a test finds beyond its measures; None for nothing."""
+        return None
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

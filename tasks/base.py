@@ -28,6 +28,8 @@ from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.task import IGNORE, Output, Task
+from clusterformer.tasks.label_names import balanced_weights, sorted_labels
+from clusterformer.tasks.label_report import LabelReport, all_probabilities
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ class Labelling(Task):
         header: Header line in own files, to be skipped although all columns are numbers.
         encoding: Encoding of own files.
         tokenizer: "word", or "bpe" for byte-pair encoding; learnt from the training texts.
+        class_weights: "balanced" to weigh each label in the loss by the inverse of how often the
+            training data has it; all texts weigh the same by default.
         lowercase: Conversion of all texts to lower case.
         min_count: Minimum number of occurrences of a word in training; rarer ones are unknown. Not
             for bpe.
@@ -84,6 +88,7 @@ class Labelling(Task):
         header: bool = False,
         encoding: str = "utf-8",
         tokenizer: Literal["word", "bpe"] = "word",
+        class_weights: Literal["balanced"] | None = None,
         lowercase: bool = True,
         min_count: int = 1,
         vocab_size: int | None = None,
@@ -123,6 +128,9 @@ class Labelling(Task):
         self._tokenizer: Tokenizer | None = None
         self._pretrained: Tensor | None = None
         self._labels: list[str] = []
+        self._class_weights = class_weights
+        self._label_weights: Tensor | None = None
+        self._test_examples: Sequence[Example] = []
         self._encoded: dict[Split, LabelledDataset] = {}
 
     @abstractmethod
@@ -200,6 +208,9 @@ class Labelling(Task):
 
     def _learn(self, examples: Sequence[Example]) -> None:
         self._labels = self.learn_labels(examples)
+        if self._class_weights == "balanced":
+            given = (example.label for example in examples)
+            self._label_weights = balanced_weights(self._labels, given)
         texts = (text for example in examples for text in example.texts)
         if self._kind == "bpe":
             size = self._vocab_size or 8000
@@ -220,12 +231,11 @@ class Labelling(Task):
 
     def learn_labels(self, examples: Sequence[Example]) -> list[str]:
         """List all labels, in the order of their numbers."""
-        labels = sorted({example.label for example in examples})
-        if len(labels) < 2:
-            raise InputError(f"training needs texts of 2 labels or more, found {labels}")
-        return labels
+        return sorted_labels(example.label for example in examples)
 
     def _encode(self, split: Split, examples: Sequence[Example]) -> LabelledDataset:
+        if split == "test":
+            self._test_examples = examples
         numbers = {label: number for number, label in enumerate(self._labels)}
         for example in examples:
             if example.label not in numbers:
@@ -260,7 +270,10 @@ class Labelling(Task):
     # Loss and metrics
 
     def loss(self, output: Output, batch: Any, label_smoothing: float) -> tuple[Tensor, Tensor]:
-        return cross_entropy(output.logits, batch.target, label_smoothing)
+        weights = self._label_weights
+        if weights is not None:
+            weights = weights.to(output.logits.device)
+        return cross_entropy(output.logits, batch.target, label_smoothing, weights)
 
     def metrics(self) -> MetricCollection:
         options: dict[str, Any] = {"num_classes": len(self._labels), "ignore_index": IGNORE}
@@ -271,17 +284,24 @@ class Labelling(Task):
             }
         )
 
+    def report(self) -> LabelReport:
+        return LabelReport(self._labels, self._test_examples)
+
     def update(
         self, metrics: MetricCollection, output: Output, batch: Any, network: nn.Module
     ) -> None:
         metrics.update(output.logits, batch.target)
 
     def predictions(self, network: nn.Module, batch: Any) -> list[dict[str, Any]]:
-        probabilities, numbers = network(batch).logits.float().softmax(-1).max(-1)
         return [
-            {"label": self._labels[number], "probability": probability}
-            for number, probability in zip(numbers.tolist(), probabilities.tolist(), strict=True)
+            {"label": label, "probability": found[label]}
+            for found in self.all_probabilities(network, batch)
+            for label in [next(iter(found))]
         ]
+
+    def all_probabilities(self, network: nn.Module, batch: Any) -> list[dict[str, float]]:
+        """Probability of every label for each row of `batch`, most probable first."""
+        return all_probabilities(network(batch).logits.float().softmax(-1), self._labels)
 
     # Checkpoints
 
@@ -290,12 +310,14 @@ class Labelling(Task):
         return {
             "labels": self._labels,
             "tokenizer": self.tokenizer.state(),
+            "label_weights": self._label_weights,
             "max_length": self._max_length,
             "vector_width": width,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._labels = state["labels"]
+        self._label_weights = state.get("label_weights")
         self._tokenizer = tokenizer_from_state(state["tokenizer"])
         self._max_length = state["max_length"]
         width = state["vector_width"]

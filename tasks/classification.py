@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from clusterformer.data.batches import pad
 from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, hold_out, read_corpus
@@ -14,9 +16,20 @@ from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.config import TransformerConfig
-from clusterformer.task import IGNORE, Batch
+from clusterformer.task import IGNORE
 from clusterformer.tasks.base import LabelledDataset, Labelling
+from clusterformer.tasks.linear_baseline import NAME as LINEAR
+from clusterformer.tasks.linear_baseline import linear_baseline, linear_baseline_is_cheap
 from clusterformer.tasks.listops import LABELS, generate
+
+
+class TextBatch(NamedTuple):
+    """Texts with their labels."""
+
+    tokens: Tensor  # (B, N) int64
+    mask: Tensor  # (B, N) bool, True at real tokens
+    target: Tensor  # (B,) int64
+    row: Tensor  # (B,) int64: number of the text in its part of the data; -1 where there is none
 
 
 class Classification(Labelling):
@@ -68,14 +81,24 @@ class Classification(Labelling):
     def learn_labels(self, examples: Sequence[Example]) -> list[str]:
         return LABELS if self._name == "listops" else super().learn_labels(examples)
 
+    def baselines(self) -> dict[str, Callable[[], float]]:
+        measure = self.monitor.removeprefix("val/")
+        if measure not in ("accuracy", "f1"):
+            return {}
+        train, test = self.read("train"), self.read("test")
+        if not linear_baseline_is_cheap([*train, *test]):
+            return {}
+        return {LINEAR: partial(linear_baseline, train, test, measure)}
+
     def encoded(
         self, examples: Sequence[Row], tokens: list[list[list[int]]], targets: list[int]
     ) -> TextDataset:
         (texts,) = tokens
         return TextDataset(texts, targets)
 
-    def text_batch(self, lines: list[str]) -> Batch:
-        return Batch(*pad(self.encode(lines)), torch.full((len(lines),), IGNORE))
+    def text_batch(self, lines: list[str]) -> TextBatch:
+        count = (len(lines),)
+        return TextBatch(*pad(self.encode(lines)), torch.full(count, IGNORE), torch.full(count, -1))
 
     def build(self, config: TransformerConfig) -> TextClassifier:
         return TextClassifier(
@@ -86,7 +109,7 @@ class Classification(Labelling):
             pretrained=self._pretrained,
         )
 
-    def describe(self, batch: Batch, index: int) -> list[str]:
+    def describe(self, batch: TextBatch, index: int) -> list[str]:
         return self.tokenizer.ids_to_tokens(batch.tokens[index][batch.mask[index]].tolist())
 
 
@@ -97,8 +120,9 @@ class TextDataset(LabelledDataset):
         self._tokens, self._targets = tokens, targets
         self.lengths = [len(text) for text in tokens]
 
-    def __getitem__(self, indices: list[int]) -> Batch:
+    def __getitem__(self, indices: list[int]) -> TextBatch:
         tokens, mask = pad([self._tokens[index] for index in indices])
-        return Batch(
-            tokens, mask, torch.tensor([self._targets[index] for index in indices] or [IGNORE])
+        targets = [self._targets[index] for index in indices]
+        return TextBatch(
+            tokens, mask, torch.tensor(targets or [IGNORE]), torch.tensor(indices or [-1])
         )

@@ -37,6 +37,7 @@ class PairBatch(NamedTuple):
     target: Tensor  # (B,) int64
     second: Tensor  # (rows, N) bool, True at tokens of a second text
     group: Tensor  # (B,) int64: number of the question from 1, or 0 where there is none
+    row: Tensor  # (B,) int64: number of the pair in its part of the data; -1 where there is none
 
 
 class PairLabelling(Labelling):
@@ -91,9 +92,14 @@ class PairLabelling(Labelling):
 
     def text_batch(self, lines: list[str]) -> PairBatch:
         first, second = zip(*map(split_pair, lines), strict=True)
-        nothing = [IGNORE] * len(lines)
+        count = len(lines)
         return pair_batch(
-            self.encode(first), self.encode(second), nothing, [0] * len(lines), self._separator
+            self.encode(first),
+            self.encode(second),
+            [IGNORE] * count,
+            [0] * count,
+            self._separator,
+            [-1] * count,
         )
 
     def build(self, config: TransformerConfig) -> PairClassifier:
@@ -161,7 +167,7 @@ class PairDataset(LabelledDataset):
 
     def __getitem__(self, indices: list[int]) -> PairBatch:
         if not indices:
-            return pair_batch([[]], [[]], [IGNORE], [0], self._separator)
+            return pair_batch([[]], [[]], [IGNORE], [0], self._separator, [-1])
         first, second, targets, groups = self._columns
         return pair_batch(
             [first[index] for index in indices],
@@ -169,6 +175,7 @@ class PairDataset(LabelledDataset):
             [targets[index] for index in indices],
             [groups[index] for index in indices],
             self._separator,
+            indices,
         )
 
 
@@ -178,15 +185,17 @@ def pair_batch(
     targets: list[int],
     groups: list[int],
     separator: int | None,
+    rows: list[int],
 ) -> PairBatch:
-    """Make a batch of pairs; the arguments are those of `PairDataset`."""
+    """Make a batch of pairs; the arguments are those of `PairDataset`, and row numbers."""
     if separator is None:
         tokens, mask = pad([*first, *second])
         is_second = mask.clone()
         is_second[: len(first)] = False
     else:
-        rows = zip(first, second, strict=True)
-        tokens, mask = pad([[*u, separator, *v] if u else [] for u, v in rows])
+        both = zip(first, second, strict=True)
+        tokens, mask = pad([[*u, separator, *v] if u else [] for u, v in both])
         starts = torch.tensor([len(u) + 1 for u in first])
         is_second = mask & (torch.arange(mask.shape[1]) >= starts[:, None])
-    return PairBatch(tokens, mask, torch.tensor(targets), is_second, torch.tensor(groups))
+    columns = (torch.tensor(each) for each in (groups, rows))
+    return PairBatch(tokens, mask, torch.tensor(targets), is_second, *columns)

@@ -47,7 +47,7 @@ def fit_against(options: Options, first: FittedRun, seconds: float) -> None:
     if measure not in first.fitted.results:
         return
     rows = [("this run", first.fitted.results[measure], seconds)]
-    for name, model in options.config["against"].items():
+    for name, model in (options.config["against"] or {}).items():
         if first.run:
             print(f"\nthe same with {name}:", flush=True)
         begun = time.monotonic()
@@ -56,11 +56,16 @@ def fit_against(options: Options, first: FittedRun, seconds: float) -> None:
         rows.append((name, other.fitted.results[measure], time.monotonic() - begun))
     if not first.run:
         return
-    for name, baseline in options.task.baselines().items():
+    baselines = options.task.baselines() if options.config["baselines"] else {}
+    for name, baseline in baselines.items():
         begun = time.monotonic()
         rows.append((name, baseline(), time.monotonic() - begun))
+    if len(rows) == 1:
+        return
     cells = [[name, f"{value:.4f}", f"{taken:.0f}"] for name, value, taken in rows]
     print(f"\n{aligned([['', measure, 'seconds'], *cells])}")
+    if findings := first.fitted.findings:
+        print(f"{findings.count:,} test examples")
 
 
 def _likewise(options: Options, model: dict[str, Any], *arguments: str) -> Options:

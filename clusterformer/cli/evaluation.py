@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from clusterformer.api import TrainedModel
@@ -39,6 +40,7 @@ def load_model(arguments: list[str], device: str | None = None) -> tuple[Trained
 
 def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     """Measure a trained model and print `name<TAB>value` for each measure."""
+    folder, arguments = pop_option(arguments, "--report")
     model, options = load_model(arguments, "cpu")
     trainer = options.make_trainer()
     measure = trainer.validate if stage == "validate" else trainer.test
@@ -46,5 +48,11 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     if first_process():
         for name, value in sorted(results.items()):
             print(f"{name}\t{value:.4f}")
+        if findings := model.module.findings:
+            for name, value in findings.measures().items():
+                print(f"{stage}/{name}\t{value:.4f}")
+            findings.warn()
+            if folder:
+                findings.write(Path(folder))
         for name, signature in model.task.signatures().items():
             print(f"{name}\t{signature}")

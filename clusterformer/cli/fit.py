@@ -16,6 +16,9 @@ Train a model. Metrics, pictures and checkpoints go to a new directory, runs/NAM
   --checkpoint_every N            steps between checkpoints within an epoch (default: 500)
   --keep N                        keep the weights of the last N and best N validations, for
                                   test --average
+  --patience N                    stop after N validations without gain; the best one counts
+  --monitor NAME                  value that chooses the best checkpoint, such as val/f1
+  --baselines false               no linear model beside the result of a text classifier
   --against MODELS                train other models likewise, end with a table (quickstart.yaml)
 
 data
@@ -73,5 +76,5 @@ def run(arguments: list[str]) -> None:
     options = Options(arguments, fitting=True)
     check_against(options)
     first = fit_run(options, resumed)
-    if options.config["against"]:
+    if options.config["against"] or options.config["baselines"]:
         fit_against(options, first, time.monotonic() - begun)

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from clusterformer.cli.options import Options
+from clusterformer.compare.tables import aligned
 from clusterformer.task import Task
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.translation import Translation
@@ -48,6 +49,7 @@ def fit_run(options: Options, resumed: Run | None = None, name: str | None = Non
             resume=resume,
             checkpoint_every=config["checkpoint_every"],
             keep=config["keep"],
+            patience=config["patience"],
             config=config,
             log_to_wandb=config["wandb"],
             draw=name is None,
@@ -86,9 +88,15 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
     if fitted.pictures:
         names = ", ".join(path.name for path in fitted.pictures)
         lines["pictures"] = f"{run.pictures}: {names}"
+    if fitted.findings:
+        lines["predictions"] = f"{run.tested}: report, confusion matrix, each prediction"
     width = max(map(len, lines))
     for name, value in lines.items():
         print(f"  {name:<{width}}  {value}")
+    if fitted.findings:
+        if table := fitted.findings.summary():
+            print(f"\n{aligned(table)}\n")
+        fitted.findings.warn()
     print(f"test it:     clusterformer test --checkpoint {run.folder}")
     if isinstance(task, Translation):
         print(f"translate:   clusterformer translate --checkpoint {run.folder} --input FILE")

@@ -18,6 +18,7 @@ from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.training.config_files import locate, resolve
 from clusterformer.training.fit import make_trainer
+from clusterformer.training.monitoring import mode_of
 from clusterformer.training.parser import Parser, instantiate, make_parser
 from clusterformer.training.parser_messages import offender
 
@@ -66,6 +67,8 @@ class Options:
         made = instantiate(self.parser, self.config)
         self.model: ClusterFormer = made["model"]
         self.task: Task = made["data"]
+        if monitor := self.config.get("monitor"):
+            self.task.monitor, self.task.mode = monitor, mode_of(monitor)
         self.trainer_options: dict[str, Any] = dict(made["trainer"])
 
     @property
@@ -107,6 +110,25 @@ def _parser(fitting: bool) -> Parser:
             type=int,
             default=0,
             help="Number of last and of best validated weights to keep, for --average.",
+        )
+        parser.add_argument(
+            "--patience",
+            type=int | None,
+            default=None,
+            help="Number of validations without gain after which training stops.",
+        )
+        parser.add_argument(
+            "--monitor",
+            type=str | None,
+            default=None,
+            help="Logged value that chooses the best checkpoint, such as val/f1; the task's own "
+            "by default.",
+        )
+        parser.add_argument(
+            "--baselines",
+            type=bool,
+            default=True,
+            help="Set the task's simple methods beside the result, such as a linear model.",
         )
         parser.add_argument(
             "--against",

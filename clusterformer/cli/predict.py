@@ -24,6 +24,7 @@ A pair of texts is one line with a tab between them. No data set is needed, only
   --checkpoint RUN  run directory (its best checkpoint), or a .ckpt file
   --average N       mean of the weights after the last N validations, or best:N
   --input FILE      texts, UTF-8, one per line; a file or pipe (default: standard input)
+  --probabilities   the probabilities of all labels too (classifiers)
   --format tsv      label, tab, probability; or jsonl: one JSON object per line
   --device cpu      cpu or cuda (default: cuda if there is one)
   --trust PACKAGE   allow the checkpoint to import a class of that package; names of several with
@@ -39,7 +40,12 @@ _MAX_LINES = 64  # lines a batch
 
 def run(arguments: list[str]) -> None:
     """Read texts, write predictions, both line by line."""
-    predict_lines(arguments, ("tsv", "jsonl"), lambda model, lines: model.predict(lines))
+    probabilities = "--probabilities" in arguments
+    predict_lines(
+        [argument for argument in arguments if argument != "--probabilities"],
+        ("tsv", "jsonl"),
+        lambda model, lines: model.predict(lines, probabilities=probabilities),
+    )
 
 
 def predict_lines(
@@ -120,4 +126,12 @@ def _formatted(record: dict[str, Any], layout: str) -> str:
         return json.dumps(record, ensure_ascii=False)
     if layout == "text":
         return str(next(iter(record.values())))
-    return "\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in record.values())
+    return "\t".join(map(_cell, record.values()))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return json.dumps(
+            {name: round(each, 4) for name, each in value.items()}, ensure_ascii=False
+        )
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

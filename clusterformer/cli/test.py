@@ -10,6 +10,8 @@ Measure a trained model on the test data of its task.
   --checkpoint RUN           run directory (its best checkpoint), or a .ckpt file
   --average N                mean of the weights after the last N validations, or best:N; needs a
                              training with --keep N
+  --data.test FILE           other test data, in the layout of the training data
+  --report DIR               write report.json, predictions.csv and confusion.png (classifiers)
   --data.root DIR            folder of the data sets, if it has moved
   --trainer.accelerator cpu  or any other option of Lightning's Trainer
   --trust PACKAGE            allow the checkpoint to import a class of that package; names of

@@ -84,7 +84,14 @@ class Job:
         if self.run:
             return [*fit, "--resume", str(self.run.folder)]
         flags = ["--wandb"] if wandb else []
-        return [*fit, *self.planned.arguments(), *flags, "--runs", str(self.folder)]
+        return [
+            *fit,
+            *self.planned.arguments(),
+            "--baselines=false",
+            *flags,
+            "--runs",
+            str(self.folder),
+        ]
 
     def last_message(self) -> str:
         """Return the last line of the log."""

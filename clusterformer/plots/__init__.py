@@ -2,6 +2,7 @@
 
 from clusterformer.plots.attention import attention_map
 from clusterformer.plots.clusters import centroid_images, cluster_size_curves, point_maps
+from clusterformer.plots.confusion import confusion_map
 from clusterformer.plots.curves import AccuracyCurve, accuracy_curve, learning_curves
 from clusterformer.plots.tokens import token_clusters
 
@@ -11,6 +12,7 @@ __all__ = [
     "attention_map",
     "centroid_images",
     "cluster_size_curves",
+    "confusion_map",
     "learning_curves",
     "point_maps",
     "token_clusters",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from clusterformer.clustering.grouping_statistics import grouping_statistics
-from clusterformer.task import Output, Task, stacks
+from clusterformer.task import Findings, Output, Report, Task, stacks
 
 
 class Evaluation:
@@ -19,11 +19,13 @@ class Evaluation:
     Args:
         task: Task with the metrics.
         device: Device of the batches.
+        report: Collector of findings beyond measures.
     """
 
-    def __init__(self, task: Task, device: torch.device) -> None:
+    def __init__(self, task: Task, device: torch.device, report: Report | None = None) -> None:
         self._task = task
         self._metrics = task.metrics().to(device)
+        self._report = report.to(device) if report else None
         self._means: dict[str, MeanMetric] = defaultdict(
             lambda: MeanMetric(nan_strategy="ignore").to(device)
         )
@@ -31,6 +33,8 @@ class Evaluation:
     def add(self, network: nn.Module, output: Output, batch: Any) -> None:
         """Add one batch of this process."""
         self._task.update(self._metrics, output, batch, network)
+        if self._report:
+            self._report.update(output, batch)
         total, count = self._task.loss(output, batch, 0.0)
         self._means["loss"].update(total / count.clamp(min=1), count)
         for stack in stacks(output, batch):
@@ -47,3 +51,7 @@ class Evaluation:
         """Compute every measure, by its name, over all processes."""
         means = {name: mean.compute() for name, mean in self._means.items()}
         return {**self._metrics.compute(), **means}
+
+    def findings(self) -> Findings | None:
+        """Findings of the report over all processes, all of which call this."""
+        return self._report.compute() if self._report else None

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from clusterformer.errors import InputError
 from clusterformer.module import ClusterFormer
-from clusterformer.task import Task
+from clusterformer.task import Findings, Task
 from clusterformer.training import memory, wandb
 from clusterformer.training.causality import CausalityProbe
 from clusterformer.training.checkpoints import (
@@ -31,6 +31,7 @@ from clusterformer.training.checkpoints import (
 from clusterformer.training.config_files import to_yaml
 from clusterformer.training.illustrate import illustrate
 from clusterformer.training.metrics_file import MetricsFile
+from clusterformer.training.monitoring import monitoring
 from clusterformer.training.progress import ValidationClock, progress
 from clusterformer.training.runs import OUTCOME, Run
 
@@ -46,6 +47,7 @@ class Fitted(NamedTuple):
         pictures: PNGs in the run directory.
         seconds: Seconds of training, validation included.
         seconds_validating: Seconds of validation.
+        findings: Results of the test beyond its measures.
     """
 
     trainer: Trainer
@@ -53,6 +55,7 @@ class Fitted(NamedTuple):
     pictures: list[Path]
     seconds: float
     seconds_validating: float
+    findings: Findings | None = None
 
 
 def fit(
@@ -64,6 +67,7 @@ def fit(
     resume: Path | None = None,
     checkpoint_every: int = 500,
     keep: int = 0,
+    patience: int | None = None,
     config: Mapping[str, Any] | None = None,
     log_to_wandb: bool = False,
     draw: bool = True,
@@ -81,6 +85,7 @@ def fit(
         resume: Checkpoint to start from; the other processes need it too.
         checkpoint_every: Optimiser steps between two checkpoints within an epoch.
         keep: Number of last and of best validated weights to keep.
+        patience: Number of validations without gain after which training stops; None: never.
         config: Whole configuration, to write down and to log.
         log_to_wandb: Whether to log to Weights & Biases too.
         draw: Whether to draw pictures into the run directory.
@@ -102,6 +107,7 @@ def fit(
         trainer = make_trainer(
             trainer_options,
             callbacks=[
+                *monitoring(task.monitor, task.mode, patience),
                 BestCheckpoint(folder, task.monitor, task.mode),
                 LastCheckpoint(folder, checkpoint_every),
                 KeptCheckpoints(folder, task.monitor, task.mode, keep),
@@ -138,6 +144,8 @@ def fit(
     }
     if run:
         run.finish(outcome)
+        if model.findings:
+            model.findings.write(run.tested)
     pictures = _pictures(run, model, task) if run and draw else []
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
@@ -145,7 +153,7 @@ def fit(
                 logger.log_image(f"pictures/{picture.stem}", [str(picture)])
             logger.experiment.summary[OUTCOME] = json.dumps(outcome)
             logger.experiment.finish()
-    return Fitted(trainer, results, pictures, seconds, clock.seconds)
+    return Fitted(trainer, results, pictures, seconds, clock.seconds, model.findings)
 
 
 def make_trainer(

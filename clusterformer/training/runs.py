@@ -82,6 +82,11 @@ class Run:
         return self.folder / "pictures"
 
     @property
+    def tested(self) -> Path:
+        """Folder of the test's report and predictions, of tasks that have them."""
+        return self.folder / "test"
+
+    @property
     def config(self) -> Path:
         """Configuration of the latest start."""
         return self._latest("config", ".yaml")

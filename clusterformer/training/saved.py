@@ -32,6 +32,7 @@ class Saved(NamedTuple):
         kind: Name of the task's class; None in a checkpoint that does not tell.
         state: State of the task, such as its vocabulary and labels.
         weights: Weights of the model by name.
+        mode: Whether a high ("max") or a low ("min") value chose the best one; None as the task.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class Saved(NamedTuple):
     kind: str | None
     state: dict[str, Any]
     weights: dict[str, Tensor]
+    mode: str | None = None
 
 
 def open_saved(run: str | Path, trust: Sequence[str] = ()) -> Saved:
@@ -66,7 +68,7 @@ def open_saved(run: str | Path, trust: Sequence[str] = ()) -> Saved:
         raise InputError(f"{path}: written from Python, so it does not say how to build the model")
     config = {"seed_everything": ours.get("seed", 0), **_sections(path, ours["config"])}
     _check_classes(path, config, trust)
-    return Saved(path, config, ours.get("kind"), ours["task"], dict(weights))
+    return Saved(path, config, ours.get("kind"), ours["task"], dict(weights), ours.get("mode"))
 
 
 def averaged(run: str | Path, which: str, mode: str) -> dict[str, Tensor]:

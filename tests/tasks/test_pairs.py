@@ -19,7 +19,8 @@ FIRST, SECOND = [[2, 3, 4], [5], [6, 7]], [[8], [2, 5, 6, 7], [3]]
 
 
 def batch(first=FIRST, second=SECOND, separator=None):
-    return pair_batch(first, second, [0] * len(first), [0] * len(first), separator)
+    zeros = [0] * len(first)
+    return pair_batch(first, second, zeros, zeros, separator, zeros)
 
 
 def rows(found, mask):

@@ -1,0 +1,53 @@
+"""The value that a training watches: which one, in which direction, and when to stop by it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+
+from clusterformer.errors import InputError, require_at_least
+
+_BETTER_LOW = ("loss", "perplexity", "bits")
+
+
+def mode_of(name: str) -> Literal["min", "max"]:
+    """Tell whether a low ("min") or a high ("max") value of this name is better."""
+    return "min" if any(word in name for word in _BETTER_LOW) else "max"
+
+
+def monitoring(monitor: str, mode: str, patience: int | None) -> list[Callback]:
+    """Make the callbacks that watch a value.
+
+    Args:
+        monitor: Name of the logged value.
+        mode: Whether a high ("max") or a low ("min") value is better.
+        patience: Number of validations without gain after which training stops; None never stops.
+
+    Raises:
+        InputError: for a patience below 1.
+    """
+    require_at_least(1, patience=patience)
+    if patience is None:
+        return [MonitorCheck(monitor)]
+    return [MonitorCheck(monitor), EarlyStopping(monitor, patience=patience, mode=mode)]
+
+
+class MonitorCheck(Callback):
+    """Stops the training, after the first validation, if nothing of the given name is logged.
+
+    Args:
+        monitor: Name of the logged value.
+    """
+
+    def __init__(self, monitor: str) -> None:
+        self._monitor = monitor
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        logged: dict[str, Any] = trainer.callback_metrics
+        if self._monitor not in logged:
+            names = ", ".join(sorted(name for name in logged if name.startswith("val/")))
+            raise InputError(
+                f"--monitor: nothing is logged as {self._monitor!r}; there are {names}"
+            )

@@ -1,0 +1,62 @@
+"""Labels of the training data: their order, their weights, and lists of labels in one cell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from clusterformer.errors import InputError
+
+_SEPARATORS = ",;|"
+_BRACKETS = "[](){}\"' "
+
+
+def sorted_labels(labels: Iterable[str]) -> list[str]:
+    """Sort the different labels.
+
+    Raises:
+        InputError: if there are fewer than 2, or they are lists of labels.
+    """
+    found = sorted(set(labels))
+    if len(found) < 2:
+        raise InputError(f"training needs texts of 2 labels or more, found {found}")
+    refuse_lists(found)
+    return found
+
+
+def refuse_lists(labels: Sequence[str]) -> None:
+    """Refuse labels that are lists of labels, such as "action,comedy".
+
+    Some labels are lists if all parts of one are labels themselves, or if few parts make many
+    labels in many combinations. A comma alone makes no list: "Portland, OR" is one label.
+
+    Raises:
+        InputError: with an example of a list.
+    """
+    for separator in _SEPARATORS:
+        parts = {
+            label: [part.strip(_BRACKETS) for part in label.strip(_BRACKETS).split(separator)]
+            for label in labels
+        }
+        single = {split[0] for split in parts.values() if len(split) == 1}
+        lists = {label: split for label, split in parts.items() if len(split) > 1 and all(split)}
+        combined = {part for split in lists.values() for part in split}
+        example = next((label for label, split in lists.items() if single.issuperset(split)), None)
+        if example is None and len(lists) > max(3, len(combined)):
+            example = next(iter(lists))
+        if example is not None:
+            raise InputError(
+                f"label {example!r} is a list of labels ({len(lists)} of {len(labels)} labels are "
+                "lists); a text has one label here: give one label a text, or, where the list is "
+                f"one label, write it without {separator!r}"
+            )
+
+
+def balanced_weights(labels: Sequence[str], given: Iterable[str]) -> Tensor:
+    """Weight of each label, (L,): inverse to how often it is given, with the mean 1 over texts."""
+    counts = Counter(given)
+    numbers = torch.tensor([float(counts[label]) for label in labels])
+    return numbers.sum() / (len(labels) * numbers.clamp(min=1))

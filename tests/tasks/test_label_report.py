@@ -1,0 +1,157 @@
+"""Report of a classifier: measures of each label, saved predictions, options around them."""
+
+import csv
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from clusterformer.cli.main import main
+
+WORDS = {"good": ["fine", "great"], "bad": ["awful", "poor"], "so-so": ["plain", "usual"]}
+TINY = [
+    *("--model.d_model=16", "--model.num_heads=2", "--model.num_layers=1", "--model.dropout=0"),
+    *("--model.lr=0.01", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
+]
+
+
+def table(path: Path, seed: int, count: int = 60) -> Path:
+    """A table whose texts tell their label only mostly."""
+    rng = random.Random(seed)
+    lines = ["text,label"]
+    for _ in range(count):
+        label = rng.choice(["good", "good", "bad", "so-so"])
+        shown = rng.choice(list(WORDS)) if rng.random() < 0.3 else label
+        lines.append(f'"a {rng.choice(WORDS[shown])} film, {rng.randrange(99)}",{label}')
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tables and one training, runs/classification/1."""
+    folder = tmp_path_factory.mktemp("report")
+    train, test = table(folder / "train.csv", 1, 120), table(folder / "test.csv", 2)
+    table(folder / "other.csv", 3)
+    assert main([*fit(train), f"--data.test={test}", f"--runs={folder / 'runs'}"]) == 0
+    return folder
+
+
+def fit(train: Path, *options: str) -> list[str]:
+    data = ["--data=Classification", f"--data.train={train}", "--data.batch_size=10"]
+    return ["fit", *data, *TINY, "--trainer.max_epochs=3", *options]
+
+
+def test_the_report_is_that_of_scikit_learn(folder: Path) -> None:
+    tested = folder / "runs" / "classification" / "1" / "test"
+    report = json.loads((tested / "report.json").read_text())
+    with (tested / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["source"] for row in rows] == [
+        f"{folder / 'test.csv'}:{line}" for line in range(2, 62)
+    ]
+    assert rows[0]["text"].startswith("a ")
+    labels = sorted(WORDS)
+    given, predicted = ([row[name] for row in rows] for name in ("label", "predicted"))
+    assert report["confusion"]["labels"] == labels
+    assert report["confusion"]["rows"] == confusion_matrix(given, predicted, labels=labels).tolist()
+    expected = precision_recall_fscore_support(given, predicted, labels=labels, zero_division=0)
+    for label, *values in zip(labels, *expected, strict=True):
+        assert list(report["labels"][label].values()) == pytest.approx(values, abs=1e-6)
+    assert report["accuracy"] == pytest.approx(sum(map(str.__eq__, given, predicted)) / len(rows))
+    assert len(set(predicted)) > 1
+    assert (tested / "confusion.png").stat().st_size > 1000
+
+
+def test_other_data_is_tested_and_reported(folder: Path, capsys) -> None:
+    run, out = folder / "runs" / "classification" / "1", folder / "out"
+    assert main(["test", f"--checkpoint={run}", f"--data.test={folder / 'other.csv'}",
+                 f"--report={out}"]) == 0  # fmt: skip
+    printed = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    report = json.loads((out / "report.json").read_text())
+    assert float(printed["test/accuracy"]) == pytest.approx(report["accuracy"], abs=1e-4)
+    assert float(printed["test/f1"]) == pytest.approx(report["macro"]["f1"], abs=1e-4)
+    assert float(printed["test/recall/bad"]) == pytest.approx(
+        report["labels"]["bad"]["recall"], abs=1e-4
+    )
+    with (out / "predictions.csv").open() as file:
+        assert {row["source"].split(":")[0] for row in csv.DictReader(file)} == {
+            str(folder / "other.csv")
+        }
+
+
+def test_all_probabilities_on_request(folder: Path, capsys) -> None:
+    run, texts = folder / "runs" / "classification" / "1", folder / "texts.txt"
+    texts.write_text("a fine film\nan awful film\n")
+    command = ["predict", f"--checkpoint={run}", f"--input={texts}", "--probabilities"]
+    assert main([*command, "--format=jsonl"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for record in records:
+        assert set(record["probabilities"]) == set(WORDS)
+        assert sum(record["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+        assert max(record["probabilities"].values()) == record["probability"]
+    assert main(command) == 0
+    label, probability, rest = capsys.readouterr().out.splitlines()[0].split("\t")
+    assert json.loads(rest)[label] == float(probability)
+
+
+def test_patience_ends_a_training_that_gains_nothing(folder: Path, tmp_path: Path) -> None:
+    command = [*fit(folder / "train.csv", "--model.lr=1e-30", "--patience=2"), f"--runs={tmp_path}"]
+    assert main([*command, "--trainer.max_epochs=9"]) == 0
+    results = json.loads((tmp_path / "classification" / "1" / "results.json").read_text())
+    assert results["epochs"] == 3
+
+
+def test_what_is_monitored_chooses_the_best(folder: Path, tmp_path: Path, capsys) -> None:
+    command = [*fit(folder / "train.csv"), f"--runs={tmp_path}"]
+    assert main([*command, "--monitor=val/loss"]) == 0
+    results = json.loads((tmp_path / "classification" / "1" / "results.json").read_text())
+    assert (results["monitor"], results["mode"]) == ("val/loss", "min")
+    with (tmp_path / "classification" / "1" / "metrics.csv").open() as file:
+        losses = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
+    assert results["results"]["val/loss"] == pytest.approx(min(losses), abs=1e-4)
+    capsys.readouterr()
+    assert main([*command, "--monitor=val/f2"]) == 2
+    assert (
+        "nothing is logged as 'val/f2'; there are val/accuracy, val/f1" in capsys.readouterr().err
+    )
+
+
+def test_one_label_for_all_is_said_in_a_line(tmp_path: Path, capsys) -> None:
+    train = tmp_path / "train.csv"
+    train.write_text("text,label\n" + "the same,a\nthe same,b\n" * 30)
+    command = [*fit(train), f"--runs={tmp_path}", "--trainer.max_epochs=1"]
+    assert main([*command, "--baselines=false"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "the model predicts" in line]
+    assert len(lines) == 1
+    assert "for all 6 test examples" in lines[0]
+
+
+@pytest.mark.slow
+def test_two_processes_report_what_one_does(folder: Path, tmp_path: Path) -> None:
+    options = [*fit(folder / "train.csv"), f"--data.test={folder / 'test.csv'}"]
+    options += ["--trainer.strategy=ddp", "--trainer.devices=2"]
+    command = [sys.executable, "-m", "clusterformer", *options, f"--runs={tmp_path}"]
+    subprocess.run(command, check=True, timeout=300)
+    tested = tmp_path / "classification" / "1" / "test"
+    report = json.loads((tested / "report.json").read_text())
+    with (tested / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert report["examples"] == len(rows) == 60
+    assert len({row["source"] for row in rows}) == 60
+    assert sum(map(sum, report["confusion"]["rows"])) == 60
+
+
+def test_a_linear_model_stands_beside_the_result(folder: Path, tmp_path: Path, capsys) -> None:
+    command = [*fit(folder / "train.csv"), f"--data.test={folder / 'test.csv'}"]
+    assert main([*command, f"--runs={tmp_path}", "--data.class_weights=balanced"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line.split() for line in lines if line.startswith("TF-IDF + logistic regression")]
+    assert 0.5 < float(row[4]) < 0.95
+    assert "60 test examples" in lines
+    assert main([*command, f"--runs={tmp_path}", "--baselines=false"]) == 0
+    assert "TF-IDF" not in capsys.readouterr().out
