@@ -69,6 +69,8 @@ def _describe(error: Exception, kind: str) -> str:
     if isinstance(error, UnicodeDecodeError):
         found = error.object[error.start : error.start + 4].hex(" ")
         return f"bytes {found} are not {error.encoding}, allowed is {kind}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"half of a character (a lone surrogate), allowed is {kind}"
     if isinstance(error, RecursionError):
         return f"nested too deeply, allowed is {kind}"
     if isinstance(error, MemoryError):

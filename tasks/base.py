@@ -6,6 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
+from clusterformer.data.columns import COLUMNS, find_columns
 from clusterformer.data.labelled_text import Column, Example
 from clusterformer.data.named_sets import Split
 from clusterformer.data.tokenizers import (
@@ -57,7 +59,8 @@ class Labelling(Task):
         train: Own training file.
         valid: Own validation file; without it, a tenth of `train` validates instead of training.
         test: Own test file; without it, another tenth of `train` tests.
-        label_column: Column of the label in own files, by name or by number from 1.
+        label_column: Column of the label in own files, by name or by number from 1; found by name
+            (`label`) or contents by default.
         header: Header line in own files, to be skipped although all columns are numbers.
         encoding: Encoding of own files.
         tokenizer: "word", or "bpe" for byte-pair encoding; learnt from the training texts.
@@ -84,7 +87,7 @@ class Labelling(Task):
         train: str | None = None,
         valid: str | None = None,
         test: str | None = None,
-        label_column: Column = "label",
+        label_column: Column | None = None,
         header: bool = False,
         encoding: str = "utf-8",
         tokenizer: Literal["word", "bpe"] = "word",
@@ -200,6 +203,10 @@ class Labelling(Task):
         hold_out: Callable[[list[ExampleT], Split, Sequence[Split]], list[ExampleT]],
     ) -> list[ExampleT]:
         """Read one part of the user's files; `hold_out` takes it from `train` if it has no file."""
+        files = (self._files["train"], self._files[split])
+        known = next((file for file in files if file and Path(file).expanduser().exists()), "")
+        named = {name: self._columns[name] for name in COLUMNS if name in self._columns}
+        self._columns |= find_columns(known or str(files[0]), named, self._columns["encoding"])
         file = self._files[split]
         if file is not None and split != "train":
             return read(file, **self._columns)

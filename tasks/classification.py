@@ -45,7 +45,8 @@ class Classification(Labelling):
         strip: Removal of headers, signatures and quoted lines from 20news: they tell the group.
         length: Maximum number of tokens of a listops expression.
         examples: Number of listops training examples; a tenth as many validate, and test.
-        text_column: Column of the text in own files, by name or by number from 1.
+        text_column: Column of the text in own files, by name or by number from 1; found by name
+            (`text`) or contents by default.
         options: Options of `Labelling`.
     """
 
@@ -57,7 +58,7 @@ class Classification(Labelling):
         strip: bool = False,
         length: int = 128,
         examples: int = 10_000,
-        text_column: Column = "text",
+        text_column: Column | None = None,
         **options: Any,
     ) -> None:
         super().__init__(name, **options)

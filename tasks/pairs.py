@@ -50,8 +50,10 @@ class PairLabelling(Labelling):
         name: Named data set.
         joint: Encoding of both texts of a pair in one sequence, so that they attend to each other,
             instead of each by itself.
-        first_column: Column of the first text in own files, by name or by number from 1.
-        second_column: Column of the second text in own files, by name or by number from 1.
+        first_column: Column of the first text in own files, by name or by number from 1; found by
+            name (`first`) or contents by default.
+        second_column: Column of the second text in own files, by name or by number from 1; found
+            by name (`second`) or contents by default.
         options: Options of `Labelling`.
     """
 
@@ -60,8 +62,8 @@ class PairLabelling(Labelling):
         name: PairCorpus | None = None,
         *,
         joint: bool = False,
-        first_column: Column = "first",
-        second_column: Column = "second",
+        first_column: Column | None = None,
+        second_column: Column | None = None,
         **options: Any,
     ) -> None:
         super().__init__(name, **options)

@@ -10,12 +10,12 @@ import csv
 import gzip
 import io
 import json
-import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, reading
 
 FORMATS = (".tsv", ".csv", ".jsonl")
 
@@ -144,20 +144,52 @@ def read_pairs(
 
 
 def _read(path: Path, columns: _Columns, header: bool, encoding: str) -> list[_Fields]:
+    suffix = table_format(path)
+    content = read_text(path, encoding)
+    if suffix == ".jsonl":
+        found = list(_json_fields(path, content, columns))
+    else:
+        found = list(_table_fields(path, _split_lines(path, content, suffix), columns, header))
+    if not found:
+        raise InputError(f"{path}: no examples in it")
+    return found
+
+
+def table_format(path: Path) -> str:
+    """Return the ending that names a table's format, without `.gz`.
+
+    Raises:
+        InputError: if it is none of `FORMATS`.
+    """
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     suffix = suffixes[-1] if suffixes else ""
     if suffix not in FORMATS:
         allowed = ", ".join(FORMATS)
         raise InputError(f"{path}: unknown ending {suffix!r}, allowed are {allowed}, also with .gz")
-    content = read_text(path, encoding)
+    return suffix
+
+
+def sample_table(
+    path: Path, encoding: str = "utf-8", max_rows: int | None = 1000
+) -> tuple[list[str], list[list[str]]]:
+    """Return the header line of a table (JSON: the keys) and the fields of its first rows.
+
+    Raises:
+        InputError: if the file cannot be read, or a row has another number of fields.
+    """
+    suffix, content = table_format(path), read_text(path, encoding)
     if suffix == ".jsonl":
-        found = list(_json_fields(path, content, columns))
-    else:
-        lines = _csv_lines(path, content) if suffix == ".csv" else _tsv_lines(content)
-        found = list(_table_fields(path, lines, columns, header))
-    if not found:
-        raise InputError(f"{path}: no examples in it")
-    return found
+        records = [record for _, record in islice(_json_records(path, content), max_rows)]
+        header = list(dict.fromkeys(key for record in records for key in record))
+        return header, [[_cell(record.get(key)) for key in header] for record in records]
+    lines = _split_lines(path, content, suffix)
+    _, header = next(lines, (1, []))
+    rows = []
+    for number, line in islice(lines, max_rows):
+        if len(line) != len(header):
+            raise InputError(f"{path}:{number}: {len(line)} columns, line 1 has {len(header)}")
+        rows.append(line)
+    return header, rows
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -166,25 +198,24 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     Raises:
         InputError: if it is missing, damaged, or not in `encoding` (with the line).
     """
-    try:
+    with reading(path, f"text in {encoding}"):
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
-        return content.decode(encoding).removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        found = error.object[error.start : error.end].hex(" ")
-        raise InputError(
-            f"{path}:{line}: bytes {found} are not {encoding}; convert the file or set encoding"
-        ) from None
-    except LookupError:
-        raise InputError(
-            f"unknown encoding {encoding!r}, allowed are Python's, such as utf-8 and cp1252"
-        ) from None
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        try:
+            text = content.decode(encoding).removeprefix("\ufeff")
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            found = error.object[error.start : min(error.end, error.start + 8)].hex(" ")
+            raise InputError(
+                f"{path}:{line}: bytes {found} are not {encoding}; convert the file or set encoding"
+            ) from None
+        except LookupError:
+            raise InputError(
+                f"unknown encoding {encoding!r}, allowed are Python's, such as utf-8 and cp1252"
+            ) from None
+        text.encode()  # some encodings can spell half a character
+        return text
 
 
 def _lines(content: str) -> Iterator[tuple[int, str]]:
@@ -192,6 +223,10 @@ def _lines(content: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(lines, 1):
         if number < len(lines) or line:
             yield number, line.removesuffix("\r")
+
+
+def _split_lines(path: Path, content: str, suffix: str) -> Iterator[_Line]:
+    return _csv_lines(path, content) if suffix == ".csv" else _tsv_lines(content)
 
 
 def _tsv_lines(content: str) -> Iterator[_Line]:
@@ -239,39 +274,49 @@ def _index(path: Path, first: list[str], column: Column) -> int:
         return column - 1
     if column not in first:
         raise InputError(
-            f"{path}:1: no column {column!r}, the header line has {first}; "
+            f"{path}:1: no column {column!r}, the header line has {f'{first}':.500}; "
             "without a header line, give the columns by number"
         )
     return first.index(column)
 
 
 def _json_fields(path: Path, content: str, columns: _Columns) -> Iterator[_Fields]:
-    for number, line in _lines(content):
-        if not line:
-            raise InputError(f"{path}:{number}: empty line, allowed is a JSON object")
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}:{number}: not JSON: {error.msg}") from None
-        if not isinstance(record, dict):
-            found = type(record).__name__
-            raise InputError(f"{path}:{number}: found a JSON {found}, allowed is an object")
+    for number, record in _json_records(path, content):
         for column in (*columns.texts, *columns.names):
             if column not in record:
-                raise InputError(f"{path}:{number}: no key {column!r}, there are {list(record)}")
+                there = f"{list(record)}"
+                raise InputError(f"{path}:{number}: no key {column!r}, there are {there:.500}")
         texts, names = (
             [record[column] for column in group] for group in (columns.texts, columns.names)
         )
         for column, text in zip(columns.texts, texts, strict=True):
             if not isinstance(text, str):
-                raise InputError(f"{path}:{number}: {column} is {text!r}, allowed is a string")
+                raise InputError(f"{path}:{number}: {column} is {text!r:.200}, allowed is a string")
         for column, name in zip(columns.names, names, strict=True):
             if not isinstance(name, str | int):
                 raise InputError(
-                    f"{path}:{number}: {column} is {name!r}, allowed is a string or an integer"
+                    f"{path}:{number}: {column} is {name!r:.200}, allowed is a string or an integer"
                 )
         named = [str(name) for name in names]
         yield _fields(path, number, texts, named, columns.allow_empty)
+
+
+def _json_records(path: Path, content: str) -> Iterator[tuple[int, dict[Any, Any]]]:
+    with reading(path, "JSON lines") as at:
+        for at.line, line in _lines(content):
+            if not line:
+                raise InputError(f"{at}: empty line, allowed is a JSON object")
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                found = type(record).__name__
+                raise InputError(f"{at}: found a JSON {found}, allowed is an object")
+            if "\\u" in line:  # the only way to spell half a character
+                json.dumps(record, ensure_ascii=False).encode()
+            yield at.line, record
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
 
 
 def _fields(

@@ -163,7 +163,13 @@ class ParallelText:
         return sources, targets
 
     def _cache_path(self, kind: str, options: Any) -> Path:
-        form = [self.bitext.columns, self.source, self.target, self.limits, self.tokenised]
+        form: list[Any] = [
+            self.bitext.columns,
+            self.source,
+            self.target,
+            self.limits,
+            self.tokenised,
+        ]
         if self.bitext.part != "all":
             form.append(self.bitext.part)
         identity = json.dumps([kind, self._digest, repr(form), options])

@@ -236,5 +236,5 @@ def test_columns_of_own_files_are_named_or_numbered(tmp_path):
     task.setup("fit")
     assert task.state()["labels"] == ["no", "yes"]
     (tmp_path / "b.jsonl").write_text('{"first": "a", "label": "x"}\n')
-    with pytest.raises(InputError, match=r"b.jsonl:1: no key 'second'"):
+    with pytest.raises(InputError, match=r"b.jsonl:1: .* data.second_column; set it"):
         Inference(train=str(tmp_path / "b.jsonl")).setup("fit")

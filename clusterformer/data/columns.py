@@ -1,0 +1,100 @@
+"""Columns of the user's own tables, found by what they hold where no option names them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from clusterformer.data.labelled_text import Column, sample_table
+from clusterformer.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+COLUMNS = ("text_column", "first_column", "second_column", "label_column")
+"""Options of tasks that name a column that must be there."""
+
+_MIN_WORDS = 3.0  # mean number of words of a text
+_MAX_LABELS = 100
+_MAX_LABEL_LENGTH = 40  # characters
+
+
+def find_columns(
+    path: str | Path, columns: Mapping[str, Column | None], encoding: str = "utf-8"
+) -> dict[str, Column]:
+    """Choose a column for each option that names none.
+
+    A column with the option's usual name (`text`, `first`, `second`, `label`) is taken. Else the
+    columns decide: texts are of several words and mostly differ; labels are short and each occurs
+    several times. If there are as many such columns as needed, no more and no fewer, they are
+    taken in their order, and a note says so.
+
+    Args:
+        path: Own training file.
+        columns: Columns by option, such as {"text_column": None, "label_column": "stars"}.
+        encoding: Encoding of the file.
+
+    Returns:
+        A column for every option.
+
+    Raises:
+        InputError: if the file does not decide; it names the options and the columns there are.
+    """
+    chosen: dict[str, Column | None] = dict(columns)
+    if None not in chosen.values():
+        return {option: column for option, column in chosen.items() if column is not None}
+    header, rows = sample_table(Path(path).expanduser(), encoding)
+    names = [name for name in dict.fromkeys(header) if name not in chosen.values()]
+    for option, column in chosen.items():
+        usual = option.removesuffix("_column")
+        if column is None and usual in names:
+            chosen[option] = usual
+            names.remove(usual)
+    values = {name: [row[header.index(name)].strip() for row in rows] for name in names}
+    wanted = [option for option, column in chosen.items() if column is None]
+    for is_label in (False, True):
+        options = [option for option in wanted if (option == "label_column") == is_label]
+        found = [name for name in names if (_is_label if is_label else _is_text)(values[name])]
+        if options and (len(found) != len(options) or _is_row(header, rows, found)):
+            raise _undecided(path, options, header)
+        chosen |= dict(zip(options, found, strict=False))
+    if wanted:
+        said = ", ".join(
+            f"{chosen[option]!r} as {option.removesuffix('_column')}" for option in wanted
+        )
+        rank_zero_only(_log.info)(f"{path}: using column {said}")
+    return {option: column for option, column in chosen.items() if column is not None}
+
+
+def _is_text(values: Sequence[str]) -> bool:
+    words = sum(len(value.split()) for value in values)
+    return words >= _MIN_WORDS * max(1, len(values)) and len(set(values)) > len(values) / 2
+
+
+def _is_label(values: Sequence[str]) -> bool:
+    different = set(values)
+    return (
+        2 <= len(different) <= min(_MAX_LABELS, len(values) / 2)
+        and "" not in different
+        and max(map(len, different)) <= _MAX_LABEL_LENGTH
+    )
+
+
+def _is_row(header: Sequence[str], rows: Sequence[Sequence[str]], found: Sequence[str]) -> bool:
+    """Tell whether the first line is no header: it has a long text, or a label of other lines."""
+    for name in found:
+        column = header.index(name)
+        if len(name.split()) > 2 * _MIN_WORDS or any(row[column].strip() == name for row in rows):
+            return True
+    return False
+
+
+def _undecided(path: str | Path, options: Sequence[str], header: Sequence[str]) -> InputError:
+    names = " and ".join(f"data.{option}" for option in options)
+    found = ", ".join(map(repr, header[:20])) + ", ..." * (len(header) > 20)
+    return InputError(
+        f"{path}:1: cannot tell which column is for {names}; set it to one of {found:.500}; "
+        "without a header line, to the number of a column"
+    )
