@@ -5,6 +5,7 @@ C clusters   N points   F features
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ def make_clustering(
     if method == "minibatch-kmeans":
         return MiniBatchKMeans(num_clusters, n_init=1, random_state=seed)
     if method == "som":
+        if find_spec("minisom") is None:
+            raise InputError("som needs minisom: pip install 'clusterformer[cluster]'")
         return SelfOrganisingMap(num_clusters, seed)
     if method == "neural":
         return NeuralClustering(num_clusters, random_state=seed, **neural)
@@ -121,4 +124,6 @@ class SelfOrganisingMap:
         """Find the nearest node of each point (N, F), (N,)."""
         from sklearn.metrics import pairwise_distances_argmin
 
-        return pairwise_distances_argmin(points, self.cluster_centers_.astype(points.dtype))
+        return pairwise_distances_argmin(
+            points, self.cluster_centers_.astype(np.result_type(points, np.float32))
+        )

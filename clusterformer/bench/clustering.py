@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,32 +73,65 @@ def measure(
         rows, clusterings = [], []
         for seed in seeds:
             clustering = make_clustering(method, num_clusters, seed, **options)
-            cost = _fit(clustering, points, name, threads)
-            quality = measures(
-                clustering.labels_,
-                points.train_labels,
-                clustering.predict(points.test),
-                points.test_labels,
-                points.test,
-            )
+            with _one_line(name):
+                cost = _fit(clustering, points, threads)
+                quality = measures(
+                    clustering.labels_,
+                    points.train_labels,
+                    clustering.predict(points.test),
+                    points.test_labels,
+                    points.test,
+                )
             labels = {"method": method, "n_clusters": num_clusters, "seed": seed}
             rows.append({**labels, **quality, **cost})
             clusterings.append(clustering)
         yield Measured(method, rows, clusterings[0])
 
 
-def _fit(clustering: Any, points: Points, name: str, threads: int | None) -> Row:
+def check(
+    points: Points,
+    methods: Sequence[str],
+    num_clusters: Sequence[int],
+    *,
+    name: str = "points",
+    hidden: int = 256,
+    neural: Mapping[str, Any] | None = None,
+) -> None:
+    """Check that `measure` can begin with these options, before anything is written.
+
+    Raises:
+        InputError: for the first option that is not allowed or needs too much memory.
+    """
+    for count, method in itertools.product(num_clusters, methods):
+        if count > len(points.train):
+            raise InputError(f"--n_clusters {count} is more than the {len(points.train)} points")
+        options = {"hidden": hidden, "image": points.image, **(neural or {})}
+        clustering = make_clustering(method, count, 0, **options)
+        if method.startswith("neural"):
+            from clusterformer.clustering import parameters
+
+            with _one_line(name):
+                parameters.check_parameters(clustering)
+                parameters.check_memory(clustering, len(points.train))
+
+
+@contextmanager
+def _one_line(name: str) -> Iterator[None]:
+    """Turn the ValueError of an estimator into an InputError, without the advice below it."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(f"{name}: {str(error).splitlines()[0]}") from error
+
+
+def _fit(clustering: Any, points: Points, threads: int | None) -> Row:
     from threadpoolctl import threadpool_limits
 
     before = resident("VmRSS") if reset_peak() else None
     limits = threadpool_limits(threads) if threads else nullcontext()
     begun, worked = time.perf_counter(), time.process_time()
-    try:
-        with limits:
-            clustering.fit(points.train)
-    except ValueError as error:
-        reason = str(error).splitlines()[0]  # scikit-learn's advice follows below it
-        raise InputError(f"{name}: {reason}") from error
+    with limits:
+        clustering.fit(points.train)
     return {
         "seconds": time.perf_counter() - begun,
         "cpu_seconds": time.process_time() - worked,

@@ -7,7 +7,7 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterformer.bench.cluster_methods import METHODS
 from clusterformer.cli.arguments import Arguments
@@ -21,16 +21,23 @@ if TYPE_CHECKING:
 INDENT = "\n" + 24 * " "
 HELP = f"""
 usage: clusterformer cluster [options]
+       clusterformer cluster --predict MODEL --data FILE
 
 Cluster points by several methods with several seeds, and compare. Needs clusterformer[cluster].
+Each method and number of clusters gets a directory, such as neural-10: labels.csv (id, cluster,
+probability of each point), memberships.npy, and model.npz, or centers.npy of other methods.
 
   --data digits         digits (comes with scikit-learn), mnist, 20news, or a file: .npy, .npz (x,
                         and optionally y, x_test and y_test), .csv or .tsv of numbers, .txt or .vec
                         of word vectors in GloVe's format
   --root DIR            directory of the named sets (default: $CLUSTERFORMER_DATA)
-  --label_column NAME   column of a table that holds labels, by name or by number from 1
+  --columns NAME ...    columns to cluster by, by name or by number from 1 (default: all others)
+  --id_column NAME      column of a table that names the points, likewise (default: a first column
+                        without a name, else numbers from 0)
+  --label_column NAME   column of a table that holds labels, likewise
+  --predict MODEL       label the points with a model of an earlier run: model.npz or its directory
   --n_clusters 10 50 100
-                        numbers of clusters, each tried
+                        numbers of clusters, each tried; by default those that the points allow
   --methods neural kmeans
                         {INDENT.join(f"{name}: {what}" for name, what in METHODS.items())}
   --seeds 1             repetitions, with seeds 0, 1, ...
@@ -38,8 +45,8 @@ Cluster points by several methods with several seeds, and compare. Needs cluster
   --balance 1 --no-merge --n_neighbors 5 --n_init 1 --device cpu
                         further options of the neural methods, those of NeuralClustering
   --threads N           CPU threads of all methods (default: all cores)
-  --runs runs           parent of the run directory, which gets results.csv, results.json and
-                        pictures
+  --runs runs           parent of the run directory, which gets results.csv, results.json,
+                        pictures and the directories of the clusters
   --map tsne            method that places points on the map: tsne, or pca, which is faster
   --no-pictures         draw nothing
   --wandb               log every row to Weights & Biases too
@@ -51,45 +58,111 @@ examples:
   clusterformer cluster
   clusterformer cluster --data mnist --n_clusters 10 50 100 200 300 --seeds 5 \\
       --methods neural neural-hidden kmeans minibatch-kmeans som
-  clusterformer cluster --data vectors.npy --n_clusters 100
+  clusterformer cluster --data points.csv --id_column name --methods neural --n_clusters 20
+  clusterformer cluster --predict runs/cluster-points/1/neural-20 --data new.csv --id_column name
+
+In Python: NeuralClustering.load("runs/cluster-points/1/neural-20/model.npz").predict(points)
 """
 
 _NEURAL = ("balance", "merge", "n_neighbors", "n_init", "device")
+_USUAL = [10, 50, 100]  # numbers of clusters
+_LIMITS = {"seeds": 1000, "threads": 1024}
 _PATHS = ("root", "runs")  # options that do not change the results
 
 
 def run(arguments: list[str]) -> None:
-    """Cluster, print the table, write results and pictures."""
+    """Cluster, print the table, write clusters, results and pictures."""
     import torch
-
-    from clusterformer.data.points import read_points
-    from clusterformer.training.runs import Run
 
     options = _parse(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
-    points = read_points(options.data, root=options.root, label_column=options.label_column)
-    largest = max(options.n_clusters)
-    if largest > len(points.train):
-        raise InputError(f"--n_clusters {largest} is more than the {len(points.train)} points")
-    found = Run.create(options.runs, f"cluster-{Path(options.data).name.partition('.')[0]}")
+    if options.predict is not None:
+        _predict(options)
+        return
+    from clusterformer.bench import clustering
+    from clusterformer.training.runs import Run
+
+    points = _read(options)
     number, width = points.train.shape
+    if options.n_clusters is None:
+        options.n_clusters = [count for count in _USUAL if count <= number] or _USUAL[:1]
+    clustering.check(
+        points,
+        options.methods,
+        options.n_clusters,
+        name=options.data,
+        hidden=options.hidden,
+        neural=_neural(options),
+    )
+    found = Run.create(options.runs, _name(options))
     print(f"{number} points, {width} columns; run directory: {found.folder}", flush=True)
     try:
         _compare(found, points, options, f"clusterformer cluster {shlex.join(arguments)}".strip())
-    except InputError:
+    except BaseException:
         found.discard_unless_begun()
         raise
-    print(f"written: {found.folder}")
+
+
+def _read(options: argparse.Namespace, columns: Sequence[str] | None = None) -> Points:
+    from clusterformer.data.points import read_points
+
+    return read_points(
+        options.data,
+        root=options.root,
+        label_column=options.label_column,
+        id_column=options.id_column,
+        columns=options.columns or columns,
+    )
+
+
+def _predict(options: argparse.Namespace) -> None:
+    """Label points with a model of an earlier run."""
+    from clusterformer.bench.cluster_files import find_model, write_labels
+    from clusterformer.clustering import NeuralClustering
+    from clusterformer.training.runs import Run
+
+    path = find_model(options.predict)
+    model = NeuralClustering.load(path, device=options.device)
+    names = model.__dict__.pop("feature_names_in_", None)
+    table = Path(options.data).name.removesuffix(".gz").endswith((".csv", ".tsv"))
+    points = _read(options, None if names is None or not table else list(names))
+    whole = points.train if points.whole is None else points.whole
+    if whole.shape[1] != model.n_features_in_:
+        raise InputError(
+            f"{options.data}: {whole.shape[1]} columns, {path} has {model.n_features_in_}; "
+            "select them with --columns"
+        )
+    found = Run.create(options.runs, _name(options))
+    try:
+        written = write_labels(found.folder, model, whole, points.ids)
+    except BaseException as error:
+        found.discard_unless_begun()
+        if type(error) is ValueError:
+            raise InputError(f"{options.data}: {error}") from error
+        raise
+    print(f"{len(whole)} points, {model.n_clusters} clusters")
+    print(f"written: {found.folder}: {', '.join(path.name for path in written)}")
+
+
+def _name(options: argparse.Namespace) -> str:
+    return f"cluster-{Path(options.data).name.partition('.')[0]}"
+
+
+def _neural(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in _NEURAL}
 
 
 def _compare(found: Run, points: Points, options: argparse.Namespace, command: str) -> None:
     from clusterformer.bench import clustering
+    from clusterformer.bench.cluster_files import MODEL, write_labels, write_model
     from clusterformer.training import wandb
 
     log = wandb.start(found.name, found.folder, config=vars(options)) if options.wandb else None
     settings = {name: value for name, value in vars(options).items() if name not in _PATHS}
+    whole = points.train if points.whole is None else points.whole
     rows: list[Row] = []
+    written: list[list[Path]] = []
     for num_clusters in options.n_clusters:
         measured = []
         for method in clustering.measure(
@@ -100,13 +173,16 @@ def _compare(found: Run, points: Points, options: argparse.Namespace, command: s
             seeds=options.seeds,
             hidden=options.hidden,
             threads=options.threads,
-            neural={name: getattr(options, name) for name in _NEURAL},
+            neural=_neural(options),
         ):
             measured.append(method)
             if not rows:
                 print(_heads(method.rows), flush=True)
             print(_line(method.rows), flush=True)
             rows += method.rows
+            folder = found.folder / f"{method.method}-{num_clusters}"
+            written.append(write_labels(folder, method.clustering, whole, points.ids))
+            written[-1].append(write_model(folder, method.clustering, points.columns))
             clustering.write_results(found.folder, rows, command=command, settings=settings)
             if log:
                 for row in method.rows:
@@ -121,14 +197,23 @@ def _compare(found: Run, points: Points, options: argparse.Namespace, command: s
                 print(f"no pictures: {error}; pip install 'clusterformer[plots]'")
     if log:
         log.finish()
+    print(f"written: {found.folder}: results.csv, results.json{', pictures' * options.pictures}")
+    for paths in written:
+        print(f"  {paths[0].parent}: {', '.join(path.name for path in paths)}")
+    models = [paths[-1].parent for paths in written if paths[-1].name == MODEL]
+    if models:
+        print(f"label other points: clusterformer cluster --predict {models[0]} --data FILE")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Arguments("cluster")
     parser.add_argument("--data", default="digits")
     parser.add_argument("--root")
+    parser.add_argument("--columns", nargs="+")
+    parser.add_argument("--id_column")
     parser.add_argument("--label_column")
-    parser.add_number("--n_clusters", nargs="+", default=[10, 50, 100])
+    parser.add_argument("--predict")
+    parser.add_number("--n_clusters", nargs="+")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["neural", "kmeans"])
     parser.add_number("--seeds", default=1)
     parser.add_number("--hidden", default=256)
@@ -143,6 +228,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-pictures", dest="pictures", action="store_false")
     parser.add_argument("--wandb", action="store_true")
     options = parser.parse_args(arguments)
+    for name, limit in _LIMITS.items():
+        if (getattr(options, name) or 0) > limit:
+            raise InputError(f"--{name} must be at most {limit}, got {getattr(options, name)}")
     options.seeds = list(range(options.seeds))
     return options
 

@@ -34,12 +34,14 @@ from clusterformer.clustering.evaluation import (
 from clusterformer.clustering.fitting import train
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters
-from clusterformer.clustering.parameters import MIN_PER_CLUSTER, check_memory, check_parameters
+from clusterformer.clustering.parameters import (
+    MIN_PER_CLUSTER,
+    SAMPLE,
+    check_memory,
+    check_parameters,
+)
 from clusterformer.clustering.progress_bar import Progress
 from clusterformer.clustering.saving import SaveMixin
-
-SAMPLE = 2**18
-"""Maximum number of points that `fit` trains on, drawn at random; it assigns all points."""
 
 _COMPONENT_SAMPLE = 10_000  # points from which principal components are computed
 _OLD_WEIGHT = 0.5  # weight of the old centers when partial_fit gets new points
@@ -220,7 +222,7 @@ class NeuralClustering(
         if reset and X.shape[0] < self.n_clusters:
             raise ValueError(f"n_samples={X.shape[0]} should be >= n_clusters={self.n_clusters}.")
         if reset:
-            check_memory(self, min(X.shape[0], SAMPLE))
+            check_memory(self, X.shape[0])
         return X
 
     def _batch(self) -> int:

@@ -15,6 +15,9 @@ MAX_UNITS = 2**20
 MIN_PER_CLUSTER = 8
 """Minimum number of points per cluster in a batch, if there are so many points."""
 
+SAMPLE = 2**18
+"""Maximum number of points that `fit` trains on, drawn at random; it assigns all points."""
+
 _COUNTS = ("n_clusters", "n_neighbors", "n_components", "max_iter", "batch_size", "n_init")
 _COPIES = 6  # of the memberships of a batch, in a training step
 
@@ -51,6 +54,7 @@ def check_memory(estimator: Any, num_points: int) -> None:
         ValueError: with the parameter, the estimated need and the memory, in GiB.
     """
     clusters = estimator.n_clusters
+    num_points = min(num_points, SAMPLE)
     batch = min(num_points, max(estimator.batch_size, MIN_PER_CLUSTER * clusters))
     needed = {
         "n_clusters": 4 * clusters * (2 * _COPIES * batch + 2 * clusters),
@@ -82,7 +86,7 @@ def _check_device(device: Any) -> None:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+    return isinstance(value, Integral) and value is not True and int(value) >= 1
 
 
 def _is_finite(value: Any) -> bool:

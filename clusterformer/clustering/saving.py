@@ -87,7 +87,9 @@ class SaveMixin:
             for name, array in arrays.items():
                 if not np.isfinite(array).all():
                     raise InputError(f"{path}: NaN or infinity in {name}; the file is damaged")
-            return _restore(cls(**described["parameters"] | {"device": device}), described, arrays)
+            estimator = cls(**described["parameters"] | {"device": "cpu"})
+            _restore(estimator, described, arrays)
+        return estimator.set_params(device=device)  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle on the CPU, without the optimizer: partial_fit then makes a new one."""
@@ -98,7 +100,7 @@ class SaveMixin:
         return {**state, "_optimizer": None} if "_optimizer" in state else state
 
 
-def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArray]) -> Any:
+def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArray]) -> None:
     """Give an estimator its fitted parts; sizes are checked before memory is asked for."""
     check_parameters(estimator)
     clusters, columns = arrays["cluster_centers_"].shape
@@ -131,4 +133,3 @@ def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArra
     estimator.n_iter_, estimator.n_features_in_ = described["steps"], columns
     if described["names"] is not None:
         estimator.feature_names_in_ = np.array(described["names"], dtype=object)
-    return estimator

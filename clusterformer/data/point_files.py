@@ -8,10 +8,10 @@ from __future__ import annotations
 import csv
 import gzip
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,15 +133,15 @@ class _Layout:
         """Read the numbers of a row."""
         if len(row) != len(self.names):
             raise InputError(f"{at}: {len(row)} columns, the first line has {len(self.names)}")
-        found = []
+        found: list[float] = []
         for index in self.numbers:
             value = _number(row[index])
             if value is None:
-                self._refuse(at, index, row[index])
+                raise self._error(at, index, row[index])
             found.append(value)
         return found
 
-    def _refuse(self, at: Position, index: int, field: str) -> None:
+    def _error(self, at: Position, index: int, field: str) -> InputError:
         advice = "allowed are finite numbers"
         other = [sign for sign in _DELIMITERS if sign in field]
         if len(self.names) == 1 and other:
@@ -150,7 +150,9 @@ class _Layout:
             advice += ", or a header line of names alone; --columns selects columns"
         else:
             advice += "; --columns, --id_column and --label_column tell other columns apart"
-        raise InputError(f"{at}: column {self.names[index]}: {field[:_SHOWN]!r}; {advice}")
+        return InputError(
+            f"{at}: column {self.names[index][:_SHOWN]}: {field[:_SHOWN]!r}; {advice}"
+        )
 
 
 def read_table(
@@ -204,7 +206,7 @@ def read_table(
     )
 
 
-def _lines(file: IO[Any], at: Position) -> Iterator[str]:
+def _lines(file: Iterable[bytes], at: Position) -> Iterator[str]:
     for at.line, line in enumerate(file, 1):
         yield line.decode("utf-8-sig" if at.line == 1 else "utf-8")
 

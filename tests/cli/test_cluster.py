@@ -13,6 +13,8 @@ pytest.importorskip("sklearn")
 pytest.importorskip("minisom")
 pytest.importorskip("matplotlib")
 
+from clusterformer.clustering import NeuralClustering
+
 
 @pytest.fixture
 def points(tmp_path: Path) -> Path:
@@ -43,7 +45,57 @@ def test_every_method_every_seed_every_measure(
     assert len(report["rows"]) == len(rows)
     drawn = {path.name for path in (folder / "pictures").iterdir()}
     assert drawn == {"map-3.png", "sizes-3.png"}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {
+        "pictures",
+        *(f"{method}-3" for method in methods),
+    }
     assert "neural-hidden" in capsys.readouterr().out
+
+
+def test_the_answer_is_written_and_its_model_labels_other_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    kinds = np.arange(60) % 3
+    x = np.eye(3)[kinds] * 4 + 0.3 * rng.standard_normal((60, 3))
+    lines = [f"p{i},{a},{b},{c},{'xyz'[i % 3]}" for i, (a, b, c) in enumerate(x)]
+    (tmp_path / "old.csv").write_text("name,a,b,c,kind\n" + "\n".join(lines))
+    lines = [f"{c},q{i},{b},{a}" for i, (a, b, c) in enumerate(x[:9])]
+    (tmp_path / "new.csv").write_text("c,name,b,a\n" + "\n".join(lines))
+    common = ["--id_column", "name", "--runs", str(tmp_path / "runs")]
+    arguments = ["cluster", "--data", str(tmp_path / "old.csv"), "--label_column", "kind"]
+    arguments += ["--methods", "neural", "kmeans", "--n_clusters", "3", "--no-pictures"]
+    assert main([*arguments, *common]) == 0
+    folder = tmp_path / "runs/cluster-old/1"
+    assert {path.name for path in (folder / "kmeans-3").iterdir()} == {"labels.csv", "centers.npy"}
+    assert f"cluster --predict {folder}/neural-3 --data FILE" in capsys.readouterr().out
+
+    with (folder / "neural-3/labels.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [f"p{i}" for i in range(60)]  # those that test too
+    clusters = np.array([int(row["cluster"]) for row in rows])
+    assert len({*zip(kinds, clusters, strict=True)}) == 3
+    memberships = np.load(folder / "neural-3/memberships.npy")
+    assert memberships.shape == (60, 3)
+    assert (memberships.argmax(1) == clusters).all()
+    found = [float(row["probability"]) for row in rows]
+    np.testing.assert_allclose(found, memberships.max(1), atol=1e-6)
+    model = NeuralClustering.load(folder / "neural-3/model.npz")
+    assert list(model.feature_names_in_) == ["a", "b", "c"]
+
+    arguments = ["cluster", "--data", str(tmp_path / "new.csv"), *common]
+    assert main([*arguments, "--predict", str(folder)]) == 0  # columns by their names
+    with (tmp_path / "runs/cluster-new/1/labels.csv").open() as file:
+        again = list(csv.DictReader(file))
+    assert [row["id"] for row in again] == [f"q{i}" for i in range(9)]
+    assert [int(row["cluster"]) for row in again] == clusters[:9].tolist()
+    np.save(tmp_path / "two.npy", np.zeros((5, 2)))
+    arguments = ["cluster", "--data", str(tmp_path / "two.npy"), "--runs", str(tmp_path / "none")]
+    assert main([*arguments, "--predict", str(folder)]) == 2
+    assert "2 columns, " in capsys.readouterr().err
+    assert main([*arguments, "--predict", str(tmp_path)]) == 2
+    assert "no model.npz in it" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow
@@ -62,7 +114,7 @@ def test_wandb_obeys_its_own_mode(
     arguments = ["cluster", "--data", str(points), "--n_clusters", "3", "--methods", "kmeans"]
     assert main([*arguments, "--no-pictures", "--wandb", "--runs", str(tmp_path)]) == 0
     left = {path.name for path in (tmp_path / "cluster-points/1").iterdir()}
-    assert left == {"results.csv", "results.json"}
+    assert left == {"results.csv", "results.json", "kmeans-3"}
 
 
 @pytest.mark.parametrize(
@@ -74,12 +126,22 @@ def test_wandb_obeys_its_own_mode(
         (["--data", "none.npy"], "none.npy: no such file"),
         (["--methods", "neural-augmented"], "neural-augmented is for pictures"),
         (["--what"], "unrecognized arguments: --what"),
+        (["--balance", "nan"], "'balance' parameter"),
+        (["--hidden", "9" * 12, "--methods", "neural-hidden"], "'hidden' parameter"),
+        (["--n_clusters", "9" * 30], "is more than the 120 points"),
+        (["--seeds", "9" * 12], "--seeds must be at most 1000"),
+        (["--threads", "9" * 12], "--threads must be at most 1024"),
+        (["--columns", "9"], "no column 9, there are 3"),
+        (["--id_column", "name"], "id_column is for tables"),
+        (["--predict", "none"], "none: no such file"),
     ],
 )
 def test_bad_options_are_one_line(
     arguments: list[str], message: str, points: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["cluster", "--data", str(points), *arguments]) == 2
+    runs = ["--runs", str(points.parent / "runs")]
+    assert main(["cluster", "--data", str(points), *runs, *arguments]) == 2
+    assert not (points.parent / "runs").exists()
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -91,8 +153,8 @@ def test_nan_is_named_and_leaves_no_folder(
     np.save(tmp_path / "x.npy", np.full((20, 2), np.nan))
     arguments = ["cluster", "--data", str(tmp_path / "x.npy"), "--n_clusters", "2"]
     assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 2
-    assert capsys.readouterr().err.endswith("x.npy: Input X contains NaN.\n")
-    assert not list((tmp_path / "runs").iterdir())
+    assert capsys.readouterr().err.endswith("x[0, 0] is nan, allowed are finite numbers\n")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_fit_without_its_data_leaves_no_folder(

@@ -1,0 +1,114 @@
+"""Files of a clustering: the cluster of each point, memberships, and the model.
+
+P points   C clusters   F features
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterformer.errors import InputError
+
+LABELS, MEMBERSHIPS, MODEL, CENTERS = "labels.csv", "memberships.npy", "model.npz", "centers.npy"
+
+_ROWS = 2**16  # points labelled at a time
+
+
+def write_labels(
+    folder: Path, clustering: Any, points: NDArray, ids: Sequence[str] | None = None
+) -> list[Path]:
+    """Write the cluster of each point, and memberships where the clustering has them.
+
+    labels.csv has the columns id, cluster and, with memberships, probability: that of the cluster.
+    Each file is written whole or not at all.
+
+    Args:
+        folder: Directory; made if it is missing.
+        clustering: Fitted estimator.
+        points: (P, F).
+        ids: Name of each point; None for numbers from 0.
+
+    Returns:
+        The files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    soft = hasattr(clustering, "predict_proba")
+    paths = [folder / LABELS, folder / MEMBERSHIPS] if soft else [folder / LABELS]
+    memberships: NDArray | None = None
+    with (
+        _whole(paths[0]) as partial,
+        _whole(paths[1]) if soft else nullcontext() as target,
+        partial.open("w", encoding="utf-8", newline="") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["id", "cluster", "probability"] if soft else ["id", "cluster"])
+        for start in range(0, len(points), _ROWS):
+            rows = points[start : start + _ROWS]
+            names = ids[start : start + _ROWS] if ids else range(start, start + len(rows))
+            if target is None:
+                writer.writerows(zip(names, clustering.predict(rows).tolist(), strict=True))
+                continue
+            found = clustering.predict_proba(rows)
+            if memberships is None:
+                memberships = np.lib.format.open_memmap(
+                    target, "w+", dtype=found.dtype, shape=(len(points), found.shape[1])
+                )
+            memberships[start : start + len(rows)] = found
+            probability = (f"{value:.6f}" for value in found.max(1).tolist())
+            writer.writerows(zip(names, found.argmax(1).tolist(), probability, strict=True))
+        if memberships is not None:
+            memberships.flush()  # type: ignore[attr-defined]
+    return paths
+
+
+def write_model(folder: Path, clustering: Any, columns: Sequence[str] | None = None) -> Path:
+    """Write a NeuralClustering as `save` does, or the centers (C, F) of another clustering.
+
+    Args:
+        folder: Directory.
+        clustering: Fitted estimator.
+        columns: Names of the features, which the model then keeps.
+    """
+    if not hasattr(clustering, "save"):
+        with _whole(folder / CENTERS) as partial, partial.open("wb") as file:
+            np.save(file, clustering.cluster_centers_)
+        return folder / CENTERS
+    if columns is not None:
+        clustering.feature_names_in_ = np.array(columns, dtype=object)
+    clustering.save(folder / MODEL)
+    return folder / MODEL
+
+
+def find_model(path: str | Path) -> Path:
+    """Find the model of a file, of a directory, or of a run with one model.
+
+    Raises:
+        InputError: if there is none, or there are several.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    found = [path / MODEL] if (path / MODEL).is_file() else sorted(path.glob(f"*/{MODEL}"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise InputError(f"{path}: no {MODEL} in it; `clusterformer cluster` writes one")
+    raise InputError(f"{path}: several models, name one of {', '.join(map(str, found))}")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Yield a path to write, which replaces the file when all is written."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
