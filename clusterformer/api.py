@@ -223,23 +223,51 @@ class TrainedModel:
             return [record["translation"] for record in records]
         return [records[start : start + nbest] for start in range(0, len(records), nbest)]
 
+    @overload
+    def generate(self, prompt: str = ..., *, samples: None = ..., **options: Any) -> str: ...
+
+    @overload
+    def generate(self, prompt: str = ..., *, samples: int, **options: Any) -> list[str]: ...
+
     def generate(
         self,
         prompt: str = "",
         *,
+        samples: int | None = None,
         tokens: int = 200,
         temperature: float = 1.0,
+        top_k: int | None = None,
         top_p: float = 1.0,
+        stop: str | None = None,
         seed: int = 0,
-    ) -> str:
+    ) -> str | list[str]:
         """Continue a text; `stream` gives the same, as it is drawn.
 
+        Args:
+            prompt: Beginning of the text.
+            samples: Number of continuations; None for one.
+            tokens: Options of `stream`, as those that follow.
+            temperature: Likewise.
+            top_k: Likewise.
+            top_p: Likewise.
+            stop: Likewise.
+            seed: Likewise.
+
         Returns:
-            The continuation, without the prompt.
+            The continuation, without the prompt; with `samples` a list of them.
         """
-        return "".join(
-            self.stream(prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
+        drawn = self.generator.samples(
+            prompt,
+            samples=1 if samples is None else samples,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop=stop,
+            seed=seed,
         )
+        texts = ["".join(text) for text in drawn]
+        return texts[0] if samples is None else texts
 
     def stream(
         self,
@@ -247,7 +275,9 @@ class TrainedModel:
         *,
         tokens: int = 200,
         temperature: float = 1.0,
+        top_k: int | None = None,
         top_p: float = 1.0,
+        stop: str | None = None,
         seed: int = 0,
     ) -> Iterator[str]:
         """Continue a text, some characters at a time.
@@ -256,14 +286,22 @@ class TrainedModel:
             prompt: Beginning of the text.
             tokens: Maximum number of tokens to draw.
             temperature: Divisor of the logits; 0 always takes the most probable token.
+            top_k: Number of the most probable tokens that are drawn from; None for all.
             top_p: Probability, in (0, 1], of the most probable tokens that are drawn from.
+            stop: Text before which the continuation ends; None for none.
             seed: Seed of the draws; the same one gives the same text.
 
         Raises:
             InputError: if this is no run of LanguageModeling, or an option is out of range.
         """
         return self.generator.stream(
-            prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed
+            prompt,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop=stop,
+            seed=seed,
         )
 
     @cached_property

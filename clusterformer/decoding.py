@@ -145,16 +145,25 @@ def sample(
 
 
 def draw(
-    scores: Tensor, temperature: float, top_p: float, generator: torch.Generator | None = None
+    scores: Tensor,
+    temperature: float,
+    top_p: float,
+    generator: torch.Generator | None = None,
+    *,
+    top_k: int | None = None,
 ) -> Tensor:
     """Draw a token a row (rows,) from log-probabilities or logits (rows, V), as `sample` does."""
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}; near 0 use greedy")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
-    likeliest, order = (scores / temperature).softmax(-1).sort(-1, descending=True)
+    gaps = scores - scores.amax(-1, keepdim=True)  # at most 0: no temperature overflows
+    divisor = max(temperature, torch.finfo(scores.dtype).tiny)
+    likeliest, order = (gaps / divisor).softmax(-1).sort(-1, descending=True)
     # the token that crosses top_p still belongs to the nucleus
     nucleus = likeliest.masked_fill(likeliest.cumsum(-1) - likeliest >= top_p, 0.0)
+    if top_k is not None:
+        nucleus[:, top_k:] = 0.0
     return order.gather(-1, nucleus.multinomial(1, generator=generator))[:, 0]
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from clusterformer.data.batches import PAD
 from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import BOS
 from clusterformer.decoding import draw
 from clusterformer.errors import InputError, require_at_least
+from clusterformer.models.decoder import State
 from clusterformer.models.language_model import LanguageModel
 
 
@@ -34,54 +36,142 @@ class TextGenerator:
         *,
         tokens: int = 200,
         temperature: float = 1.0,
+        top_k: int | None = None,
         top_p: float = 1.0,
+        stop: str | None = None,
         seed: int = 0,
     ) -> Iterator[str]:
-        """What follows `prompt`, piece by piece, whole characters only.
+        """Continue `prompt`, some characters at a time, whole characters only.
 
-        Every token, those of the prompt too, is one step with cached keys and values. The text
-        may end before `tokens` where the model was trained on many texts.
+        The text may end before `tokens` where the model was trained on many texts.
 
         Args:
-            prompt: Beginning of the text.
-            tokens: Most tokens to draw.
-            temperature: Divides the logits; 0 always takes the likeliest token.
-            top_p: In (0, 1]: draw only from the likeliest tokens that together have this
-                probability.
-            seed: Of the drawing.
+            prompt: Beginning of the text; it is read at once.
+            tokens: Maximum number of tokens to draw.
+            temperature: Divisor of the logits; 0 always takes the most probable token.
+            top_k: Number of the most probable tokens that are drawn from; None for all.
+            top_p: Probability, in (0, 1], of the most probable tokens that are drawn from.
+            stop: Text before which the continuation ends; None for none.
+            seed: Seed of the draws.
 
         Raises:
             InputError: for options out of range, or a text longer than learned positions reach.
         """
-        require_at_least(1, tokens=tokens)
+        samples = self.samples(
+            prompt,
+            samples=1,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop=stop,
+            seed=seed,
+        )
+        for sample in samples:
+            yield from sample
+
+    def samples(
+        self,
+        prompt: str = "",
+        *,
+        samples: int,
+        tokens: int = 200,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        stop: str | None = None,
+        seed: int = 0,
+    ) -> Iterator[Iterator[str]]:
+        """Draw several continuations of `prompt`, which is read once.
+
+        Args:
+            prompt: Beginning of the text.
+            samples: Number of continuations; the first is that of `stream`.
+            tokens: Options of `stream`, as those that follow.
+            temperature: Likewise.
+            top_k: Likewise.
+            top_p: Likewise.
+            stop: Likewise.
+            seed: Likewise.
+
+        Yields:
+            Each continuation as an iterator, to be read to its end before the next one.
+
+        Raises:
+            InputError: as `stream`.
+        """
+        require_at_least(1, tokens=tokens, samples=samples, top_k=top_k)
+        require_at_least(0, temperature=temperature)
+        if not 0 < top_p <= 1:
+            raise InputError(f"top_p must be above 0 and at most 1, got {top_p}")
+        if stop == "":
+            raise InputError("stop must be a text of one character or more, got ''")
+        weight = self.network.embedding.tokens.weight
+        random = torch.Generator(weight.device).manual_seed(seed)
+
+        def choose(logits: Tensor) -> Tensor:
+            if not temperature:
+                return logits.argmax(-1)
+            return draw(logits.float(), temperature, top_p, random, top_k=top_k)
+
+        logits, state = self._read(prompt)
+        row = torch.zeros(1, dtype=torch.long, device=weight.device)
+        for sample in range(samples):
+            own = state.select(row) if sample < samples - 1 else state
+            drawn = self._draw(logits, own, tokens, choose)
+            text = self._characters(drawn)
+            yield text if stop is None else _before(text, stop)
+
+    @torch.inference_mode()
+    def _read(self, prompt: str) -> tuple[Tensor, State]:
+        device = self.network.embedding.tokens.weight.device
+        read = torch.tensor([[BOS, *self.tokenizer.encode(prompt)]], device=device)
+        try:
+            return self.network.prefill(read)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+
+    def _characters(self, tokens: Iterator[int]) -> Iterator[str]:
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         try:
-            for token in self._draw(prompt, tokens, temperature, top_p, seed):
-                if piece := characters.decode(self.tokenizer.token_bytes[token]):
-                    yield piece
+            for token in tokens:
+                if text := characters.decode(self.tokenizer.token_bytes[token]):
+                    yield text
         except ValueError as error:
             raise InputError(str(error)) from error
         if rest := characters.decode(b"", final=True):
             yield rest
 
-    @torch.inference_mode()
     def _draw(
-        self, prompt: str, tokens: int, temperature: float, top_p: float, seed: int
+        self, logits: Tensor, state: State, tokens: int, choose: Callable[[Tensor], Tensor]
     ) -> Iterator[int]:
-        device = self.network.embedding.tokens.weight.device
-        random = torch.Generator(device).manual_seed(seed)
-        state = self.network.start()
-        for token in [BOS, *self.tokenizer.encode(prompt)]:
-            logits, state = self.network.step(torch.tensor([token], device=device), state)
         for drawn in range(1, tokens + 1):
+            logits = logits.clone()  # other samples start from the same ones
             logits[:, PAD] = float("-inf")
-            chosen = (
-                draw(logits.float(), temperature, top_p, random)
-                if temperature
-                else logits.argmax(-1)
-            )
+            chosen = choose(logits)
             if chosen == BOS:
                 return
             yield int(chosen)
             if drawn < tokens:
-                logits, state = self.network.step(chosen, state)
+                with torch.inference_mode():
+                    logits, state = self.network.step(chosen, state)
+
+
+def _before(text: Iterator[str], stop: str) -> Iterator[str]:
+    """Yield what comes before `stop`; its possible beginnings are held back until they are not."""
+    held = ""
+    for part in text:
+        held += part
+        before, found, _ = held.partition(stop)
+        if found:
+            if before:
+                yield before
+            return
+        size = next(
+            n for n in range(min(len(stop) - 1, len(held)), -1, -1) if held.endswith(stop[:n])
+        )
+        if size < len(held):
+            yield held[: len(held) - size]
+            held = held[len(held) - size :]
+    if held:
+        yield held

@@ -147,6 +147,30 @@ class AttentionCore(nn.Module, ABC):
         """Decode one token: q, k, v (B, H, 1, D), hidden (B, 1, E) -> values and the new cache."""
         raise ValueError(f"{type(self).__name__}(causal={self.causal!r}) cannot decode stepwise")
 
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """Read the first tokens of a text at once, into an empty cache.
+
+        Equal to a `step` for each token, which is what this does; a mechanism that can fill its
+        cache from one `forward` overrides it.
+
+        Args:
+            q, k, v: (B, H, N, D), N at least 1.
+            hidden: (B, N, E).
+            cache: Empty cache, as `cache()` makes it.
+
+        Returns:
+            Values (B, H, N, D), and the cache after N tokens.
+        """
+        mixed = []
+        for at in range(q.shape[2]):
+            one = slice(at, at + 1)
+            heads = (x[:, :, one] for x in (q, k, v))
+            values, cache = self.step(*heads, hidden=hidden[:, one], cache=cache)
+            mixed.append(values)
+        return torch.cat(mixed, 2), cache
+
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention: the projections around a mechanism.
@@ -261,6 +285,18 @@ class MultiHeadAttention(nn.Module):
             q, k = (rotate(x, position[0][:, None, None], self.rotary_base) for x in (q, k))
             position = (position[0] + 1,)
         mixed, cache = self.core.step(q, k, v, hidden=x, cache=cache)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)), position + cache
+
+    def prefill(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Read the first tokens of a text, x (B, N, E), at once: as N calls of `step` do."""
+        q, v = self._split(self.q_proj(x)), self._split(self.v_proj(x))
+        k = q if self.core.shared_qk else self._split(self.k_proj(x))
+        position: Cache = ()
+        if self.rotary_base is not None:
+            position, cache = (cache[0] + x.shape[1],), cache[1:]
+            positions = torch.arange(x.shape[1], device=x.device)
+            q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
+        mixed, cache = self.core.prefill(q, k, v, hidden=x, cache=cache)
         return self.out_proj(mixed.transpose(1, 2).flatten(2)), position + cache
 
     def project_memory(self, memory: Tensor, memory_mask: Tensor | None = None) -> Memory:

@@ -71,3 +71,9 @@ class FullAttention(AttentionCore):
         held = slice(position + 1)
         mixed = F.scaled_dot_product_attention(q, keys[:, :, held], values[:, :, held])
         return mixed, (keys, values, count + 1)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, _ = self.forward(q, k, v, hidden=hidden)
+        return mixed, (k.contiguous(), v.contiguous(), cache[2] + k.shape[2])

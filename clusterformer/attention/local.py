@@ -91,3 +91,13 @@ class LocalAttention(AttentionCore):
             q, keys.to(q.dtype), values.to(q.dtype), attn_mask=held[:, None, None]
         )
         return mixed, cache
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, _ = self.forward(q, k, v, hidden=hidden)
+        keys, values, count = cache
+        last = torch.arange(k.shape[2], device=k.device)[-self.window :]
+        for ring, x in ((keys, k), (values, v)):
+            ring[:, :, last % self.window] = x[:, :, last].to(ring.dtype)
+        return mixed, (keys, values, count + k.shape[2])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.clustering.ring_cache import append, make_ring_cache
+from clusterformer.clustering.ring_cache import append, fill, make_ring_cache
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
@@ -258,6 +258,27 @@ class NeuralClusteringAttention(AttentionCore):
             part, far = self._ring_step(query, key, v[:, local:], cluster, self.chunk_size, far)
             parts.append(part)
         return torch.cat(parts, 1), (*far, *near)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, grouping = self.forward(q, k, v, hidden=hidden)
+        local, far, near = self.local_heads, cache[:4], cache[4:]
+        if local:
+            entries = self._entries(k[:, :local], v[:, :local])
+            near = fill(near, torch.zeros_like(grouping.assignment), entries)
+        if local < self.num_heads:
+            key, extra = k[:, local:], self._extra(grouping.points)
+            if extra is not None:
+                columns = extra[1][:, None].expand(-1, key.shape[1], -1, -1)
+                key = torch.cat([key, columns.to(key.dtype)], -1)
+            far = fill(far, grouping.assignment, self._entries(key, v[:, local:]))
+        return mixed, (*far, *near)
+
+    def _entries(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Entries of a ring cache, (B, N, width) each, of keys and values (B, H', N, D)."""
+        v = F.pad(v, (0, k.shape[-1] - v.shape[-1]))  # as wide as keys: see `_ring_step`
+        return k.transpose(1, 2).flatten(2), v.transpose(1, 2).flatten(2)
 
     def _ring_step(
         self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, chunk: int, cache: Cache

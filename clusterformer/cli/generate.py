@@ -17,6 +17,9 @@ No data set is needed, only the checkpoint.
   --temperature 1.0  below 1 for more probable text, above 1 for more surprising text; 0 always
                      takes the most probable token
   --top_p 1.0        draw only from the most probable tokens that have this probability together
+  --top_k 40         draw only from the 40 most probable tokens (default: all)
+  --stop TEXT        end before this text
+  --samples 3        several continuations, one after the other
   --seed 0           seed of the draws: the same seed gives the same text
   --device cpu       cpu or cuda (default: cuda if there is one)
   --trust PACKAGE    allow the checkpoint to import a class of that package
@@ -34,17 +37,26 @@ def run(arguments: list[str]) -> None:
 
     prompt, arguments = pop_option(arguments, "--prompt")
     tokens, arguments = pop_number(arguments, "--tokens", int)
+    samples, arguments = pop_number(arguments, "--samples", int)
+    stop, arguments = pop_option(arguments, "--stop")
+    top_k, arguments = pop_number(arguments, "--top_k", int)
     temperature, arguments = pop_number(arguments, "--temperature", float)
     top_p, arguments = pop_number(arguments, "--top_p", float)
     seed, arguments = pop_number(arguments, "--seed", int)
     model, _ = load_model(arguments)
-    continuation = model.stream(
+    continuations = model.generator.samples(
         prompt or "",
+        samples=1 if samples is None else samples,
         tokens=200 if tokens is None else tokens,
         temperature=1.0 if temperature is None else temperature,
+        top_k=top_k,
         top_p=1.0 if top_p is None else top_p,
+        stop=stop,
         seed=seed or 0,
     )
-    for text in chain([prompt or ""], continuation):
-        print(text, end="", flush=True)
-    print()
+    for number, continuation in enumerate(continuations, start=1):
+        if samples is not None and samples > 1:
+            print(f"--- sample {number}")
+        for text in chain([prompt or ""], continuation):
+            print(text, end="", flush=True)
+        print()

@@ -67,3 +67,30 @@ def append(
     index = (row[:, None] * length + positions[row, cluster][:, : len(slots)]).flatten()
     seen = (x.flatten(0, 1).index_select(0, index).unflatten(0, mask.shape) for x in pools)
     return tuple(seen), mask, (*pools, positions, counts)
+
+
+def fill(
+    cache: tuple[Tensor, ...], cluster: Tensor, entries: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Fill an empty cache with N tokens at once, as N calls of `append` do.
+
+    Args:
+        cache: Cache from `make_ring_cache`.
+        cluster: Cluster of each token, (B, N).
+        entries: Entries of each token, each (B, N, width).
+    """
+    *pools, positions, counts = cache
+    clusters, size = positions.shape[1:]
+    members = torch.nn.functional.one_hot(cluster.long(), clusters)  # (B, N, C)
+    rank = members.cumsum(1).gather(2, cluster.long()[..., None])[..., 0] - 1
+    counts = members.sum(1)
+    kept = rank >= counts.gather(1, cluster.long()) - size  # all but the last S are overwritten
+    position = kept.cumsum(1) - 1
+    row, token = kept.nonzero(as_tuple=True)
+    length = int(kept.sum(1).max())
+    filled = [pool.new_zeros(len(pool), length, pool.shape[2]) for pool in pools]
+    for pool, entry in zip(filled, entries, strict=True):
+        pool[row, position[row, token]] = entry[row, token].to(pool.dtype)
+    slot = rank[row, token] % size
+    positions[row, cluster[row, token].long(), slot] = position[row, token].to(positions.dtype)
+    return (*filled, positions, counts)

@@ -102,6 +102,11 @@ class DecoderLayer(EncoderLayer):
             x = self._add(x, values, self.cross_norm)
         return self._feed_forward(x), cache
 
+    def prefill(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Read the first tokens of a text at once: x (rows, N, E), of a layer without memory."""
+        values, cache = self.attention.prefill(self._input(x, self.attention_norm), cache)
+        return self._feed_forward(self._add(x, values, self.attention_norm)), cache
+
 
 class Decoder(nn.Module):
     """A stack of causal layers: over whole texts to train, token by token to decode.
@@ -181,6 +186,22 @@ class Decoder(nn.Module):
             x, cache = layer.step(x, cache, memory)
             caches.append(cache)
         return self.norm(x), State(state.position + 1, tuple(caches), state.memories)
+
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read the first tokens of a text at once, without a memory.
+
+        Args:
+            x: Embedded tokens, (rows, N, E).
+            state: State of `start`.
+
+        Returns:
+            Hidden states (rows, N, E) and the state after N tokens: those of N calls of `step`.
+        """
+        caches = []
+        for layer, cache in zip(self._layers, state.caches, strict=True):
+            x, cache = layer.prefill(x, cache)
+            caches.append(cache)
+        return self.norm(x), State(state.position + x.shape[1], tuple(caches))
 
     @property
     def _layers(self) -> list[DecoderLayer]:

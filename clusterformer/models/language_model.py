@@ -49,5 +49,17 @@ class LanguageModel(nn.Module):
         hidden, state = self.decoder.step(self.embedding(tokens[:, None], state.position), state)
         return self._logits(hidden[:, 0]), state
 
+    def prefill(self, tokens: Tensor) -> tuple[Tensor, State]:
+        """Read the beginning of texts at once.
+
+        Args:
+            tokens: (rows, N), N at least 1.
+
+        Returns:
+            Logits (rows, V) of the token that follows, and the state: those of N calls of `step`.
+        """
+        hidden, state = self.decoder.prefill(self.embedding(tokens), self.start(len(tokens)))
+        return self._logits(hidden[:, -1]), state
+
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embedding.tokens.weight)

@@ -1,6 +1,8 @@
 """Language modelling end to end: measures, resume, honesty of the causal models, generation."""
 
 import math
+import re
+import time
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import clusterformer
-from clusterformer.attention import FullAttention, LocalAttention, NeuralClusteringAttention
+from clusterformer.attention import (
+    FullAttention,
+    LocalAttention,
+    MultipoleAttention,
+    NeuralClusteringAttention,
+    ReformerAttention,
+    RoutingAttention,
+)
 from clusterformer.cli.main import main
 from clusterformer.data.batches import PAD
+from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.data.streams import unpadded_batch
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
+from clusterformer.generation import TextGenerator
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.models.transformer import Output, StackOutput
@@ -66,6 +77,81 @@ def test_step_by_step_equals_the_full_forward_in_a_mixed_stack() -> None:
     kinds = [type(layer.attention.core) for layer in model.decoder.layers]
     assert kinds == [LocalAttention, NeuralClusteringAttention, LocalAttention]
     check_steps(model)
+
+
+STRICT = [
+    FullAttention,
+    NEURAL,
+    partial(NEURAL, num_clusters=3, chunk_size=2, local_heads=1, local_window=3),
+    partial(NEURAL, num_clusters=3, chunk_size=2, local_heads=2, local_window=3),
+    partial(NEURAL, num_clusters=2, chunk_size=3, look_back=2, coupling=False),
+    partial(LocalAttention, window=5),
+    partial(RoutingAttention, num_clusters=3),
+    ReformerAttention,
+    MultipoleAttention,
+]
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
+@pytest.mark.parametrize("attention", STRICT)
+@pytest.mark.parametrize("length", [1, 4, 23])
+def test_a_beginning_read_at_once_is_that_read_step_by_step(
+    attention, positions: str, length: int
+) -> None:
+    model = network(attention, positions)
+    tokens = torch.randint(1, 20, (3, 31), generator=torch.Generator().manual_seed(length))
+    with torch.no_grad():
+        expected, slow = None, model.start(3)
+        for column in tokens[:, :length].unbind(1):
+            expected, slow = model.step(column, slow)
+        found, fast = model.prefill(tokens[:, :length])
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        for column in tokens[:, length:].unbind(1):
+            expected, slow = model.step(column, slow)
+            found, fast = model.step(column, fast)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        assert fast.position.tolist() == slow.position.tolist() == [31] * 3
+
+
+def generator(seed: int = 0) -> TextGenerator:
+    torch.manual_seed(seed)
+    return TextGenerator(network(NEURAL, size=258), ByteTokenizer())
+
+
+def test_top_k_stop_and_samples_of_a_continuation() -> None:
+    made = generator()
+    greedy = "".join(made.stream("abc", tokens=30, temperature=0))
+    assert "".join(made.stream("abc", tokens=30, top_k=1)) == greedy
+    assert "".join(made.stream("abc", tokens=30, temperature=1e-300)) == greedy
+    plain = "".join(made.stream("abc", tokens=60, seed=3))
+    stop = plain[20:23]
+    assert "".join(made.stream("abc", tokens=60, seed=3, stop=stop)) == plain.partition(stop)[0]
+    assert "".join(made.stream("abc", tokens=60, seed=3, stop="\0never")) == plain
+    first, *others = ["".join(t) for t in made.samples("abc", samples=3, tokens=60, seed=3)]
+    assert first == plain
+    assert len({first, *others}) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"samples": 0}, "samples must be at least 1, got 0"),
+        ({"stop": ""}, "stop must be a text of one character or more"),
+        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
+        ({"temperature": float("nan")}, "temperature must be at least 0, got nan"),
+        ({"top_p": float("nan")}, "top_p must be above 0 and at most 1, got nan"),
+    ],
+)
+def test_senseless_options_of_drawing_are_refused(options, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        list(generator().samples("a", **{"samples": 1, **options}))
+
+
+def test_a_long_prompt_is_read_in_seconds() -> None:
+    begun = time.process_time()
+    assert "".join(generator().stream("some words " * 2000, tokens=3, temperature=0)) is not None
+    assert time.process_time() - begun < 20
 
 
 def check_steps(model: LanguageModel) -> None:
@@ -216,14 +302,12 @@ def test_it_trains_resumes_and_generates(folder: Path, capsys: pytest.CaptureFix
 
 def test_text_is_streamed_in_whole_characters(folder: Path) -> None:
     """A model that has learnt a text of long characters by heart says them whole."""
-    from clusterformer.data.stream_tokenizers import ByteTokenizer
-    from clusterformer.generation import TextGenerator
 
     class Parrot(nn.Module):
         embedding = nn.Module()
 
-        def start(self) -> int:
-            return 0
+        def prefill(self, tokens: Tensor) -> tuple[Tensor, int]:
+            return self.step(tokens, 0)
 
         def step(self, tokens: Tensor, state: int) -> tuple[Tensor, int]:
             logits = F.one_hot(torch.tensor([said[state]]), 258) * 100.0
