@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterformer.plots.colors import distinct_colors
 from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
 
 _MAX_TILES = 300
@@ -50,8 +51,8 @@ def point_maps(
 ) -> None:
     """Draw points once for each clustering, coloured by cluster.
 
-    With more clusters than colours, colours repeat. With at most 50 clusters, each of 20 points or
-    more has its number at its middle.
+    Each cluster has its own colour. With at most 50 clusters, each of 20 points or more has its
+    number at its middle.
 
     Args:
         points: Positions on the plane, (N, 2).
@@ -66,13 +67,13 @@ def point_maps(
     picture = figure(4.0 * columns, 3.9 * rows + 0.4)
     if title:
         picture.suptitle(title, fontsize=11, fontweight="bold", color=INK, x=0.02, ha="left")
-    colors = np.array(PALETTE)
+    colors = distinct_colors(1 + max(int(labels.max()) for labels in clusters.values()))
     size = float(np.clip(9000 / len(points), 3, 20))
     grid = list(picture.subplots(rows, columns, squeeze=False).flat)
     for axes in grid[len(clusters) :]:
         axes.set_visible(False)
     for axes, (name, labels) in zip(grid, clusters.items(), strict=False):
-        axes.scatter(*points.T, c=colors[labels % len(colors)], s=size, linewidths=0, alpha=0.8)
+        axes.scatter(*points.T, c=colors[labels], s=size, linewidths=0, alpha=0.8)
         found, counts = np.unique(labels, return_counts=True)
         for cluster in found[counts >= 20] if len(found) <= 50 else ():
             middle = np.median(points[labels == cluster], 0)
