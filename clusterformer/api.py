@@ -1,4 +1,4 @@
-"""The door to a trained model: `clusterformer.load(run)` gives it back, ready to use."""
+"""Trained models for Python: `clusterformer.load(run)` returns one, ready to use."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def load(
         average: N for the mean of the weights after the last N validations, "best:N" for the best
             N, of a training with `--keep N`; None for the weights of the checkpoint.
         device: "cpu" or "cuda"; None for cuda where there is one.
-        trust: Modules or packages of others whose classes the checkpoint may import, such as
-            "mypackage". Classes of modules that your program has imported need no trust.
+        trust: Modules or packages that the checkpoint may import, such as "mypackage". Those that
+            your program has already imported, and clusterformer itself, need no trust.
 
     Raises:
         InputError: if there is no such run, the file is no whole checkpoint of `fit`, it names a
@@ -122,7 +122,7 @@ class TrainedModel:
     def predict(
         self, inputs: Iterable[Any], *, probabilities: bool = False
     ) -> list[dict[str, Any]]:
-        """Give the task's record of each input, in their order.
+        """Return the task's record of each input, in their order.
 
         Args:
             inputs: Texts; pairs of texts for a task on pairs; points, (P, F), for Clustering.

@@ -36,7 +36,7 @@ def _check(options: Options, name: str, model: dict[str, Any]) -> None:
 def fit_against(options: Options, first: FittedRun, seconds: float) -> None:
     """Train the models of the option `against` on the same data, seed and steps; print a table.
 
-    Every process takes part in the training, the first alone prints.
+    Every process takes part in the training, only the first prints.
 
     Args:
         options: Options of the first training.

@@ -1,4 +1,4 @@
-"""The commands on a checkpoint: load its model, and measure it."""
+"""Loading and measuring of a trained model, for the commands on a checkpoint."""
 
 from __future__ import annotations
 

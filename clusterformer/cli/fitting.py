@@ -1,4 +1,4 @@
-"""One training from the command line: the run directory, and the last words."""
+"""One training from the command line: the run directory, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusterformer.training.runs import Run, first_process
 
 
 class FittedRun(NamedTuple):
-    """A training's run directory, None in all processes but the first, and what came of it."""
+    """The run directory, None in all processes but the first, and the outcome of a training."""
 
     run: Run | None
     fitted: Fitted
@@ -31,7 +31,7 @@ def fit_run(options: Options, resumed: Run | None = None, name: str | None = Non
     Args:
         options: Options of `fit`.
         resumed: Run to go on with.
-        name: Name of a new run that is compared with another one: neither pictures nor last words.
+        name: Name of a new run that is compared with another one: neither pictures nor a summary.
     """
     config = options.resolved()
     model, task = options.model, options.task
@@ -57,8 +57,8 @@ def fit_run(options: Options, resumed: Run | None = None, name: str | None = Non
         )
     except KeyboardInterrupt:
         if run:
-            said = f"stopped; go on with: clusterformer fit --resume {run.folder}"
-            print(said, file=sys.stderr)
+            command = f"clusterformer fit --resume {run.folder}"
+            print(f"stopped; go on with: {command}", file=sys.stderr)
         raise
     if run and name is None:
         _summarise(run, task, fitted)

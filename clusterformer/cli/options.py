@@ -83,7 +83,7 @@ class Options:
         return make_trainer(self.trainer_options, callbacks, loggers)
 
     def resolved(self) -> dict[str, Any]:
-        """The whole configuration as plain values, defaults included."""
+        """Return the whole configuration as plain values, defaults included."""
         found = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         return {section: value for section, value in found.items() if section != "config"}
 

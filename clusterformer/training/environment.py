@@ -1,4 +1,4 @@
-"""What a reader needs to repeat a run: command, commit, versions and hardware."""
+"""Description of this process, enough to repeat a run: command, commit, versions, hardware."""
 
 from __future__ import annotations
 

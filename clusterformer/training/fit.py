@@ -29,9 +29,9 @@ from clusterformer.training.checkpoints import (
     read,
 )
 from clusterformer.training.config_files import to_yaml
-from clusterformer.training.illustrate import illustrate
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.monitoring import monitoring
+from clusterformer.training.pictures import draw_pictures
 from clusterformer.training.progress import ValidationClock, progress
 from clusterformer.training.runs import OUTCOME, Run
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fitted(NamedTuple):
-    """What came of a training.
+    """Outcome of a training.
 
     Attributes:
         trainer: The trainer, at the end of its work.
@@ -73,7 +73,7 @@ def fit(
     draw: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> Fitted:
-    """Train a model, test its best checkpoint, and write down what came of it.
+    """Train a model, test its best checkpoint, and write the results.
 
     Every process of a training calls this.
 
@@ -86,7 +86,7 @@ def fit(
         checkpoint_every: Optimiser steps between two checkpoints within an epoch.
         keep: Number of last and of best validated weights to keep.
         patience: Number of validations without gain after which training stops; None: never.
-        config: Whole configuration, to write down and to log.
+        config: Whole configuration, to write to config.yaml and to log.
         log_to_wandb: Whether to log to Weights & Biases too.
         draw: Whether to draw pictures into the run directory.
         callbacks: Callbacks beside those of every training.
@@ -221,7 +221,7 @@ def _test(trainer: Trainer, model: ClusterFormer, task: Task) -> dict[str, float
 
 def _pictures(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
     try:
-        return illustrate(run, model, task)
+        return draw_pictures(run, model, task)
     except ImportError as error:
         _log.info("no pictures: %s; pip install 'clusterformer[plots]'", error)
         return []

@@ -1,4 +1,4 @@
-"""What a training saved: configuration, task and weights; checked once, when it is loaded."""
+"""Configuration, task and weights of a checkpoint, checked once, when it is loaded."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Saved(NamedTuple):
 def open_saved(run: str | Path, trust: Sequence[str] = ()) -> Saved:
     """Read the best checkpoint of a run, or a checkpoint file, and check its whole structure.
 
-    A file shall not choose what is imported. So its classes must be ours, or of a module that the
-    program has imported itself, or lie below a name in `trust`.
+    A file must not choose what is imported. So its classes must be those of clusterformer, or of a
+    module that the program has already imported, or of a package in `trust`.
 
     Args:
         run: Run directory or `.ckpt` file.
-        trust: Modules or packages whose classes may be imported, such as "mypackage".
+        trust: Other modules or packages that may be imported, such as "mypackage".
 
     Raises:
         InputError: if it is no run and no checkpoint of `fit`, or a class is not trusted.
@@ -161,7 +161,7 @@ def _require(path: Path, fits: bool, what: str) -> None:
 
 
 def _holds(value: Any, kind: type) -> bool:
-    """Whether it is a mapping of names to values of that kind."""
+    """Tell whether a value is a mapping of names to values of that kind."""
     return isinstance(value, dict) and all(
         isinstance(key, str) and isinstance(inner, kind) for key, inner in value.items()
     )

@@ -14,7 +14,7 @@ from clusterformer.task import Task
 from clusterformer.training.runs import Run
 
 
-def illustrate(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
+def draw_pictures(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
     """Draw the pictures of a run into its directory.
 
     Args:
