@@ -200,7 +200,7 @@ def evaluated(task: LanguageModeling, model: nn.Module) -> dict[str, Tensor]:
     task.setup("test")
     evaluation = Evaluation(task, torch.device("cpu"))
     for batch in task.test_dataloader():
-        evaluation.add(model(batch), batch)
+        evaluation.add(model, model(batch), batch)
     return evaluation.compute()
 
 
