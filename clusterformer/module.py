@@ -180,6 +180,16 @@ class ClusterFormer(LightningModule):
         if not self.trainer.ckpt_path:
             self._seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
+    def on_train_start(self) -> None:
+        """Take up the learning rate of the options also where a checkpoint brought another one."""
+        for config in self.trainer.lr_scheduler_configs:
+            scheduler = config.scheduler
+            assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+            scheduler.base_lrs = [self.lr for _ in scheduler.base_lrs]
+            factors = (function(scheduler.last_epoch) for function in scheduler.lr_lambdas)
+            for group, share in zip(scheduler.optimizer.param_groups, factors, strict=True):
+                group["initial_lr"], group["lr"] = self.lr, self.lr * share
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed each step by its number, so that a resumed run draws the same numbers."""
         entropy = [self._seed, self.current_epoch, batch_idx, self.global_rank]

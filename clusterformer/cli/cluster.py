@@ -100,7 +100,7 @@ def run(arguments: list[str]) -> None:
     try:
         _compare(found, points, options, f"clusterformer cluster {shlex.join(arguments)}".strip())
     except BaseException:
-        found.discard_unless_begun()
+        found.cancel()
         raise
 
 
@@ -137,7 +137,7 @@ def _predict(options: argparse.Namespace) -> None:
     try:
         written = write_labels(found.folder, model, whole, points.ids)
     except BaseException as error:
-        found.discard_unless_begun()
+        found.cancel()
         if type(error) is ValueError:
             raise InputError(f"{options.data}: {error}") from error
         raise

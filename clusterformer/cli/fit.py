@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> None:
     import time
 
     from clusterformer.cli.against import check_against, fit_against
-    from clusterformer.cli.fitting import fit_run
+    from clusterformer.cli.fitting import fit_run, is_finished
     from clusterformer.cli.options import Options, pop_option
     from clusterformer.compare.child import end_with_parent
     from clusterformer.training.runs import Run
@@ -74,6 +74,12 @@ def run(arguments: list[str]) -> None:
     if resumed:
         arguments = ["--config", str(resumed.config), *arguments]
     options = Options(arguments, fitting=True)
+    if resumed and is_finished(resumed, options):
+        print(
+            f"{resumed.folder}: finished, nothing is left to train; to train on, raise "
+            "--trainer.max_steps or --trainer.max_epochs"
+        )
+        return
     check_against(options)
     first = fit_run(options, resumed)
     if options.config["against"] or options.config["baselines"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from lightning.pytorch.callbacks import LambdaCallback
@@ -13,6 +14,7 @@ from clusterformer.compare.tables import aligned
 from clusterformer.task import Task
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.translation import Translation
+from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import to_yaml
 from clusterformer.training.fit import Fitted, fit
 from clusterformer.training.runs import Run, first_process
@@ -41,20 +43,21 @@ def fit_run(options: Options, resumed: Run | None = None, name: str | None = Non
     writes = first_process() and not config["trainer"]["fast_dev_run"]
     run = resumed or Run.create(config["runs"], name or options.name) if writes else None
     try:
-        fitted = fit(
-            model,
-            task,
-            options.trainer_options,
-            run=run,
-            resume=resume,
-            checkpoint_every=config["checkpoint_every"],
-            keep=config["keep"],
-            patience=config["patience"],
-            config=config,
-            log_to_wandb=config["wandb"],
-            draw=name is None,
-            callbacks=[_announcement(run)] if run else [],
-        )
+        with run.locked() if run else nullcontext():
+            fitted = fit(
+                model,
+                task,
+                options.trainer_options,
+                run=run,
+                resume=resume,
+                checkpoint_every=config["checkpoint_every"],
+                keep=config["keep"],
+                patience=config["patience"],
+                config=config,
+                log_to_wandb=config["wandb"],
+                draw=name is None,
+                callbacks=[_announcement(run)] if run else [],
+            )
     except KeyboardInterrupt:
         if run:
             command = f"clusterformer fit --resume {run.folder}"
@@ -63,6 +66,16 @@ def fit_run(options: Options, resumed: Run | None = None, name: str | None = Non
     if run and name is None:
         _summarise(run, task, fitted)
     return FittedRun(run, fitted)
+
+
+def is_finished(run: Run, options: Options) -> bool:
+    """Tell whether a run came to its end and the options leave nothing to train."""
+    if not run.finished or not run.last.exists():
+        return False
+    checkpoint, limits = read(run.last), options.config["trainer"]
+    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    reached = (("max_steps", checkpoint["global_step"]), ("max_epochs", epochs))
+    return any(0 <= (limits[name] or -1) <= value for name, value in reached)
 
 
 def _announcement(run: Run) -> LambdaCallback:

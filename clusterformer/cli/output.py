@@ -44,4 +44,4 @@ class LastingOutput:
 
 def outlive_readers() -> None:
     """Let the command go on when nobody reads its output any more."""
-    sys.stdout, sys.stderr = LastingOutput(sys.stdout), LastingOutput(sys.stderr)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = LastingOutput(sys.stdout), LastingOutput(sys.stderr)

@@ -241,13 +241,14 @@ class LastCheckpoint(Checkpoint):
         step = trainer.global_step
         stopping = trainer.should_stop or step == trainer.max_steps
         if (stopping or step - self._saved >= self._every) and not trainer.is_last_batch:
-            self._save(trainer)
+            self.save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_last_batch:
-            self._save(trainer)
+            self.save(trainer)
 
-    def _save(self, trainer: Trainer) -> None:
+    def save(self, trainer: Trainer) -> None:
+        """Write the state of this step."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self.last_model_path = str(Path(str(self._folder)) / "last.ckpt")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from clusterformer.errors import InputError
 from clusterformer.module import ClusterFormer
@@ -32,10 +34,13 @@ from clusterformer.training.config_files import to_yaml
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.monitoring import monitoring
 from clusterformer.training.pictures import draw_pictures
-from clusterformer.training.progress import ValidationClock, progress
+from clusterformer.training.progress import TrainingClock, progress
 from clusterformer.training.runs import OUTCOME, Run
+from clusterformer.training.stopping import Stopping
 
 _log = logging.getLogger(__name__)
+_LOST = re.compile(r"gloo|nccl|connection (closed|reset)|socket|peer|timed out", re.I)
+"""Words of torch.distributed's errors when another process has gone."""
 
 
 class Fitted(NamedTuple):
@@ -95,13 +100,13 @@ def fit(
         InputError: if an option, the data or the checkpoint is bad, or the loss is not finite.
         KeyboardInterrupt: if the user stopped the training.
     """
-    begun = time.monotonic()
+    clock = TrainingClock()
     first_step = _restore(task, resume)
     config = config or {}
     if run:
-        run.record(to_yaml(config), config.get("seed_everything", 0))
-    clock = ValidationClock()
+        run.prepare(to_yaml(config), config.get("seed_everything", 0))
     folder = run.checkpoints if run else None
+    last = LastCheckpoint(folder, checkpoint_every)
     trainer: Trainer | None = None
     try:
         trainer = make_trainer(
@@ -109,25 +114,26 @@ def fit(
             callbacks=[
                 *monitoring(task.monitor, task.mode, patience),
                 BestCheckpoint(folder, task.monitor, task.mode),
-                LastCheckpoint(folder, checkpoint_every),
+                last,
                 KeptCheckpoints(folder, task.monitor, task.mode, keep),
                 CausalityProbe(),
                 clock,
+                Stopping(last),
+                _Beginning(run),
                 *callbacks,
             ],
             loggers=_loggers(run, first_step, config, log_to_wandb) if run else [],
         )
-        with _one_line_errors():
+        with _one_line_errors(trainer):
             trainer.fit(model, datamodule=task, ckpt_path=resume, weights_only=True)
-    except InputError:
-        if run and not resume:
-            run.discard_unless_begun()
-        raise
     except SystemExit as error:
         if trainer is None or not trainer.interrupted:
             raise
         raise KeyboardInterrupt from error
-    seconds = time.monotonic() - begun
+    finally:
+        if run:
+            run.cancel()
+    seconds, seconds_validating = clock.seconds, clock.seconds_validating
     results = _test(trainer, model, task)
     outcome = {
         "results": dict(sorted(results.items())),
@@ -136,8 +142,8 @@ def fit(
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
         "seconds": round(seconds, 2),
-        "seconds_validating": round(clock.seconds, 2),
-        "seconds_a_step": seconds / max(1, trainer.global_step - first_step),
+        "seconds_validating": round(seconds_validating, 2),
+        "seconds_a_step": seconds / max(1, trainer.global_step),
         "parameters": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
         "peak_mib": round(memory.peak(model.device), 1),
         "device": str(model.device),
@@ -153,7 +159,7 @@ def fit(
                 logger.log_image(f"pictures/{picture.stem}", [str(picture)])
             logger.experiment.summary[OUTCOME] = json.dumps(outcome)
             logger.experiment.finish()
-    return Fitted(trainer, results, pictures, seconds, clock.seconds, model.findings)
+    return Fitted(trainer, results, pictures, seconds, seconds_validating, model.findings)
 
 
 def make_trainer(
@@ -195,16 +201,62 @@ def _loggers(run: Run, step: int, config: Mapping[str, Any], log_to_wandb: bool)
     return loggers
 
 
+class _Beginning(Callback):
+    """What happens between reading the checkpoint and the first step."""
+
+    def __init__(self, run: Run | None) -> None:
+        self._run = run
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        task = trainer.datamodule  # type: ignore[attr-defined]
+        if is_overridden("test_dataloader", task):
+            with isolate_rng():
+                task.setup("test")  # so that bad test data are known before the training
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._run:
+            self._run.confirm()
+
+
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Turn Lightning's errors about options that depend on the number of batches into ours."""
+def _one_line_errors(trainer: Trainer) -> Iterator[None]:
+    """Turn errors of Lightning's options, and of a process that died, into one line."""
     try:
         yield
+    except RuntimeError as error:
+        if "loading state_dict" in str(error):
+            first = str(error).partition("\n\t")[2].partition("\n")[0]
+            raise InputError(f"the checkpoint does not fit the model: {first}") from error
+        if trainer.world_size == 1 or not _LOST.search(str(error)):
+            raise
+        raise InputError(_lost_process(trainer)) from error
     except ValueError as error:
         if "val_check_interval" not in str(error):
             raise
         message = str(error).replace("`", "").strip().partition(". ")[0]
         raise InputError(f"--trainer.{message}") from error
+
+
+def _lost_process(trainer: Trainer) -> str:
+    """Name the processes that ended early: those that this one started, else any other."""
+    launched = enumerate(getattr(trainer.strategy.launcher, "procs", []), start=1)
+    ended = {rank: code for rank, process in launched if (code := _exit_code(process)) is not None}
+    how = {
+        rank: f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        for rank, code in ended.items()
+    }
+    found = " and ".join(f"process {rank} {what}" for rank, what in how.items())
+    return (
+        f"{found or 'another process ended'}, of {trainer.world_size} that trained together, at "
+        f"step {trainer.global_step}; go on with --resume from the last checkpoint"
+    )
+
+
+def _exit_code(process: subprocess.Popen) -> int | None:
+    try:
+        return process.wait(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _test(trainer: Trainer, model: ClusterFormer, task: Task) -> dict[str, float]:

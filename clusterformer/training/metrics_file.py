@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+_log = logging.getLogger(__name__)
 
 
 class MetricsFile(Logger):
@@ -24,13 +27,16 @@ class MetricsFile(Logger):
         super().__init__()
         self._path = path
         self._columns = ["step"]
-        rows: list[dict[str, Any]] = []
+        self._earlier: list[dict[str, Any]] | None = None  # rows to keep, until the first is logged
         if path.exists():
-            with path.open(encoding="utf-8", newline="") as file:
+            with path.open(encoding="utf-8", errors="replace", newline="") as file:
                 reader = csv.DictReader(file)
-                rows = [row for row in reader if int(row["step"]) < step]
+                rows = list(reader)
                 self._columns = list(reader.fieldnames or self._columns)
-            self._rewrite(rows)
+            whole = [row for row in rows if None not in row.values() and row["step"].isdigit()]
+            if len(whole) < len(rows):
+                _log.info("%s: left out %d torn rows", path, len(rows) - len(whole))
+            self._earlier = [row for row in whole if int(row["step"]) < step]
 
     @property
     def name(self) -> str:
@@ -50,6 +56,9 @@ class MetricsFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         row = {"step": step or 0, **{name: float(value) for name, value in metrics.items()}}
+        if self._earlier is not None:
+            self._rewrite(self._earlier)
+            self._earlier = None
         new = sorted(set(row) - set(self._columns))
         if new or not self._path.exists():
             rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Progress of a training: a bar on a terminal, otherwise lines; the time of validations."""
+"""Progress of a training: a bar on a terminal, otherwise lines; the time it takes."""
 
 from __future__ import annotations
 
@@ -79,19 +79,32 @@ class Lines(ProgressBar):
         )
 
 
-class ValidationClock(Callback):
-    """Sum of the time that validations take in this process, decoding included.
+class TrainingClock(Callback):
+    """The time that a training takes in this process, over all its starts.
 
     Attributes:
-        seconds: Seconds of all validations.
+        seconds_validating: Seconds of all validations, decoding included.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self._begun = 0.0
+        self.seconds_validating = 0.0
+        self._begun = time.monotonic()
+        self._validation = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until now, less those between a start's last checkpoint and its end."""
+        return time.monotonic() - self._begun
+
+    def state_dict(self) -> dict[str, float]:
+        return {"seconds": self.seconds, "seconds_validating": self.seconds_validating}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self._begun -= state_dict["seconds"]
+        self.seconds_validating = state_dict["seconds_validating"]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begun = time.monotonic()
+        self._validation = time.monotonic()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.seconds += time.monotonic() - self._begun
+        self.seconds_validating += time.monotonic() - self._validation

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.errors import InputError
@@ -51,6 +54,8 @@ class Run:
         for candidate in (path, *path.parents[:2]):
             if (candidate / "config.yaml").is_file():
                 return cls(candidate)
+        if path.is_dir() and path.name.isdigit():
+            raise InputError(f"{folder}: no training began here; start it again with --config")
         what = "holds no config.yaml" if path.exists() else "does not exist"
         raise InputError(f"{folder}: {what}; a run directory looks like runs/NAME/NUMBER")
 
@@ -98,37 +103,80 @@ class Run:
         return json.loads(written[-1].read_text(encoding="utf-8")) if written else None
 
     @property
+    def finished(self) -> bool:
+        """Whether the latest start came to its end."""
+        written = self._numbered("results", ".json")[:-1]
+        return bool(written) and written[-1].stat().st_mtime >= self.config.stat().st_mtime
+
+    @property
     def wandb_id(self) -> str:
         """Identifier of the run at Weights & Biases, the same whenever it is resumed."""
-        environment = json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
-        return str(environment["wandb_id"])
+        first = self.folder / "environment.json"
+        path = first if first.exists() else self._prepared(first.name)
+        return str(json.loads(path.read_text(encoding="utf-8"))["wandb_id"])
 
-    def record(self, config: str, seed: int) -> None:
-        """Write config.yaml and environment.json, with a number if they are there already."""
+    def prepare(self, config: str, seed: int) -> None:
+        """Write configuration and environment of a start beside the others, until `confirm`."""
         name = f"{self.folder.parent.name}-{self.folder.name}-{os.urandom(4).hex()}"
         if "WANDB_SWEEP_ID" in os.environ:  # which names its runs itself
             name = os.environ.get("WANDB_RUN_ID", name)
         environment = {**describe_environment(), "seed": seed, "wandb_id": name}
         text = json.dumps(environment, indent=2, ensure_ascii=False) + "\n"
-        self._next("config", ".yaml").write_text(config, encoding="utf-8")
-        self._next("environment", ".json").write_text(text, encoding="utf-8")
+        _write(self._prepared("environment.json"), text)
+        _write(self._prepared("config.yaml"), config)
+
+    def confirm(self) -> None:
+        """Keep what `prepare` wrote, as config.yaml and environment.json or with a number.
+
+        The configuration comes last: with it, the start counts as begun.
+        """
+        for name in ("environment.json", "config.yaml"):
+            stem, suffix = name.split(".")
+            self._prepared(name).replace(self._next(stem, f".{suffix}"))
+
+    def cancel(self) -> None:
+        """Remove what `prepare` wrote and `confirm` did not keep; an empty directory goes too."""
+        for name in ("environment.json", "config.yaml"):
+            self._prepared(name).unlink(missing_ok=True)
+        if set(self.folder.iterdir()) <= {self._lock}:
+            self._lock.unlink(missing_ok=True)
+            self.folder.rmdir()
+            if not any(self.folder.parent.iterdir()):
+                self.folder.parent.rmdir()
 
     def finish(self, results: dict[str, Any]) -> None:
         """Write the outcome of the training; the file is whole or not there."""
         path = self._next("results", ".json")
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        _write(partial, json.dumps(results, indent=2) + "\n")
         partial.replace(path)
 
-    def discard_unless_begun(self) -> None:
-        """Remove the directory if bad input ended the training before its first file."""
-        ours = {self.folder / "config.yaml", self.folder / "environment.json"}
-        if set(self.folder.iterdir()) <= ours:
-            for path in ours:
-                path.unlink(missing_ok=True)
-            self.folder.rmdir()
-            if not any(self.folder.parent.iterdir()):
-                self.folder.parent.rmdir()
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in this directory; a lock ends with its process.
+
+        Raises:
+            InputError: if another process trains in it.
+        """
+        lock = FileLock(self._lock, blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise InputError(
+                f"{self.folder}: another process trains in this run directory"
+            ) from None
+        try:
+            yield
+        finally:
+            self._lock.unlink(missing_ok=True)
+            lock.release()
+
+    @property
+    def _lock(self) -> Path:
+        return self.folder / ".lock"
+
+    def _prepared(self, name: str) -> Path:
+        return self.folder / f".{name}.new"
 
     def _numbered(self, stem: str, suffix: str) -> list[Path]:
         paths = [self.folder / f"{stem}{suffix}"]
@@ -141,6 +189,14 @@ class Run:
 
     def _next(self, stem: str, suffix: str) -> Path:
         return self._numbered(stem, suffix)[-1]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file, and see that it is on the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _made(folder: Path) -> bool:

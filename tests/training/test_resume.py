@@ -31,8 +31,8 @@ TINY = {"d_model": 8, "num_heads": 2, "num_layers": 1, "warmup": 4}
 class EveryCheckpoint(LastCheckpoint):
     """Keeps a copy of each checkpoint, under its number."""
 
-    def _save(self, trainer: Trainer) -> None:
-        super()._save(trainer)
+    def save(self, trainer: Trainer) -> None:
+        super().save(trainer)
         shutil.copy(self.last_model_path, Path(self.last_model_path).with_name(f"{time.time_ns()}"))
 
 

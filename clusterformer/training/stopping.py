@@ -1,0 +1,70 @@
+"""The end of a training: after its last step, or when the user interrupts it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from clusterformer.training.checkpoints import LastCheckpoint
+
+
+class Stopping(Callback):
+    """A callback that ends a training in order.
+
+    After the last step there is a validation, also where the steps end within an epoch. The first
+    Ctrl-C lets the running step end and writes `last.ckpt`, so that resuming repeats nothing; the
+    second one stops at once.
+
+    Args:
+        last: Callback that writes the checkpoint.
+    """
+
+    def __init__(self, last: LastCheckpoint) -> None:
+        self._last = last
+        self._interrupted = False
+        self._handler: Any = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, self._interrupt)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == trainer.max_steps:
+            trainer.should_stop = True  # Lightning then validates before it stops
+        interrupted = self._interrupted
+        if trainer.world_size > 1:
+            interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
+        if interrupted and not trainer.is_last_batch:
+            self._last.save(trainer)
+            raise KeyboardInterrupt
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._interrupted:
+            self._last.save(trainer)
+            raise KeyboardInterrupt
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._release()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self._release()
+
+    def _interrupt(self, *_: object) -> None:
+        if self._interrupted:
+            self._release()
+            raise KeyboardInterrupt
+        self._interrupted = True
+        print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+    def _release(self) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            self._handler = None

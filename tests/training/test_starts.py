@@ -1,0 +1,151 @@
+"""Starts and ends of a run: resumed, interrupted, refused, finished, locked."""
+
+import csv
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from forked import Process
+from toy_command import TOY, error_of
+
+from clusterformer.cli.main import main
+from clusterformer.training.checkpoints import read
+from clusterformer.training.metrics_file import MetricsFile
+from clusterformer.training.runs import Run
+
+STEPS = 3  # of the five of an epoch
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that ended within its first epoch."""
+    runs = tmp_path_factory.mktemp("runs")
+    steps = [f"--trainer.max_steps={STEPS}", "--trainer.log_every_n_steps=1"]
+    assert main([*TOY, f"--runs={runs}", *steps]) == 0
+    return runs / "toy" / "1"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "runs" / "toy" / "1")
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def names(run: Path) -> set[str]:
+    return {str(path.relative_to(run)) for path in run.rglob("*")}
+
+
+def test_steps_that_end_within_an_epoch_end_with_a_validation(finished: Path) -> None:
+    assert [row["step"] for row in rows(finished) if row["val/accuracy"]] == [str(STEPS - 1)]
+    assert (finished / "checkpoints" / "best.ckpt").exists()
+
+
+def test_resuming_a_finished_run_changes_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = names(run), (run / "metrics.csv").read_bytes(), (run / "results.json").read_bytes()
+    for options in ([], ["--model.lr=0.5"]):
+        assert main(["fit", f"--resume={run}", *options]) == 0
+        assert "finished, nothing is left to train" in capsys.readouterr().out
+    assert (
+        names(run),
+        (run / "metrics.csv").read_bytes(),
+        (run / "results.json").read_bytes(),
+    ) == (before)
+
+
+def test_a_start_that_does_not_fit_spoils_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = names(run), (run / "metrics.csv").read_bytes()
+    longer = [f"--resume={run}", f"--trainer.max_steps={STEPS + 1}"]
+    message = error_of(["fit", *longer, "--model.d_model=16"], capsys)
+    assert "the checkpoint does not fit the model" in message
+    assert (names(run), (run / "metrics.csv").read_bytes()) == before
+    assert main(["fit", *longer]) == 0
+    assert read(run / "checkpoints" / "last.ckpt")["global_step"] == STEPS + 1
+
+
+def test_a_new_learning_rate_counts_from_the_first_resumed_step(run: Path) -> None:
+    first = float(rows(run)[0]["train/lr"])
+    command = ["fit", f"--resume={run}", f"--trainer.max_steps={STEPS + 2}", "--model.lr=0.5"]
+    assert main(command) == 0
+    rates = [float(row["train/lr"]) for row in rows(run) if row["train/lr"]]
+    assert len(rates) == STEPS + 2
+    assert min(rates[STEPS:]) > 100 * max(first, *rates[:STEPS])
+
+
+def test_seconds_are_those_of_all_starts(run: Path) -> None:
+    first = Run(run).results
+    assert main(["fit", f"--resume={run}", f"--trainer.max_steps={STEPS + 1}"]) == 0
+    second = Run(run).results
+    assert first is not None
+    assert second is not None
+    assert second["seconds"] > first["seconds_validating"] + second["seconds_a_step"]
+
+
+def test_two_processes_never_train_in_one_directory(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["fit", f"--resume={run}", f"--trainer.max_steps={STEPS + 1}"]
+    with Run(run).locked():
+        assert "another process trains in this run directory" in error_of(command, capsys)
+    assert main(command) == 0
+
+
+def test_a_directory_in_which_nothing_began_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "toy" / "1").mkdir(parents=True)
+    message = error_of(["fit", f"--resume={tmp_path / 'toy' / '1'}"], capsys)
+    assert "no training began here" in message
+
+
+def test_bad_test_data_are_known_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = "".join(f"{i % 2}\ta text of {i} words\n" for i in range(40))
+    (tmp_path / "train.tsv").write_text(f"label\ttext\n{table}")
+    (tmp_path / "test.tsv").write_text("label\ttext\n0\n")
+    command = [
+        *("fit", "--config=classify.yaml", f"--data.train={tmp_path / 'train.tsv'}"),
+        *(f"--data.test={tmp_path / 'test.tsv'}", f"--runs={tmp_path / 'runs'}"),
+    ]
+    assert "test.tsv" in error_of(command, capsys)
+    assert not list((tmp_path / "runs").rglob("*.ckpt"))
+
+
+def test_ctrl_c_keeps_the_step_that_was_running(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    command = [sys.executable, "-m", "clusterformer", *TOY, f"--runs={tmp_path}"]
+    command += ["--data.pause=0.2", "--trainer.max_steps=4"]
+    toys = str(Path(__file__).parents[1] / "toy")
+    with output.open("wb") as file:
+        process = Process(command, stdout=file, env={**os.environ, "PYTHONPATH": toys})
+        run, deadline = tmp_path / "toy" / "1", time.monotonic() + 60
+        while not (run / "config.yaml").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait() == 130
+    written = output.read_text()
+    assert "stopping after this step" in written
+    assert f"go on with: clusterformer fit --resume {run}" in written
+    step = read(run / "checkpoints" / "last.ckpt")["global_step"]
+    assert 0 < step < 4
+    assert main(["fit", f"--resume={run}", "--data.pause=0"]) == 0
+    assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 4
+
+
+def test_a_torn_row_of_metrics_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n0,1.0\n1,0.5\n2\n")
+    MetricsFile(path, step=2).log_metrics({"loss": 0.25}, step=2)
+    assert path.read_text().splitlines() == ["step,loss", "0,1.0", "1,0.5", "2,0.25"]
