@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,12 @@ A pair of texts is one line with a tab between them. No data set is needed, only
   --checkpoint RUN  run directory (its best checkpoint), or a .ckpt file
   --average N       mean of the weights after the last N validations, or best:N
   --input FILE      texts, UTF-8, one per line; a file or pipe (default: standard input)
+                    a table by its ending .csv, .tsv or .jsonl: its columns are passed through
+  --text_column C   table: column of the texts, by name or by number from 1; by number there is no
+                    header line. Of pairs: --first_column and --second_column
   --probabilities   the probabilities of all labels too (classifiers)
-  --format tsv      label, tab, probability; or jsonl: one JSON object per line
+  --format tsv      label, tab, probability; or jsonl: one JSON object per line. Of a table: csv,
+                    tsv or jsonl, by default its own
   --device cpu      cpu or cuda (default: cuda if there is one)
   --trust PACKAGE   allow the checkpoint to import a class of that package; names of several with
                     commas. Classes of clusterformer need no trust
@@ -33,8 +37,13 @@ A pair of texts is one line with a tab between them. No data set is needed, only
 examples:
   echo "a fine film" | clusterformer predict --checkpoint runs/mr/1
   clusterformer predict --checkpoint runs/mr/1 --input reviews.txt --format jsonl > labels.jsonl
+  clusterformer predict --checkpoint runs/mr/1 --input reviews.csv --text_column review > labels.csv
 """
 
+Predict = Callable[["TrainedModel", list[str]], Sequence[list[dict[str, Any]]]]
+"""Makes the records of each of some texts."""
+
+_COLUMNS = ("text_column", "first_column", "second_column")
 _MAX_LINES = 64  # lines a batch
 
 
@@ -44,39 +53,103 @@ def run(arguments: list[str]) -> None:
     predict_lines(
         [argument for argument in arguments if argument != "--probabilities"],
         ("tsv", "jsonl"),
-        lambda model, lines: model.predict(lines, probabilities=probabilities),
+        lambda model, lines: [[r] for r in model.predict(lines, probabilities=probabilities)],
     )
 
 
 def predict_lines(
     arguments: list[str],
     layouts: tuple[str, ...],
-    predict: Callable[[TrainedModel, list[str]], list[dict[str, Any]]],
+    predict: Predict,
+    *,
+    empty: dict[str, Any] | None = None,
 ) -> None:
     """Read texts and write a line for each record that a trained model makes of them.
+
+    A file whose name ends as a table's is read as one, and its columns are passed through.
 
     Args:
         arguments: Command line, without the command.
         layouts: Allowed layouts of the lines, the default first; "text" is the first value of a
             record and nothing else.
-        predict: Makes the records of some texts.
+        predict: Makes the records of each of some texts.
+        empty: Record of an empty line; None if that is an error. An empty text of a table has empty
+            fields.
     """
     from clusterformer.cli.evaluation import load_model
     from clusterformer.cli.options import pop_option
+    from clusterformer.cli.predict_table import is_table
 
     source, arguments = pop_option(arguments, "--input")
     layout, arguments = pop_option(arguments, "--format")
+    columns = {}
+    for option in _COLUMNS:
+        columns[option], arguments = pop_option(arguments, f"--{option}")
+    if source and (is_table(source) or any(columns.values())):
+        _predict_table(source, columns, layout, layouts, arguments, predict)
+        return
+    if any(columns.values()):
+        raise InputError("--text_column needs --input: a file .csv, .tsv or .jsonl")
     if layout not in (None, *layouts):
         raise InputError(f"--format is {' or '.join(layouts)}, got {layout!r}")
     with ExitStack() as stack:
         file = stack.enter_context(Path(source).open("rb")).fileno() if source else 0
         model, _ = load_model(arguments)
-        for lines in _chunks(file, source or "standard input", model.task.check_text):
-            for record in predict(model, lines):
-                print(_formatted(record, layout or layouts[0]), flush=True)
+        check = model.task.check_text
+        for lines in _chunks(file, source or "standard input", check, empty is not None):
+            for records in _predicted(model, lines, predict, [empty or {}]):
+                for record in records:
+                    print(_formatted(record, layout or layouts[0]), flush=True)
 
 
-def _chunks(file: int, name: str, check: Callable[[str], None]) -> Iterator[list[str]]:
+def _predicted(
+    model: TrainedModel, lines: list[str], predict: Predict, empty: list[dict[str, Any]]
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the records of each line; empty ones are no matter of the model."""
+    found = iter(predict(model, [line for line in lines if line]))
+    for line in lines:
+        yield next(found) if line else empty
+
+
+def _predict_table(
+    source: str,
+    columns: dict[str, str | None],
+    layout: str | None,
+    layouts: tuple[str, ...],
+    arguments: list[str],
+    predict: Predict,
+) -> None:
+    from clusterformer.cli.evaluation import load_model
+    from clusterformer.cli.predict_table import LAYOUTS, Table
+    from clusterformer.tasks.pairs import PairLabelling
+
+    allowed = dict.fromkeys((*LAYOUTS, *layouts))
+    if layout not in (None, *allowed):
+        raise InputError(f"--format is {' or '.join(allowed)}, got {layout!r}")
+    model, _ = load_model(arguments)
+    options = _COLUMNS[1:] if isinstance(model.task, PairLabelling) else _COLUMNS[:1]
+    odd = [option for option in _COLUMNS if columns[option] and option not in options]
+    if odd:
+        raise InputError(f"--{odd[0]} is not for {type(model.task).__name__}: --{options[0]} is")
+    table = Table(source, {option: columns[option] for option in options})
+    layout = layout or table.layout
+    one = next(filter(None, table.texts), None)
+    blank = dict.fromkeys(predict(model, [one])[0][0], "") if one else {}
+    if layout in LAYOUTS and (line := table.header(layout, list(blank))):
+        print(line)
+    for first in range(0, len(table.texts), _MAX_LINES):
+        texts = table.texts[first : first + _MAX_LINES]
+        found = _predicted(model, texts, predict, [blank])
+        for row, records in enumerate(found, first):
+            for record in records:
+                is_field = layout in LAYOUTS
+                line = table.line(layout, row, record) if is_field else _formatted(record, layout)
+                print(line, flush=True)
+
+
+def _chunks(
+    file: int, name: str, check: Callable[[str], None], allow_empty: bool = False
+) -> Iterator[list[str]]:
     """Read texts from a file descriptor, as many together as are there without waiting.
 
     A bad line raises when the texts before it have been yielded.
@@ -88,7 +161,10 @@ def _chunks(file: int, name: str, check: Callable[[str], None]) -> Iterator[list
             number += 1
             try:
                 text = _text(line)
-                check(text)
+                if not text and not allow_empty:
+                    raise InputError("empty line; each line must hold a text")
+                if text:
+                    check(text)
             except InputError as error:
                 yield chunk
                 raise InputError(f"{name}:{number}: {error}") from error
@@ -101,12 +177,16 @@ def _chunks(file: int, name: str, check: Callable[[str], None]) -> Iterator[list
 
 def _arrivals(file: int) -> Iterator[list[bytes]]:
     """Read whole lines, as soon as some are there."""
-    rest = b""
+    rest: list[bytes] = []  # joined once, so that a long line takes linear time
     while data := os.read(file, 1 << 16):
-        *whole, rest = (rest + data).split(b"\n")
-        yield whole
-    if rest:
-        yield [rest]
+        if b"\n" in data:
+            *whole, last = b"".join([*rest, data]).split(b"\n")
+            rest = [last]
+            yield whole
+        else:
+            rest.append(data)
+    if line := b"".join(rest):
+        yield [line]
 
 
 def _text(line: bytes) -> str:
@@ -116,8 +196,6 @@ def _text(line: bytes) -> str:
         raise InputError(
             f"byte 0x{line[error.start]:02x} is not UTF-8; convert the file"
         ) from error
-    if not text:
-        raise InputError("empty line; each line must hold a text")
     return text
 
 

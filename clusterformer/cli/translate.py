@@ -18,6 +18,9 @@ once. No data set is needed: the checkpoint contains the tokenizer.
   --checkpoint RUN      run directory (its best checkpoint), or a .ckpt file
   --average N           mean of the weights after the last N validations, or best:N
   --input FILE          sentences, UTF-8, one per line; a file or pipe (default: standard input)
+                        an empty line stays one. A table by its ending .csv, .tsv or .jsonl: its
+                        columns are passed through
+  --text_column C       table: column of the sentences, by name or by number from 1
   --beam 5              number of hypotheses; 1 takes the most probable token at each step
   --nbest 1             translations of each sentence, one per line, the best first
   --length_penalty 1.0  above 1 favours long translations, below 1 short ones
@@ -39,10 +42,11 @@ def run(arguments: list[str]) -> None:
     nbest, arguments = pop_number(arguments, "--nbest", int)
     length_penalty, arguments = pop_number(arguments, "--length_penalty", float)
 
-    def translate(model: TrainedModel, lines: list[str]) -> list[dict[str, Any]]:
-        found = model.translate(
+    def translate(model: TrainedModel, lines: list[str]) -> list[list[dict[str, Any]]]:
+        return model.translate(
             lines, beam=beam, length_penalty=length_penalty, nbest=1 if nbest is None else nbest
         )
-        return [record for best in found for record in best]
 
-    predict_lines(arguments, ("text", "tsv", "jsonl"), translate)
+    predict_lines(
+        arguments, ("text", "tsv", "jsonl"), translate, empty={"translation": "", "score": 0.0}
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from clusterformer.data.labelled_text import Column, sample_table
+from clusterformer.data.labelled_text import Column, read_table
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -16,13 +16,18 @@ _log = logging.getLogger(__name__)
 COLUMNS = ("text_column", "first_column", "second_column", "label_column")
 """Options of tasks that name a column that must be there."""
 
+_MAX_ROWS = 1000
 _MIN_WORDS = 3.0  # mean number of words of a text
 _MAX_LABELS = 100
 _MAX_LABEL_LENGTH = 40  # characters
 
 
 def find_columns(
-    path: str | Path, columns: Mapping[str, Column | None], encoding: str = "utf-8"
+    path: str | Path,
+    columns: Mapping[str, Column | None],
+    encoding: str = "utf-8",
+    *,
+    prefix: str = "data.",
 ) -> dict[str, Column]:
     """Choose a column for each option that names none.
 
@@ -35,6 +40,7 @@ def find_columns(
         path: Own training file.
         columns: Columns by option, such as {"text_column": None, "label_column": "stars"}.
         encoding: Encoding of the file.
+        prefix: Beginning of the options' names, for messages.
 
     Returns:
         A column for every option.
@@ -45,20 +51,20 @@ def find_columns(
     chosen: dict[str, Column | None] = dict(columns)
     if None not in chosen.values():
         return {option: column for option, column in chosen.items() if column is not None}
-    header, rows = sample_table(Path(path).expanduser(), encoding)
+    header, rows = read_table(Path(path).expanduser(), encoding, _MAX_ROWS)
     names = [name for name in dict.fromkeys(header) if name not in chosen.values()]
     for option, column in chosen.items():
         usual = option.removesuffix("_column")
         if column is None and usual in names:
             chosen[option] = usual
             names.remove(usual)
-    values = {name: [row[header.index(name)].strip() for row in rows] for name in names}
+    values = {name: [str(row[header.index(name)]).strip() for row in rows] for name in names}
     wanted = [option for option, column in chosen.items() if column is None]
     for is_label in (False, True):
         options = [option for option in wanted if (option == "label_column") == is_label]
         found = [name for name in names if (_is_label if is_label else _is_text)(values[name])]
         if options and (len(found) != len(options) or _is_row(header, rows, found)):
-            raise _undecided(path, options, header)
+            raise _undecided(path, [prefix + option for option in options], header)
         chosen |= dict(zip(options, found, strict=False))
     if wanted:
         said = ", ".join(
@@ -86,13 +92,13 @@ def _is_row(header: Sequence[str], rows: Sequence[Sequence[str]], found: Sequenc
     """Tell whether the first line is no header: it has a long text, or a label of other lines."""
     for name in found:
         column = header.index(name)
-        if len(name.split()) > 2 * _MIN_WORDS or any(row[column].strip() == name for row in rows):
+        if len(name.split()) > 2 * _MIN_WORDS or any(row[column] == name for row in rows):
             return True
     return False
 
 
 def _undecided(path: str | Path, options: Sequence[str], header: Sequence[str]) -> InputError:
-    names = " and ".join(f"data.{option}" for option in options)
+    names = " and ".join(options)
     found = ", ".join(map(repr, header[:20])) + ", ..." * (len(header) > 20)
     return InputError(
         f"{path}:1: cannot tell which column is for {names}; set it to one of {found:.500}; "

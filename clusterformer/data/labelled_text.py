@@ -169,10 +169,17 @@ def table_format(path: Path) -> str:
     return suffix
 
 
-def sample_table(
-    path: Path, encoding: str = "utf-8", max_rows: int | None = 1000
-) -> tuple[list[str], list[list[str]]]:
-    """Return the header line of a table (JSON: the keys) and the fields of its first rows.
+def read_table(
+    path: Path, encoding: str = "utf-8", max_rows: int | None = None
+) -> tuple[list[str], list[list[Any]]]:
+    """Return the header line of a table (JSON: the keys) and the fields of its rows.
+
+    A key that a JSON object lacks gives an empty string.
+
+    Args:
+        path: File whose name ends in one of `FORMATS`, compressed if `.gz` follows.
+        encoding: Encoding of the file, by Python's name for it.
+        max_rows: Maximum number of rows to read; None for all.
 
     Raises:
         InputError: if the file cannot be read, or a row has another number of fields.
@@ -181,7 +188,7 @@ def sample_table(
     if suffix == ".jsonl":
         records = [record for _, record in islice(_json_records(path, content), max_rows)]
         header = list(dict.fromkeys(key for record in records for key in record))
-        return header, [[_cell(record.get(key)) for key in header] for record in records]
+        return header, [[record.get(key, "") for key in header] for record in records]
     lines = _split_lines(path, content, suffix)
     _, header = next(lines, (1, []))
     rows = []
@@ -313,10 +320,6 @@ def _json_records(path: Path, content: str) -> Iterator[tuple[int, dict[Any, Any
             if "\\u" in line:  # the only way to spell half a character
                 json.dumps(record, ensure_ascii=False).encode()
             yield at.line, record
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, str) else "" if value is None else str(value)
 
 
 def _fields(

@@ -273,3 +273,15 @@ def test_training_files_are_enough(files, tmp_path, monkeypatch, capsys):
     train, valid = (source.source._text(split).bitext for split in ("train", "valid"))
     assert len([*train, *valid]) == 500
     assert not {pair.source for pair in train} & {pair.source for pair in valid}
+
+
+def test_an_empty_line_translates_to_an_empty_line(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *arguments(files), "--trainer.max_steps=1"]) == 0
+    (tmp_path / "in.txt").write_text("ein hund\n\n  \nkatze\n\n")
+    (run,) = (tmp_path / "runs").glob("*/1")
+    capsys.readouterr()
+    command = ["translate", f"--checkpoint={run}", "--input=in.txt", "--device=cpu"]
+    assert main([*command, "--format=tsv", "--nbest=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line == "\t0.0000" for line in lines] == [False] * 2 + [True] * 2 + [False] * 2 + [True]

@@ -1,0 +1,98 @@
+"""Prediction for tables: texts of some columns; all columns are passed through to the output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from clusterformer.data.columns import find_columns
+from clusterformer.data.labelled_text import FORMATS, Column, read_table, table_format
+from clusterformer.errors import InputError
+
+LAYOUTS = tuple(ending[1:] for ending in FORMATS)
+"""Layouts of the output."""
+
+
+def is_table(path: str) -> bool:
+    """Tell from the ending whether a file is a table."""
+    return path.removesuffix(".gz").endswith(FORMATS)
+
+
+class Table:
+    """A table with texts.
+
+    Args:
+        path: File whose name ends in one of `FORMATS`, also with `.gz`.
+        columns: Column of each text by option, by name or by number from 1; None to find it.
+
+    Attributes:
+        layout: Layout of the file.
+        texts: Text of each row; a tab between those of a pair; empty if a text is empty.
+
+    Raises:
+        InputError: if the file cannot be read, or has no such column.
+    """
+
+    def __init__(self, path: str, columns: Mapping[str, str | None]) -> None:
+        file = Path(path).expanduser()
+        self.layout = table_format(file)[1:]
+        self._header, self._rows = read_table(file)
+        numbers = all(column is not None and column.isdecimal() for column in columns.values())
+        self._has_header = self.layout == "jsonl" or not numbers
+        chosen: Mapping[str, Column] = {k: v for k, v in columns.items() if v is not None}
+        if len(chosen) < len(columns):
+            chosen = find_columns(file, columns, prefix="--")
+        positions = [self._position(path, str(column)) for column in chosen.values()]
+        if not self._has_header:
+            self._rows.insert(0, self._header)
+        self.texts = []
+        for row in self._rows:
+            texts = [str(row[position]).strip() for position in positions]
+            if len(texts) > 1:
+                texts = [" ".join(text.split()) for text in texts]
+            self.texts.append("\t".join(texts) if all(texts) else "")
+
+    def _position(self, path: str, column: str) -> int:
+        if column in self._header and self._has_header:
+            return self._header.index(column)
+        if column.isdecimal() and 1 <= int(column) <= len(self._header):
+            return int(column) - 1
+        found = ", ".join(map(repr, self._header[:20]))
+        raise InputError(f"{path}:1: no column {column!r}, there are {found:.500}")
+
+    def header(self, layout: str, names: list[str]) -> str:
+        """Return the header line of the output, empty if it has none."""
+        if layout == "jsonl" or not self._has_header:
+            return ""
+        return _line(layout, [*self._header, *self._new(names)])
+
+    def line(self, layout: str, row: int, record: Mapping[str, Any]) -> str:
+        """Return a line of the output: the columns of a row, then a record."""
+        values = self._rows[row]
+        if layout == "jsonl":
+            names = self._header if self._has_header else map(str, range(1, len(values) + 1))
+            added = zip(self._new(list(record)), record.values(), strict=True)
+            return json.dumps(
+                dict(zip(names, values, strict=True)) | dict(added), ensure_ascii=False
+            )
+        numbers = (f"{v:.4f}" if isinstance(v, float) else v for v in record.values())
+        return _line(layout, [*values, *numbers])
+
+    def _new(self, names: list[str]) -> Iterator[str]:
+        """Yield names for the columns of a record that the table does not have."""
+        for name in names:
+            while self._has_header and name in self._header:
+                name = f"predicted_{name}"
+            yield name
+
+
+def _line(layout: str, fields: list[Any]) -> str:
+    if layout == "tsv":
+        return "\t".join(" ".join(str("" if v is None else v).split()) for v in fields)
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(fields)
+    return line.getvalue().removesuffix("\n")

@@ -1,0 +1,120 @@
+"""Tables in, tables out: `predict` reads a column and passes the others through."""
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+from toy_command import error_of
+
+from clusterformer.cli.main import main
+from clusterformer.cli.predict import _arrivals
+
+NETWORK = ["--model.attention=FullAttention", "--model.d_model=8", "--model.num_heads=2"]
+NETWORK += ["--model.num_layers=1", "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
+ROWS = [["7", "a good film", "x, y"], ["8", "", 'a "b"'], ["9", "two\nlines here", ""]]
+HEADER = ["id", "review", "note"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    lines = [f"{n % 2}\tfilm number {n} is here" for n in range(40)]
+    (folder / "a.tsv").write_text("stars\treview\n" + "\n".join(lines) + "\n")
+    data = ["--data=Classification", f"--data.train={folder / 'a.tsv'}"]
+    assert main(["fit", *data, *NETWORK, f"--runs={folder}"]) == 0
+    return next(folder.glob("*/1"))
+
+
+def table(folder: Path, ending: str) -> Path:
+    path = folder / f"in.{ending}"
+    if ending == "jsonl":
+        records = (dict(zip(HEADER, row, strict=True)) for row in ROWS)
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    else:
+        rows = [[" ".join(cell.split()) for cell in row] for row in ROWS]
+        with path.open("w", newline="") as file:
+            if ending == "csv":
+                csv.writer(file).writerows([HEADER, *ROWS])
+            else:
+                file.write("".join("\t".join(row) + "\n" for row in [HEADER, *rows]))
+    return path
+
+
+def predicted(run: Path, path: Path, capsys, *options: str) -> str:
+    capsys.readouterr()
+    command = ["predict", f"--checkpoint={run}", f"--input={path}", *options]
+    assert main([*command, "--device=cpu"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_csv_keeps_its_columns(run: Path, tmp_path: Path, capsys) -> None:
+    out = predicted(run, table(tmp_path, "csv"), capsys, "--text_column=review")
+    header, *rows = csv.reader(io.StringIO(out))
+    assert header == [*HEADER, "label", "probability"]
+    assert [row[:3] for row in rows] == ROWS
+    assert rows[1][3:] == ["", ""]
+    assert all(row[3] in "01" and float(row[4]) >= 0.5 for row in (rows[0], rows[2]))
+
+
+@pytest.mark.parametrize("ending", ["tsv", "jsonl"])
+def test_any_table_can_become_any_other(run: Path, tmp_path: Path, capsys, ending: str) -> None:
+    path = table(tmp_path, ending)
+    own = predicted(
+        run, path, capsys, "--text_column=2" if ending == "jsonl" else "--text_column=review"
+    )
+    as_json = predicted(run, path, capsys, "--text_column=review", "--format=jsonl")
+    records = [json.loads(line) for line in as_json.splitlines()]
+    assert [list(record) for record in records] == [[*HEADER, "label", "probability"]] * 3
+    assert [record["id"] for record in records] == ["7", "8", "9"]
+    assert own == as_json if ending == "jsonl" else len(own.splitlines()) == 4
+
+
+def test_without_a_header_line_columns_have_numbers(run: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.tsv").write_text("1\tgood film\n2\tbad film\n")
+    lines = predicted(run, tmp_path / "a.tsv", capsys, "--text_column=2").splitlines()
+    assert [line.split("\t")[:2] for line in lines] == [["1", "good film"], ["2", "bad film"]]
+
+
+def test_no_column_of_the_output_hides_one_of_the_input(run: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.csv").write_text("label,text\n5,a film\n")
+    header, row = csv.reader(io.StringIO(predicted(run, tmp_path / "a.csv", capsys)))
+    assert header == ["label", "text", "predicted_label", "probability"]
+    assert row[:2] == ["5", "a film"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "said"),
+    [
+        ("a.csv", "x,y\n1,2\n", (), "a.csv:1: cannot tell which column is for --text_column"),
+        ("a.csv", "x,y\n1,2\n", ("--text_column=z",), "a.csv:1: no column 'z', there are 'x', 'y'"),
+        ("a.csv", "x,y\n1\n", ("--text_column=x",), "a.csv:2: 1 columns, line 1 has 2"),
+        ("a.csv", "", ("--text_column=1",), "a.csv:1: no column '1'"),
+        ("a.jsonl", "[" * 10_000, (), "a.jsonl:1: nested too deeply"),
+        ("a.txt", "x", ("--text_column=x",), "unknown ending '.txt'"),
+        ("a.csv", "x\n1\n", ("--first_column=x",), "--first_column is not for Classification"),
+        ("a.csv", "x\n1\n", ("--format=xml",), "--format is tsv or csv or jsonl, got 'xml'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    run: Path, tmp_path: Path, capsys, name: str, content: str, options: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    command = ["predict", f"--checkpoint={run}", f"--input={tmp_path / name}", *options]
+    assert said in error_of(command, capsys)
+
+
+def test_a_long_line_takes_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    seconds = []
+    for megabytes in (10, 80):
+        path.write_bytes(b"a" * (megabytes << 20) + b"\nend")
+        with path.open("rb") as file:
+            begun = time.perf_counter()
+            (long,), (end,) = _arrivals(file.fileno())
+            seconds.append(time.perf_counter() - begun)
+        assert len(long) == megabytes << 20
+        assert end == b"end"
+    assert seconds[1] < 40 * max(seconds[0], 0.02)  # 64 times and minutes where it is quadratic
