@@ -122,6 +122,11 @@ class Task(LightningDataModule, ABC):
     causal_input: str | None = None
 
     @property
+    def chance(self) -> float | None:
+        """Value of `monitor` by guessing; None where it is not known."""
+        return None
+
+    @property
     def rank(self) -> int:
         """Number of this process among `world_size`."""
         return self.trainer.global_rank if self.trainer else 0

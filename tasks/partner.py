@@ -55,6 +55,10 @@ class Partner(GeneratedTask):
         self._num_tokens, self._num_values = num_tokens, num_values
 
     @property
+    def chance(self) -> float:
+        return 1 / self._num_values
+
+    @property
     def num_labels(self) -> int:
         return self._num_values
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from clusterformer.attention import AttentionCore
 from clusterformer.cli.fitting import FittedRun, fit_run
 from clusterformer.cli.options import Options
 from clusterformer.compare.plan import slug
 from clusterformer.compare.tables import aligned
 from clusterformer.errors import InputError
+from clusterformer.module import ClusterFormer
+from clusterformer.training.progress import counted, formatted
 
 
 def check_against(options: Options) -> None:
@@ -47,7 +52,8 @@ def fit_against(options: Options, first: FittedRun, seconds: float) -> None:
     if measure not in first.fitted.results:
         return
     rows = [("this run", first.fitted.results[measure], seconds)]
-    for name, model in (options.config["against"] or {}).items():
+    others: dict[str, Any] = options.config["against"] or {}
+    for name, model in others.items():
         if first.run:
             print(f"\nthe same with {name}:", flush=True)
         begun = time.monotonic()
@@ -62,10 +68,45 @@ def fit_against(options: Options, first: FittedRun, seconds: float) -> None:
         rows.append((name, baseline(), time.monotonic() - begun))
     if len(rows) == 1:
         return
-    cells = [[name, f"{value:.4f}", f"{taken:.0f}"] for name, value, taken in rows]
+    cells = [[name, formatted(measure, value), f"{taken:.0f}"] for name, value, taken in rows]
     print(f"\n{aligned([['', measure, 'seconds'], *cells])}")
     if findings := first.fitted.findings:
         print(f"{findings.count:,} test examples")
+    if others:
+        print(f"\n{_verdict(options, first, rows[: len(others) + 1])}")
+
+
+def _verdict(options: Options, first: FittedRun, rows: list[tuple[str, float, float]]) -> str:
+    """Say in one sentence what each model reached, after how many steps, and what it sees."""
+    core = type(_cores(options.model)[0]).__name__.removesuffix("Attention")
+    rows[0] = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", core).lower(), *rows[0][1:])
+    chance = options.task.chance
+    parts = [
+        f"{name} {value:.2f}{' (guessing)' if chance and value < 1.3 * chance else ''}"
+        for name, value, _ in rows
+    ]
+    steps = first.fitted.trainer.global_step
+    sentence = f"{', '.join(parts)}, after the same {counted(steps, 'step')}"
+    seen, length = _sight(options)
+    return f"{sentence}; a token sees {seen:,} of {length:,}" if seen < length else sentence
+
+
+def _cores(model: ClusterFormer) -> list[AttentionCore]:
+    return [module for module in model.modules() if isinstance(module, AttentionCore)]
+
+
+def _sight(options: Options) -> tuple[int, int]:
+    """Number of tokens that a token of a validation batch sees in a layer at most, and of all."""
+    batch = next(iter(options.task.val_dataloader()))
+    batch = options.model.transfer_batch_to_device(batch, options.model.device, 0)
+    with torch.inference_mode():
+        groupings = options.model.eval()(batch).encoded.groupings
+    length = batch.mask.shape[1]
+    blocks = [grouping.blocks for grouping in groupings if grouping is not None]
+    if len(blocks) < len(groupings) or None in blocks:
+        return length, length
+    seen = max(b.members.shape[-1] * b.visible.shape[-1] for b in blocks if b is not None)
+    return min(seen, length), length
 
 
 def _likewise(options: Options, model: dict[str, Any], *arguments: str) -> Options:

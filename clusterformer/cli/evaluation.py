@@ -9,6 +9,7 @@ from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
 from clusterformer.cli.working_folder import import_from_working_folder
 from clusterformer.errors import InputError
+from clusterformer.training.progress import formatted
 from clusterformer.training.runs import first_process
 from clusterformer.training.saved import open_saved
 
@@ -47,7 +48,7 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     [results] = measure(model.module, model.task, verbose=False)
     if first_process():
         for name, value in sorted(results.items()):
-            print(f"{name}\t{value:.4f}")
+            print(f"{name}\t{formatted(name, value)}")
         if findings := model.module.findings:
             for name, value in findings.measures().items():
                 print(f"{stage}/{name}\t{value:.4f}")

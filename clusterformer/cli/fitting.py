@@ -17,6 +17,7 @@ from clusterformer.tasks.translation import Translation
 from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import to_yaml
 from clusterformer.training.fit import Fitted, fit
+from clusterformer.training.progress import counted, formatted
 from clusterformer.training.runs import Run, first_process
 
 
@@ -90,11 +91,12 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
     trainer = fitted.trainer
     minutes, seconds = divmod(round(fitted.seconds), 60)
     print(
-        f"\nfinished after {trainer.global_step} steps, {trainer.current_epoch} epochs, "
+        f"\nfinished after {counted(trainer.global_step, 'step')}, "
+        f"{counted(trainer.current_epoch, 'epoch')}, "
         f"{minutes} min {seconds} s, {fitted.seconds_validating:.0f} s of it validation"
     )
     results = sorted(fitted.results.items())
-    lines = {name: f"{value:.4f}" for name, value in results if "layer" not in name}
+    lines = {name: formatted(name, value) for name, value in results if "layer" not in name}
     lines |= task.signatures()
     lines["checkpoint"] = str(run.best if run.best.exists() else run.last)
     lines["metrics"] = str(run.metrics)

@@ -46,12 +46,13 @@ def token_clusters(
     *,
     block: ArrayLike | None = None,
     links: Sequence[tuple[int, int]] | None = None,
+    framed: bool = True,
     title: str = "",
 ) -> None:
     """Draw a text coloured by cluster, in reading order and again sorted into attention blocks.
 
     A bar above both shows the number of tokens in each cluster. Of a long text only the first 256
-    tokens are drawn, and the picture says so; the bar and the numbers count all tokens.
+    tokens of each order are drawn, and the picture says so; the bar and the numbers count all.
 
     Args:
         tokens: The N real tokens of one text.
@@ -59,8 +60,8 @@ def token_clusters(
         path: The PNG to write.
         block: Attention block of each token, (N,) integer; None: one block for each cluster.
         links: Pairs of positions that belong together. Pairs in one block are joined by an arc,
-            pairs in different clusters have red frames, and the share of pairs in one cluster is
-            printed.
+            and the share of pairs in one cluster is printed.
+        framed: Frame pairs in different clusters in red.
         title: First line of the picture.
 
     Raises:
@@ -74,12 +75,12 @@ def token_clusters(
     links = links or ()
     shown = min(len(tokens), MAX_TOKENS)
     cut = f" (the first {shown} of {len(tokens):,} tokens)" if shown < len(tokens) else ""
-    order = np.lexsort((np.arange(shown), cluster[:shown], blocks[:shown]))
-    page = _Page([readable(token) for token in tokens[:shown]], cluster, blocks, links)
+    order = np.lexsort((np.arange(len(tokens)), cluster, blocks))[:shown]
+    page = _Page([readable(token) for token in tokens], cluster, blocks, links, framed)
 
     with missing_glyphs_as_boxes():
         page.write(title or "Tokens by cluster", 13, bold=True)
-        page.write(_figures(cluster, blocks, links), 9, color=QUIET)
+        page.write(_figures(cluster, blocks, links, framed), 9, color=QUIET)
         page.occupancy()
         page.write(f"In reading order{cut}", 10, bold=True, above=14)
         page.flow(np.arange(shown))
@@ -97,13 +98,16 @@ class _Page:
         cluster: Cluster,
         blocks: Cluster,
         links: Sequence[tuple[int, int]],
+        framed: bool,
     ) -> None:
         from matplotlib.backends.backend_agg import RendererAgg
         from matplotlib.font_manager import FontProperties
 
         self.names, self.cluster, self.blocks = names, cluster, blocks
-        self.links = [pair for pair in links if max(pair) < len(names)]
-        self.separated = {k for i, j in self.links if cluster[i] != cluster[j] for k in (i, j)}
+        self.links = links
+        self.separated = {
+            k for i, j in links if framed and cluster[i] != cluster[j] for k in (i, j)
+        }
         self.fill = cluster_colours(cluster)
         self.font = FontProperties(family=installed_fonts(), size=8)
         self.ruler = RendererAgg(1, 1, dpi=72)  # at 72 dpi a pixel is a point
@@ -171,6 +175,8 @@ class _Page:
         from matplotlib.patches import Arc
 
         for i, j in self.links:
+            if i not in positions or j not in positions:
+                continue
             (x, y), (other, below) = positions[i], positions[j]
             if self.blocks[i] == self.blocks[j] and y == below:
                 depth = min(2 * ARC, 6 + abs(other - x) / 8)
@@ -212,14 +218,16 @@ class _Page:
         return self.ruler.get_text_width_height_descent(text, self.font, ismath=False)[0]
 
 
-def _figures(cluster: Cluster, blocks: Cluster, links: Sequence[tuple[int, int]]) -> str:
+def _figures(
+    cluster: Cluster, blocks: Cluster, links: Sequence[tuple[int, int]], framed: bool
+) -> str:
     used, attending = len(np.unique(cluster)), len(np.unique(blocks))
     parts = [f"{len(cluster):,} tokens", f"{used} clusters in use", f"{attending} blocks"]
     if links:
         together = sum(int(cluster[i] == cluster[j]) for i, j in links)
         share = together / len(links)
         parts.append(f"partners in one cluster: {together:,} of {len(links):,} ({share:.0%})")
-        if together < len(links):
+        if framed and together < len(links):
             parts[-1] += ", the others framed in red"
     return "   ·   ".join(parts)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from clusterformer.attention import Grouping
 from clusterformer.models.transformer import StackOutput
 from clusterformer.module import ClusterFormer
 from clusterformer.plots import attention_map, learning_curves, token_clusters
@@ -37,6 +39,8 @@ def draw_pictures(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
         output = model(batch)
     row = int(batch.mask.sum(-1).argmax())
     mask = batch.mask[row]
+    links = task.links(batch, row)
+    meeting = _meeting_layer(output.encoded.groupings, row, mask, links)
     for layer, grouping in enumerate(output.encoded.groupings, start=1):
         if grouping is None or grouping.assignment.dim() != 2:
             continue
@@ -50,8 +54,10 @@ def draw_pictures(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
             grouping.assignment[row][mask],
             paths[-1],
             block=block,
-            links=task.links(batch, row),
-            title=f"Clusters of layer {layer}",
+            links=links,
+            framed=layer == meeting,
+            title=f"Clusters of layer {layer}"
+            + (f" (partners met in layer {meeting})" if links and meeting < layer else ""),
         )
     assert model.network is not None
     found = task.alignment(model.network, batch, row)
@@ -68,6 +74,24 @@ def draw_pictures(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
             title="Cross-attention of the decoder; colours are clusters of the last layer",
         )
     return paths + task.draw(model.network, run.pictures)
+
+
+def _meeting_layer(
+    groupings: Sequence[Grouping | None],
+    row: int,
+    mask: Tensor,
+    links: Sequence[tuple[int, int]],
+) -> int:
+    """Find the layer, from 1, that puts most links into one cluster: later ones need not again."""
+
+    def together(grouping: Grouping | None) -> int:
+        if grouping is None or grouping.assignment.dim() != 2:
+            return -1
+        cluster = grouping.assignment[row][mask].tolist()
+        return sum(cluster[i] == cluster[j] for i, j in links)
+
+    found = [together(grouping) for grouping in groupings]
+    return found.index(max(found)) + 1
 
 
 def _clusters(encoded: StackOutput | None, row: int, mask: Tensor) -> Tensor | None:

@@ -73,10 +73,20 @@ class Lines(ProgressBar):
         share = f"/{steps} ({done / steps:.0%})" if steps > 0 else ""
         values = trainer.callback_metrics
         known = [name for name in dict.fromkeys(names) if name in values]
-        shown = [f"{name} {float(values[name]):.4f}" for name in known]
+        shown = [f"{name} {formatted(name, float(values[name]))}" for name in known]
         print(
             f"epoch {trainer.current_epoch + 1}, step {done}{share}: {', '.join(shown)}", flush=True
         )
+
+
+def formatted(name: str, value: float) -> str:
+    """Write a measure: a perplexity to 4 significant digits, anything else to 4 decimals."""
+    return f"{value:.4g}" if "perplexity" in name else f"{value:.4f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun, as in "1 epoch" and "3 epochs"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 class TrainingClock(Callback):

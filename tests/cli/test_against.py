@@ -17,6 +17,7 @@ TOYS = str(Path(__file__).parents[1] / "toy")
 sys.path.append(TOYS)
 TOY = ["fit", "--data=toy_task.Toy", "--data.size=16", "--model.d_model=8", "--model.num_heads=2"]
 TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
+NAMES = ("neural clustering", "full attention", "half as wide")
 OTHERS = {
     "full attention": {"attention": {"class_path": "clusterformer.attention.FullAttention"}},
     "half as wide": {"d_model": 4, "clustering_weight": 1e-5},
@@ -25,7 +26,8 @@ OTHERS = {
 
 def table(output: str) -> dict[str, float]:
     """Names and results of the last lines."""
-    header, *rows = output[output.rindex("\n\n") + 2 :].splitlines()
+    table, _ = output.rsplit("\n\n", 2)[1:]
+    header, *rows = table.splitlines()
     assert header.split() == ["test/accuracy", "seconds"]
     cells = [row.rsplit(maxsplit=2) for row in rows]
     return {name.strip(): float(result) for name, result, _ in cells}
@@ -45,7 +47,12 @@ def test_the_last_lines_set_a_run_beside_others_and_baselines(
     assert main([*TOY, clusters, against, f"--runs={tmp_path}"]) == 0
     run = tmp_path / "toy" / "1"
     full, half = (run / "against" / name / "1" for name in ("full-attention", "half-as-wide"))
-    found = table(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    found = table(printed)
+    *_, last = printed.splitlines()
+    shown = [found[name] for name in ("this run", *OTHERS)]
+    words = [f"{name} {value:.2f}" for name, value in zip(NAMES, shown, strict=True)]
+    assert last.startswith(f"{', '.join(words)}, after the same ")
     assert list(found) == ["this run", *OTHERS, "always with"]
     assert found["always with"] == 0.4
     for name, folder in zip(found, (run, full, half), strict=False):

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from clusterformer.plots import (
     AccuracyCurve,
@@ -93,3 +94,15 @@ def test_attention_between_texts_is_drawn_whatever_they_hold(tmp_path: Path) -> 
 def test_attention_weights_must_fit_the_tokens(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"weights are \(2, 3\), tokens 3 and 2"):
         attention_map(np.ones((2, 3)), ["a", "b"], ["c", "d", "e"], tmp_path / "a.png")
+
+
+def test_partners_are_framed_only_where_they_should_meet(tmp_path: Path) -> None:
+    tokens, cluster, links = [str(i) for i in range(8)], [0, 1] * 4, [(0, 1), (2, 4)]
+    sizes = []
+    for framed in (True, False):
+        path = tmp_path / f"{framed}.png"
+        token_clusters(tokens, cluster, path, links=links, framed=framed)
+        red = np.asarray(Image.open(path).convert("RGB")).astype(int) - (0xB0, 0x00, 0x20)
+        sizes.append(int((abs(red).sum(-1) < 12).sum()))
+    assert sizes[0] > 20
+    assert sizes[1] == 0
