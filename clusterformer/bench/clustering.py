@@ -10,6 +10,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from clusterformer.bench.cluster_methods import make_clustering
 from clusterformer.bench.report import Row, write_report
 from clusterformer.clustering.measures import measures
@@ -22,6 +24,9 @@ SHOWN = 1500
 
 TSNE_MINIMUM = 30
 """Points that t-SNE needs for its perplexity; fewer are drawn by principal components."""
+
+
+_HEADROOM = 1e3  # by which distances may exceed a value
 
 
 class Measured(NamedTuple):
@@ -102,6 +107,13 @@ def check(
     Raises:
         InputError: for the first option that is not allowed or needs too much memory.
     """
+    dtype = np.result_type(points.train, np.float32)
+    largest = max(float(points.train.max()), -float(points.train.min()))
+    if largest > np.sqrt(np.finfo(dtype).max) / _HEADROOM:
+        raise InputError(
+            f"{name}: values up to {largest:.1e}; divide the data: allowed are those whose squares "
+            f"fit into {dtype}"
+        )
     for count, method in itertools.product(num_clusters, methods):
         if count > len(points.train):
             raise InputError(f"--n_clusters {count} is more than the {len(points.train)} points")
@@ -170,8 +182,6 @@ def draw_clusterings(
     Raises:
         ImportError: if matplotlib is missing.
     """
-    import numpy as np
-
     from clusterformer.plots import centroid_images, cluster_size_curves, point_maps
 
     labels = {measured.method: measured.clustering.labels_ for measured in found}
@@ -202,5 +212,7 @@ def _plane(points: Any, tsne: bool) -> Any:
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
+    # neither method depends on the unit, but both square: a power of two, which changes no digits
+    points = points / 2.0 ** int(np.frexp(np.abs(points).max())[1])
     reduce = TSNE(random_state=0) if tsne else PCA(2, random_state=0)
     return reduce.fit_transform(points)

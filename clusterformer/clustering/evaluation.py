@@ -48,7 +48,7 @@ def row_chunks(
         if not largest <= limit:
             raise ValueError(
                 f"values up to {float(largest):.1e} are too large for {chunk.dtype}; allowed is up "
-                f"to {limit:.1e}: divide the data, or use float64"
+                f"to {limit:.1e}: divide the data"
             )
         yield points
 

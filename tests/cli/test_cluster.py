@@ -157,6 +157,21 @@ def test_nan_is_named_and_leaves_no_folder(
     assert not (tmp_path / "runs").exists()
 
 
+def test_values_whose_squares_overflow_are_refused_and_others_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(0).standard_normal((40, 2))
+    arguments = ["cluster", "--data", str(tmp_path / "x.npy"), "--n_clusters", "2"]
+    arguments += ["--methods", "kmeans", "--runs", str(tmp_path / "runs")]
+    np.save(tmp_path / "x.npy", (x * 1e20).astype(np.float32))
+    assert main(arguments) == 2
+    assert "allowed are those whose squares fit into float32" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    np.save(tmp_path / "x.npy", x * 1e150)
+    assert main([*arguments, "--map", "pca"]) == 0
+    assert (tmp_path / "runs/cluster-x/1/pictures/map-2.png").exists()
+
+
 def test_fit_without_its_data_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
