@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from clusterformer.data.labelled_text import read_text
 from clusterformer.data.named_sets import Split, check_count, data_folder
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, reading
 
 LanguageModelingCorpus = Literal["wikitext2", "gutenberg", "pg19"]
 
@@ -143,15 +143,16 @@ def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> li
 
 def _gutenberg(folder: Path, split: Split) -> list[Document]:
     index = folder / "index.tsv"
-    header, *rows = (line.split("\t") for line in read_text(index).splitlines())
-    if len(rows) != _NUM_GUTENBERG:
-        raise InputError(f"{index}: {len(rows)} books, expected {_NUM_GUTENBERG}")
-    books = {
-        row[header.index("file")].partition(".")[0]: Document(
-            folder / row[header.index("file")], size=int(row[header.index("bytes")])
-        )
-        for row in rows
-    }
+    with reading(index, "a table of books, as `clusterformer prepare gutenberg` writes it"):
+        header, *rows = (line.split("\t") for line in read_text(index).splitlines())
+        if len(rows) != _NUM_GUTENBERG:
+            raise InputError(f"{index}: {len(rows)} books, expected {_NUM_GUTENBERG}")
+        books = {
+            row[header.index("file")].partition(".")[0]: Document(
+                folder / row[header.index("file")], size=int(row[header.index("bytes")])
+            )
+            for row in rows
+        }
     held = {name: part for part, names in _HELD_OUT.items() for name in names}
     return [books[name] for name in sorted(books) if held.get(name, "train") == split]
 

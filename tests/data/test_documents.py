@@ -1,0 +1,20 @@
+"""Documents of named sets: a damaged index is one line of error."""
+
+from pathlib import Path
+
+import pytest
+
+from clusterformer.data.documents import named_documents
+from clusterformer.errors import InputError
+
+ROWS = "".join(f"b{n}.txt.gz\t{n}\n" for n in range(51))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "name\tbytes\n" + ROWS, "file\tbytes\n" + ROWS.replace("7", "x")]
+)
+def test_a_damaged_index_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "gutenberg").mkdir()
+    (tmp_path / "gutenberg" / "index.tsv").write_text(content)
+    with pytest.raises(InputError, match=r"index\.tsv: "):
+        named_documents("gutenberg", "train", tmp_path)
