@@ -87,6 +87,7 @@ class Clustering(Task):
             n_components=n_components,
             batch_size=batch_size,
         )
+        require_at_least(0, balance=balance, merge_at=merge_at)
         self._name, self._root, self._label_column = name, root, label_column
         self._n_clusters, self._hidden = n_clusters, hidden
         self._n_neighbors, self._n_components = n_neighbors, n_components

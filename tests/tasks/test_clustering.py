@@ -122,3 +122,12 @@ def test_purity_counts_the_majority_and_ignores_the_unlabelled() -> None:
     purity = Purity(2, 3)
     purity.update(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 2, IGNORE]))
     assert purity.compute().item() == pytest.approx(3 / 4)
+
+
+@pytest.mark.parametrize(
+    "options", [{"balance": float("nan")}, {"balance": float("inf")}, {"merge_at": -1}]
+)
+def test_options_that_make_no_sense_are_refused(options: dict) -> None:
+    (name,) = options
+    with pytest.raises(InputError, match=rf"{name} must be"):
+        Clustering(**options)
