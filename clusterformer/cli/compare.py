@@ -14,9 +14,9 @@ from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
+    from clusterformer.compare.jobs import Job
     from clusterformer.compare.plan import Plan
     from clusterformer.compare.results import Result
-    from clusterformer.compare.runner import Job
 
 HELP = """
 usage: clusterformer compare FILE.yaml [options]
@@ -71,7 +71,8 @@ def run(arguments: list[str]) -> None:
     else:
         from clusterformer.compare.results import read_results
 
-        _write(read_results(options.sources), options, _folder(options, "runs"))
+        results = read_results(options.sources, lambda line: print(line, file=sys.stderr))
+        _write(results, options, _folder(options, "runs"))
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -97,8 +98,9 @@ def _folder(options: argparse.Namespace, name: str) -> Path:
 
 
 def _compare(options: argparse.Namespace) -> None:
+    from clusterformer.compare.jobs import Job
     from clusterformer.compare.plan import find_plan, read_plan
-    from clusterformer.compare.runner import Job, lock_comparison, select_shard, train_jobs
+    from clusterformer.compare.runner import lock_comparison, select_shard, train_jobs
 
     path = find_plan(options.sources[0])
     plan = read_plan(path)
@@ -125,6 +127,9 @@ def _compare(options: argparse.Namespace) -> None:
             report=partial(print, flush=True),
         )
     results = [result for job in jobs if (result := job.result)]
+    for job in jobs:
+        if damage := job.damage:
+            print(f"left out: {job.planned.name}: {damage}", file=sys.stderr)
     if results:
         _write(results, options, folder, plan)
     if failures:
@@ -155,6 +160,8 @@ def _write(
         options.baseline or (plan.baseline if plan else None),
         plan.paper if plan else None,
     )
+    for note in summary.notes:
+        print(note, file=sys.stderr)
     title = options.title or (plan.title if plan else folder.name)
     command = shlex.join(["clusterformer", *sys.argv[1:]])
     names = write_files(summary, folder, title=title, command=command)

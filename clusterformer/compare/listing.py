@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from clusterformer.compare.runner import Job
+from clusterformer.compare.jobs import Job
+from clusterformer.compare.plan_file import is_number
 from clusterformer.errors import InputError
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
@@ -39,9 +40,8 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
     """
     sizes: dict[tuple[str, str], int | None] = {}
     for job in jobs:
-        run = job.run
-        results = run.results if run else None
-        state = "finished" if results else "begun" if run else "to do"
+        results = job.outcome
+        state = "finished" if results else "begun" if job.run else "to do"
         cell = job.planned.row, job.planned.column
         if cell not in sizes:
             arguments = job.planned.arguments()
@@ -51,8 +51,9 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
 
 def seconds_left(jobs: Sequence[Job]) -> float | None:
     """Estimate the training time of unfinished runs by that of finished ones; None without any."""
-    taken = [job.run.results["seconds"] for job in jobs if job.run and job.run.results]
-    unfinished = len(jobs) - len(taken)
+    outcomes = [outcome for job in jobs if (outcome := job.outcome)]
+    taken = [found["seconds"] for found in outcomes if is_number(found.get("seconds"))]
+    unfinished = len(jobs) - len(outcomes)
     return sum(taken) / len(taken) * unfinished if taken else None
 
 

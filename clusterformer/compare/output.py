@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,7 +32,18 @@ def write_files(summary: Summary, folder: Path, *, title: str, command: str) -> 
         files["index.html"] = page(summary, title, command)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        partial = folder / f"{name}.partial"
-        partial.write_text(content, encoding="utf-8")
-        partial.replace(folder / name)
+        write_whole(folder / name, content)
     return list(files)
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Write a file that is complete or not there; several processes may write the same."""
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ body { margin: 0 auto; max-width: 68rem; padding: 1.5rem 1rem 4rem; color: var(-
 h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; }
 h2 { font-size: 1.1rem; margin: 2.4rem 0 .6rem; }
 p.note { color: var(--quiet); font-size: .85rem; margin: .3rem 0; }
+p.alarm { border-left: 3px solid #b00020; padding-left: .6rem; font-size: .85rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid var(--faint);
@@ -80,6 +81,7 @@ def page(summary: Summary, title: str, command: str) -> str:
         f"<h1>{_text(title)}</h1>",
         f'<p class="verdict">{_text(verdict(summary))}</p>',
         f'<p class="note">{number} runs, {seeds} seeds. <code>{_text(command)}</code></p>',
+        *(f'<p class="alarm">{_text(note)}</p>' for note in summary.notes),
         _section("Results", _table(summary) + _how_to_read(summary)),
         _section("Learning curves", _figure(validation_curves(summary), "Mean over seeds; the "
                  "band spans the lowest and the highest.")),
@@ -123,7 +125,7 @@ def _exact(summary: Summary, row: str) -> list[float | None]:
     cells = (summary.cells.get((row, column)) for column in summary.columns)
     means = [None if cell is None else cell.mean for cell in cells]
     test = summary.significance.get(row)
-    return [None, *means, test and test.p, *summary.costs[row].values()]
+    return [None, *means, test and test.p, *summary.costs_of(row)]
 
 
 def _bold(cell: str) -> str:

@@ -197,6 +197,8 @@ def _check_name(file: PlanFile, name: str, *keys: str) -> None:
     """Refuse names that spoil a terminal, a table or a directory."""
     if len(name) > MAX_NAME:
         file.refuse(f"a name of {len(name):,} characters; allowed are {MAX_NAME}", *keys)
+    if name == "average" and keys[0] == "columns":
+        file.refuse("columns: average is the name of the column of means", *keys)
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
         file.refuse(f"name {shorten(name)} has control characters", *keys)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,20 @@ from typing import Any
 import yaml
 
 from clusterformer.compare.configs import flatten, name_rows
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, reading
 from clusterformer.training.runs import Run
+
+OUTCOME_FIELDS: Mapping[str, Any] = {
+    "results": dict,
+    "monitor": str,
+    "mode": str,
+    "seconds_a_step": int | float,
+    "steps": int,
+    "epochs": int,
+    "parameters": int,
+    "peak_mib": int | float,
+}
+"""Parts of results.json that a comparison needs, and their types."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Result:
         config: Dotted keys of the whole configuration.
         environment: Command, commit, versions and hardware.
         folder: Run directory; "" if there is none here.
+        damage: A line for each of its files that could not be read, and is done without.
     """
 
     row: str
@@ -50,6 +63,7 @@ class Result:
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
     folder: str
+    damage: Sequence[str] = ()
 
     @property
     def epochs_to_converge(self) -> int | None:
@@ -63,39 +77,108 @@ class Result:
         return 1 + next(number for number, close in enumerate(near) if close)
 
 
+def read_outcome(run: Run) -> Mapping[str, Any] | None:
+    """Read what `fit` wrote when it ended in a run directory; None if it has not ended.
+
+    Raises:
+        InputError: if the file is damaged.
+    """
+    with reading(run.folder / "results.json", "the results of a fit"):
+        outcome = run.results
+        if outcome is not None:
+            _check_outcome(outcome)
+    return outcome
+
+
+def read_config(run: Run) -> dict[str, Any]:
+    """Read the configuration of a run, as dotted keys.
+
+    Raises:
+        InputError: if the file is damaged.
+    """
+    with reading(run.config, "the configuration of a run"):
+        config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise InputError(f"{run.config}: empty or torn, no configuration of a run")
+        flat = flatten(config)
+        seed_of(flat)
+    return flat
+
+
+def read_environment(run: Run) -> dict[str, Any]:
+    """Read the command, commit, versions and hardware of a run.
+
+    Raises:
+        InputError: if the file is damaged.
+    """
+    path = run.folder / "environment.json"
+    with reading(path, "the environment of a run"):
+        environment = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(environment, dict):
+            raise InputError(f"{path}: no JSON object")
+    return environment
+
+
 def read_result(run: Run, row: str, column: str, seed: int) -> Result:
     """Read the result in a run directory.
 
     Raises:
-        InputError: if the training has not ended, or its files cannot be read.
+        InputError: if the training has not ended, or its results or configuration are damaged.
     """
-    outcome = run.results
+    outcome = read_outcome(run)
     if outcome is None:
         raise InputError(f"{run.folder}: no results.json; finish it with fit --resume {run.folder}")
+    damage: list[str] = []
+    try:
+        environment = read_environment(run)
+    except InputError as error:
+        environment = {}
+        damage.append(str(error))
     return result_of(
         outcome,
         row=row,
         column=column,
         seed=seed,
-        config=_config(run),
-        curve=_curve(run.metrics, outcome["monitor"]),
-        environment=json.loads((run.folder / "environment.json").read_text(encoding="utf-8")),
+        config=read_config(run),
+        curve=_curve(run.metrics, outcome["monitor"], damage),
+        environment=environment,
         folder=str(run.folder),
+        damage=damage,
     )
 
 
-def read_results(folders: Sequence[str]) -> list[Result]:
+def read_results(
+    folders: Sequence[str], report: Callable[[str], None] | None = None
+) -> list[Result]:
     """Read the results in run directories, and name rows and columns by what distinguishes them.
 
+    Args:
+        folders: Paths of run directories.
+        report: Function that gets a line for each run that is left out, since its training has not
+            ended or its files are damaged; None: such a run is an error.
+
     Raises:
-        InputError: if one is no run directory, or its training has not ended.
+        InputError: if one is no run directory, or none is left.
     """
-    runs = [Run.open(folder) for folder in folders]
-    configs = [_config(run) for run in runs]
+    opened = [Run.open(folder) for folder in folders]
+    runs = {run: read_config(run) for run in opened if _is_whole(run, report)}
+    names = name_rows(list(runs.values()))
     return [
         read_result(run, row, column, seed_of(config))
-        for run, (row, column), config in zip(runs, name_rows(configs), configs, strict=True)
+        for (run, config), (row, column) in zip(runs.items(), names, strict=True)
     ]
+
+
+def _is_whole(run: Run, report: Callable[[str], None] | None) -> bool:
+    """Tell whether the result of a run can be read; report why not."""
+    try:
+        read_result(run, "", "", 0)
+    except InputError as error:
+        if report is None:
+            raise
+        report(f"left out: {error}")
+        return False
+    return True
 
 
 def result_of(
@@ -108,8 +191,14 @@ def result_of(
     curve: Sequence[tuple[float, float]],
     environment: Mapping[str, Any],
     folder: str,
+    damage: Sequence[str] = (),
 ) -> Result:
-    """Make a result from the outcome that `fit` wrote when it ended, here or at W&B."""
+    """Make a result from the outcome that `fit` wrote when it ended, here or at W&B.
+
+    Raises:
+        InputError: if the outcome is no such.
+    """
+    _check_outcome(outcome)
     return Result(
         row=row,
         column=column,
@@ -125,6 +214,7 @@ def result_of(
         config=config,
         environment=environment,
         folder=folder,
+        damage=damage,
     )
 
 
@@ -133,16 +223,32 @@ def seed_of(config: Mapping[str, Any]) -> int:
     return int(config.get("seed_everything") or 0)
 
 
-def _config(run: Run) -> dict[str, Any]:
-    return flatten(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+def _check_outcome(outcome: Any) -> None:
+    if not isinstance(outcome, dict):
+        raise InputError("the results of a fit are no JSON object")
+    for name, kind in OUTCOME_FIELDS.items():
+        value = outcome.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InputError(f"the results of a fit have {name} {value!r:.60}")
+    for name, value in outcome["results"].items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise InputError(f"the results of a fit have {name} {value!r:.60}")
 
 
-def _curve(metrics: Path, monitor: str) -> list[tuple[float, float]]:
+def _curve(metrics: Path, monitor: str, damage: list[str]) -> list[tuple[float, float]]:
+    """Read a curve; a row that is half-written or no numbers is done without."""
+    points: list[tuple[float, float]] = []
+    if not metrics.exists():
+        return points
     try:
-        with metrics.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        return [(float(row["step"]), float(row[monitor])) for row in rows if row.get(monitor)]
-    except FileNotFoundError:
-        return []
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise InputError(f"{metrics}: half-written or no metrics file: {error}") from None
+        with (
+            reading(metrics, "a table of measures") as at,
+            metrics.open(encoding="utf-8", newline="") as file,
+        ):
+            for at.line, row in enumerate(csv.DictReader(file), start=2):
+                step = float(row["step"])
+                if row.get(monitor):
+                    points.append((step, float(row[monitor])))
+    except InputError as error:
+        damage.append(f"{error}; its curve ends before")
+    return [(step, value) for step, value in points if math.isfinite(step)]

@@ -2,102 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from filelock import FileLock, Timeout
 
-import clusterformer
 from clusterformer.compare.child import describe_parent
+from clusterformer.compare.jobs import Job
 from clusterformer.compare.plan import PlannedRun
-from clusterformer.compare.results import Result, read_result
 from clusterformer.errors import InputError
-from clusterformer.training.runs import Run
-
-
-class Job:
-    """One planned run on the disk: its record, log, lock and, once begun, its run directory.
-
-    Args:
-        folder: Directory of the comparison.
-        planned: The run.
-    """
-
-    def __init__(self, folder: Path, planned: PlannedRun) -> None:
-        self.planned = planned
-        self.folder = folder / planned.subfolder
-        self.log = self.folder / "log.txt"
-        self.lock = FileLock(self.folder / "lock", timeout=0)
-
-    @property
-    def run(self) -> Run | None:
-        """The run directory, if training has begun."""
-        found = sorted(self.folder.glob("*/*/config.yaml"))
-        return Run(found[-1].parent) if found else None
-
-    @property
-    def finished(self) -> bool:
-        """Whether training has written its results."""
-        return bool(self.run and self.run.results)
-
-    @property
-    def result(self) -> Result | None:
-        """The result, if training has finished."""
-        run, planned = self.run, self.planned
-        if run is None or not run.results:
-            return None
-        return read_result(run, planned.row, planned.column, planned.seed)
-
-    def record(self) -> None:
-        """Record the run's options, or refuse a directory that holds another run.
-
-        Raises:
-            InputError: if the directory's run has other options, or is of another version.
-        """
-        ours = {"version": clusterformer.__version__, "arguments": self.planned.arguments()}
-        path = self.folder / "planned.json"
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps(ours, indent=2) + "\n", encoding="utf-8")
-            partial.replace(path)
-            return
-        theirs = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("version", "arguments"):
-            if theirs[key] != ours[key]:
-                difference = _difference(theirs[key], ours[key])
-                raise InputError(
-                    f"{self.folder}: holds a run of other {key}, {difference}; choose another --out"
-                )
-
-    def command(self, wandb: bool) -> list[str]:
-        """Return the command line that begins or resumes the run."""
-        fit = [sys.executable, "-m", "clusterformer", "fit"]
-        if self.run:
-            return [*fit, "--resume", str(self.run.folder)]
-        flags = ["--wandb"] if wandb else []
-        return [
-            *fit,
-            *self.planned.arguments(),
-            "--baselines=false",
-            *flags,
-            "--runs",
-            str(self.folder),
-        ]
-
-    def last_message(self) -> str:
-        """Return the last line of the log."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        messages = [line.strip() for line in lines if line.strip()]
-        return messages[-1].removeprefix("clusterformer: error: ") if messages else "no output"
 
 
 class Failure(NamedTuple):
@@ -237,6 +156,8 @@ def _start(
     if job.finished:  # by another process, in the meantime
         job.lock.release()
         return None
+    if damage := job.damage:
+        report(f"{job.planned.name}: {damage}; trained anew, set aside: {job.set_aside()}")
     log: IO[bytes] = job.log.open("ab")
     handle = subprocess.Popen(
         job.command(wandb),
@@ -250,7 +171,7 @@ def _start(
 
 
 def _outcome(job: Job) -> str:
-    results = (job.run and job.run.results) or {}
+    results = job.outcome or {}
     measure = results["monitor"].replace("val/", "test/")
     value = results["results"].get(
         measure, results["results"].get(results["monitor"], float("nan"))
@@ -264,14 +185,6 @@ def _environment(num_parallel: int, group: str) -> Mapping[str, str]:
         threads = max(1, (os.cpu_count() or 1) // num_parallel)
         environment.setdefault("OMP_NUM_THREADS", str(threads))
     return environment
-
-
-def _difference(theirs: Any, ours: Any) -> str:
-    if isinstance(theirs, str):
-        return f"{theirs} instead of {ours}"
-    only_theirs = [word for word in theirs if word not in ours] or ["fewer options"]
-    only_ours = [word for word in ours if word not in theirs] or ["fewer options"]
-    return f"{' '.join(only_theirs)} instead of {' '.join(only_ours)}"
 
 
 def _duration(seconds: float) -> str:

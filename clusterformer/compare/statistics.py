@@ -47,6 +47,7 @@ class Summary:
         costs: Row to mean parameters, seconds an epoch, peak MiB and epochs to converge.
         results: Results that the table was made from.
         paper: Row to column to the number that the paper reports.
+        notes: Lines on files that are damaged, and on runs that are left out.
     """
 
     metrics: Mapping[str, str]
@@ -59,11 +60,21 @@ class Summary:
     costs: Mapping[str, Mapping[str, float]]
     results: Sequence[Result]
     paper: Mapping[str, Mapping[str, float]]
+    notes: Sequence[str] = ()
 
     @property
     def metric(self) -> str:
         """Names of the measures in the cells, for people."""
         return ", ".join(dict.fromkeys(self.metrics.values()))
+
+    @property
+    def cost_names(self) -> list[str]:
+        """Names of the costs that any row has."""
+        return list(dict.fromkeys(name for costs in self.costs.values() for name in costs))
+
+    def costs_of(self, row: str) -> list[float]:
+        """Return the costs of a row, in the order of their names; NaN where there is none."""
+        return [self.costs[row].get(name, math.nan) for name in self.cost_names]
 
     def value(self, result: Result) -> float:
         """Return the measure of a run that the table shows."""
@@ -80,26 +91,35 @@ def summarise(
 
     Args:
         results: Results of the runs, at least one.
-        metric: Measure that all runs have; None: for each column the test value of the measure
-            that chose the checkpoint, or its validation value where there is no test value.
+        metric: Measure; None: for each column the test value of the measure that chose the
+            checkpoint, or its validation value where no run has a test value. Runs without it are
+            left out, and noted.
         baseline: Row to test the others against; None: the first.
         paper: Row to column to the number that the paper reports.
 
     Raises:
-        InputError: if there is no run, a run lacks the metric, or higher values are better in one
+        InputError: if there is no run, all runs lack the metric, or higher values are better in one
             column and lower ones in another.
     """
     if not results:
         raise InputError("no finished run to compare")
+    metrics = {
+        column: metric or _own_metric([r for r in results if r.column == column])
+        for column in dict.fromkeys(result.column for result in results)
+    }
+    whole = [result for result in results if metrics[result.column] in result.measures]
+    lacking = [result for result in results if metrics[result.column] not in result.measures]
+    notes = [line for result in results for line in result.damage]
+    for result in lacking:
+        known = ", ".join(name for name in result.measures if "layer" not in name)
+        line = f"{result.row}, seed {result.seed} has no {metrics[result.column]!r}"
+        if not whole:
+            raise InputError(f"{line}; there is {known or 'nothing'}")
+        notes.append(f"left out: {line}")
+    results = whole
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
-    metrics = {c: metric or _own_metric([r for r in results if r.column == c]) for c in columns}
-    for result in results:
-        if (measured := metrics[result.column]) not in result.measures:
-            known = ", ".join(name for name in result.measures if "layer" not in name)
-            raise InputError(
-                f"{result.row}, seed {result.seed} has no {measured!r}; there is {known}"
-            )
+    metrics = {column: metrics[column] for column in columns}
     values: dict[tuple[str, str], dict[int, float]] = {}
     for result in results:
         cell = values.setdefault((result.row, result.column), {})
@@ -133,6 +153,7 @@ def summarise(
         {row: _costs([result for result in results if result.row == row]) for row in rows},
         results,
         paper or {},
+        notes,
     )
 
 
@@ -194,7 +215,7 @@ def _costs(results: Sequence[Result]) -> dict[str, float]:
 def _own_metric(results: Sequence[Result]) -> str:
     first = results[0].monitor
     test = first.replace("val/", "test/")
-    return test if all(test in result.measures for result in results) else first
+    return test if any(test in result.measures for result in results) else first
 
 
 def _measures_same(metric: str, monitor: str) -> bool:

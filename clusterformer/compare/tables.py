@@ -15,8 +15,8 @@ Bold = Callable[[str], str]
 
 def header(summary: Summary) -> list[str]:
     """Return the titles of the columns."""
-    costs = list(next(iter(summary.costs.values())))
-    return ["", *(_title(summary, column) for column in summary.columns), "p", *costs]
+    titles = (_title(summary, column) for column in summary.columns)
+    return ["", *titles, "p", *summary.cost_names]
 
 
 def body(summary: Summary, bold: Bold = str) -> list[list[str]]:
@@ -27,7 +27,7 @@ def body(summary: Summary, bold: Bold = str) -> list[list[str]]:
         test = summary.significance.get(row)
         tested = f"{format_p(test.p)} (n = {test.num_pairs})" if test else "-"
         tested = "baseline" if row == summary.baseline else tested
-        costs = [format_number(value) for value in summary.costs[row].values()]
+        costs = [format_number(value) for value in summary.costs_of(row)]
         lines.append([row, *cells, tested, *costs])
         if row in summary.paper:
             theirs = summary.paper[row]

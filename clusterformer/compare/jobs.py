@@ -1,0 +1,140 @@
+"""The planned runs on the disk: their directories, records and states."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+import clusterformer
+from clusterformer.compare.output import write_whole
+from clusterformer.compare.plan import PlannedRun
+from clusterformer.compare.results import (
+    Result,
+    read_config,
+    read_environment,
+    read_outcome,
+    read_result,
+)
+from clusterformer.errors import InputError
+from clusterformer.training.runs import Run
+
+
+class Job:
+    """One planned run on the disk: its record, log, lock and, once begun, its run directory.
+
+    Args:
+        folder: Directory of the comparison.
+        planned: The run.
+    """
+
+    def __init__(self, folder: Path, planned: PlannedRun) -> None:
+        self.planned = planned
+        self.folder = folder / planned.subfolder
+        self.log = self.folder / "log.txt"
+        self.lock = FileLock(self.folder / "lock", timeout=0)
+
+    @property
+    def run(self) -> Run | None:
+        """The latest run directory, if training has begun."""
+        found = [path.parent for path in self.folder.glob("*/*/config.yaml")]
+        numbered = [folder for folder in found if folder.name.isdigit()]
+        return Run(max(numbered, key=lambda folder: int(folder.name))) if numbered else None
+
+    @property
+    def outcome(self) -> Mapping[str, Any] | None:
+        """What training wrote when it ended; None if it has not, or files are damaged."""
+        run = self.run
+        return None if run is None or self.damage else read_outcome(run)
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has written its results."""
+        return self.outcome is not None
+
+    @property
+    def damage(self) -> str | None:
+        """The damaged file for which the run is of no use; None if there is none."""
+        try:
+            if run := self.run:
+                read_config(run)
+                if read_outcome(run) is None:
+                    read_environment(run)  # to resume it
+        except InputError as error:
+            return str(error)
+        return None
+
+    @property
+    def result(self) -> Result | None:
+        """The result, if training has finished."""
+        run, planned = self.run, self.planned
+        if run is None or not self.finished:
+            return None
+        return read_result(run, planned.row, planned.column, planned.seed)
+
+    def set_aside(self) -> Path | None:
+        """Rename the run directory, so that training begins anew; return the new path."""
+        run = self.run
+        if run is None:
+            return None
+        aside = run.folder.with_name(f"{run.folder.name}.damaged-{os.urandom(2).hex()}")
+        return run.folder.rename(aside)
+
+    def record(self) -> None:
+        """Record the run's options, or refuse a directory that holds another run.
+
+        Raises:
+            InputError: if the directory's run has other options, or is of another version.
+        """
+        ours = {"version": clusterformer.__version__, "arguments": self.planned.arguments()}
+        path = self.folder / "planned.json"
+        theirs = _read_record(path)
+        if theirs is None:
+            if path.exists():  # nobody knows what the run is of
+                self.set_aside()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(ours, indent=2) + "\n")
+            return
+        for key in ("version", "arguments"):
+            if theirs[key] != ours[key]:
+                difference = _difference(theirs[key], ours[key])
+                raise InputError(
+                    f"{self.folder}: holds a run of other {key}, {difference}; choose another --out"
+                )
+
+    def command(self, wandb: bool) -> list[str]:
+        """Return the command line that begins or resumes the run."""
+        fit = [sys.executable, "-m", "clusterformer", "fit"]
+        if self.run:
+            return [*fit, "--resume", str(self.run.folder)]
+        flags = ["--baselines=false", *(["--wandb"] if wandb else [])]
+        return [*fit, *self.planned.arguments(), *flags, "--runs", str(self.folder)]
+
+    def last_message(self) -> str:
+        """Return the last line of the log."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+        messages = [line.strip() for line in lines if line.strip()]
+        return messages[-1].removeprefix("clusterformer: error: ") if messages else "no output"
+
+
+def _read_record(path: Path) -> Mapping[str, Any] | None:
+    """Read planned.json; None if it is missing or damaged."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("version"), str)
+    return record if whole and isinstance(record.get("arguments"), list) else None
+
+
+def _difference(theirs: Any, ours: Any) -> str:
+    if isinstance(theirs, str):
+        return f"{theirs} instead of {ours}"
+    only_theirs = [word for word in theirs if word not in ours] or ["fewer options"]
+    only_ours = [word for word in ours if word not in theirs] or ["fewer options"]
+    return f"{' '.join(only_theirs)} instead of {' '.join(only_ours)}"

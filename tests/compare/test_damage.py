@@ -1,0 +1,128 @@
+"""Damaged files of runs are named, and the comparison is made of the rest."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from toy_runs import METRICS, OUTCOME, write_run
+
+from clusterformer.cli.main import main
+from clusterformer.compare.jobs import Job
+from clusterformer.compare.plan import PlannedRun
+from clusterformer.compare.results import read_results
+from clusterformer.compare.statistics import summarise
+from clusterformer.compare.tables import markdown, runs_csv, text
+from clusterformer.compare.verdict import verdict
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    monkeypatch.chdir(tmp_path)
+    return [write_run(Path("runs/a") / str(number), lr=number) for number in (1, 2, 3)]
+
+
+def compare(runs: list[Path]) -> tuple[list[str], int]:
+    """Make the tables of runs; return what is said, and the number of runs in them."""
+    lines: list[str] = []
+    summary = summarise(read_results([*map(str, runs)], lines.append))
+    assert text(summary)
+    assert markdown(summary)
+    assert verdict(summary)
+    return [*lines, *summary.notes], len(runs_csv(summary).splitlines()) - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("results.json", "", "left out: runs/a/2/results.json: not the results of a fit"),
+        ("results.json", json.dumps(OUTCOME)[:60], "left out: runs/a/2/results.json"),
+        ("results.json", "[" * 5000, "nested too deeply"),
+        ("results.json", "null", "runs/a/2: no results.json; finish it"),
+        ("results.json", json.dumps({**OUTCOME, "epochs": "2"}), "have epochs '2'"),
+        ("results.json", json.dumps({**OUTCOME, "monitor": None}), "have monitor None"),
+        ("results.json", json.dumps({**OUTCOME, "results": {"val/x": 1}}), "seed 0 has no 'test/"),
+        ("config.yaml", "", "left out: runs/a/2/config.yaml: empty or torn"),
+        ("config.yaml", "model: [", "left out: runs/a/2/config.yaml: not the configuration"),
+        ("config.yaml", "seed_everything: x", "left out: runs/a/2/config.yaml: not the conf"),
+        ("environment.json", "{", "runs/a/2/environment.json: not the environment of a run"),
+        ("metrics.csv", METRICS[:-20] + "\n2x,1,1", "runs/a/2/metrics.csv:4: not a table"),
+        ("metrics.csv", "step,val/accuracy\n\0,\0", "runs/a/2/metrics.csv"),
+        ("metrics.csv", "val/accuracy\n0.5", "runs/a/2/metrics.csv:2: not a table"),
+    ],
+)
+def test_it_is_named_and_the_rest_compared(
+    name: str, content: str, said: str, runs: list[Path]
+) -> None:
+    (runs[1] / name).write_text(content)
+    lines, number = compare(runs)
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert "\n" not in lines[0]
+    assert number == (3 if name in ("metrics.csv", "environment.json") else 2)
+
+
+def test_terminal_and_page_name_all_damage(runs: list[Path], capfd) -> None:
+    (runs[0] / "metrics.csv").write_text(METRICS + "torn,")
+    (runs[1] / "results.json").write_text("{")
+    broken = json.dumps({**OUTCOME, "results": {"test/accuracy": float("nan")}})
+    (runs[2] / "results.json").write_text(broken.replace("0.5", "Infinity"))
+    assert main(["compare", *map(str, runs), "--out", "out"]) == 0
+    assert len(capfd.readouterr().err.splitlines()) == 2
+    page = Path("out/index.html").read_text()
+    assert "runs/a/1/metrics.csv:6: not a table of measures" in page
+    assert "nan" in Path("out/table.md").read_text()
+    for run in runs:
+        (run / "results.json").write_text("")
+    assert main(["compare", *map(str, runs), "--out", "out"]) == 2
+    assert capfd.readouterr().err.splitlines()[-1].endswith("no finished run to compare")
+
+
+def test_mutated_runs_never_end_the_comparison(runs: list[Path]) -> None:
+    draw = random.Random(14)
+    parts = [b"", b"null", b"-1", b"1e999", b"NaN", b"\xff", b"\0", b"{", b"]", b'"', b",", b"\n"]
+    names = ["results.json", "config.yaml", "metrics.csv", "environment.json"]
+    whole = {name: (runs[1] / name).read_bytes() for name in names}
+    named = 0
+    for _ in range(150):
+        for name, content in whole.items():
+            (runs[1] / name).write_bytes(content)
+        for _ in range(2):
+            path = runs[1] / draw.choice(names)
+            old = path.read_bytes()
+            start = draw.randrange(len(old) + 1)
+            path.write_bytes(old[:start] + draw.choice(parts) + old[start + draw.randrange(9) :])
+        lines, number = compare(runs)
+        assert number >= 2
+        assert not any("\n" in line for line in lines)
+        named += bool(lines)
+    assert named > 50
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "results.json"])
+def test_a_damaged_cell_is_set_aside_and_to_be_trained_again(name: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, PlannedRun("a", "", 0, {}, ()))
+    job.record()
+    run = write_run(job.folder / "partner" / "9")
+    write_run(job.folder / "partner" / "10")
+    assert job.finished
+    assert job.result is not None
+    torn = run.with_name("10")
+    (torn / name).write_text("")
+    assert not job.finished
+    assert job.result is None
+    assert str(torn) in str(job.damage)
+    aside = job.set_aside()
+    assert aside is not None
+    assert (aside / "metrics.csv").read_text() == METRICS
+    assert job.finished  # by the run before
+
+
+def test_a_cell_without_its_record_is_of_an_unknown_run(tmp_path: Path) -> None:
+    job = Job(tmp_path, PlannedRun("a", "", 0, {}, ()))
+    job.record()
+    write_run(job.folder / "partner" / "1")
+    (job.folder / "planned.json").write_text("")
+    job.record()
+    assert job.run is None
+    job.record()
