@@ -67,8 +67,8 @@ def test_padding_and_empty_sequences_cost_nothing() -> None:
     mask[1] = False
     filled = g._replace(points=g.points.masked_fill(~mask[..., None], float("nan")))
     total = auxiliary([filled, None], mask)
-    alone = Grouping(*(t[:1] if torch.is_tensor(t) else t for t in g))
-    expected = auxiliary([alone], mask[:1])
+    single = Grouping(*(t[:1] if torch.is_tensor(t) else t for t in g))
+    expected = auxiliary([single], mask[:1])
     torch.testing.assert_close(total.clustering, expected.clustering)
     torch.testing.assert_close(total.sorting, expected.sorting)
 

@@ -92,8 +92,8 @@ def test_pooling_reads_real_tokens_only(how: str) -> None:
     hidden = torch.randn(2, 5, 3)
     mask = torch.tensor([[True, True, False, False, False], [False] * 5])
     hidden[0, 2:] = float("nan") if how != "first" else 9.0
-    alone = pool(hidden[:1, :2], mask[:1, :2], how)
-    torch.testing.assert_close(pool(hidden, mask, how)[:1], alone)
+    single = pool(hidden[:1, :2], mask[:1, :2], how)
+    torch.testing.assert_close(pool(hidden, mask, how)[:1], single)
     if how != "first":
         assert pool(hidden, mask, how)[1].eq(0).all()
 

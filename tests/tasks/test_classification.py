@@ -168,7 +168,7 @@ def test_label_smoothing_is_that_of_cross_entropy(train_file):
     torch.testing.assert_close(total / count, expected)
 
 
-def test_user_text_streams_in_order_and_empty_lines_keep_their_place(train_file):
+def test_user_text_streams_in_order_and_empty_lines_keep_their_row(train_file):
     task = ready(train=train_file)
     lines = io.StringIO("".join(f"{'' if i == 70 else f'film {i}'}\n" for i in range(150)))
     batches = iter(task.text_dataloader(lines))

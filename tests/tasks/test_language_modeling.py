@@ -216,8 +216,8 @@ def test_a_uniform_model_needs_eight_bits_a_byte(folder: Path, context: int, str
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "word"])
-def test_measures_do_not_hang_on_the_windows(folder: Path, tokenizer) -> None:
-    """A model that sees one token alone says the same whatever the context and stride."""
+def test_measures_do_not_depend_on_the_windows(folder: Path, tokenizer) -> None:
+    """A model that sees only one token gives the same measures for any context and stride."""
     options = {"tokenizer": tokenizer, "vocab_size": 300 if tokenizer == "bpe" else None}
     found = []
     for context, stride in ((8, None), (50, 3), (5000, None)):

@@ -79,8 +79,8 @@ def test_padding_and_batch_mates_change_nothing(attention, separator, pooling):
     expected = net(whole).logits
     torch.testing.assert_close(net(wide).logits, expected)
     for row in range(3):
-        alone = batch(FIRST[row : row + 1], SECOND[row : row + 1], separator)
-        torch.testing.assert_close(net(alone).logits, expected[row : row + 1])
+        single = batch(FIRST[row : row + 1], SECOND[row : row + 1], separator)
+        torch.testing.assert_close(net(single).logits, expected[row : row + 1])
 
 
 def test_a_text_is_encoded_alike_on_either_side():
@@ -127,7 +127,7 @@ def test_lengths_bound_the_tokens_of_a_batch():
 
 
 @pytest.mark.parametrize("joint", [False, True])
-def test_trains_tests_and_predicts_from_its_state_alone(train_file, joint, monkeypatch):
+def test_trains_tests_and_predicts_from_its_state(train_file, joint, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.manual_seed(2)
     options = {"joint": joint, "batch_size": 16}

@@ -1,4 +1,4 @@
-"""The partner task: every text as promised, the same on any process, solvable by meeting alone."""
+"""The partner task: every text as promised, the same on any process, solvable only by attention to the partner."""
 
 from functools import partial
 
@@ -25,12 +25,12 @@ def network(task, attention=FullAttention, **options):
 
 
 def test_every_key_stands_twice_and_the_partner_is_the_other(batch):
-    places = torch.arange(30)
+    positions = torch.arange(30)
     for row in range(3):
         assert sorted(batch.tokens[row].tolist()) == sorted([*range(1, 16)] * 2)
         partner = batch.partner[row]
-        assert (partner != places).all()
-        assert (partner[partner] == places).all()
+        assert (partner != positions).all()
+        assert (partner[partner] == positions).all()
         assert (batch.tokens[row][partner] == batch.tokens[row]).all()
 
 
@@ -43,7 +43,7 @@ def test_one_of_a_pair_asks_for_the_value_of_the_other(batch):
     assert (batch.target[~asks] == IGNORE).all()
 
 
-def test_places_and_values_are_spread_evenly():
+def test_positions_and_values_are_spread_evenly():
     batch = PartnerTexts(20, 4, (0,))[list(range(2000))]
     asks = (batch.values == 4).float().mean(0)
     assert (asks - 0.5).abs().max() < 0.06
@@ -51,11 +51,11 @@ def test_places_and_values_are_spread_evenly():
     assert (shares - 0.25).abs().max() < 0.02
 
 
-def test_text_depends_on_its_index_alone(batch):
-    alone = PartnerTexts(30, 10, (0, 1))[[0]]
-    assert all(torch.equal(one[0], many[1]) for one, many in zip(alone, batch, strict=True))
+def test_text_depends_on_its_index_only(batch):
+    single = PartnerTexts(30, 10, (0, 1))[[0]]
+    assert all(torch.equal(one[0], many[1]) for one, many in zip(single, batch, strict=True))
     other = PartnerTexts(30, 10, (0, 2))[[0]]
-    assert not torch.equal(alone.tokens, other.tokens)
+    assert not torch.equal(single.tokens, other.tokens)
 
 
 def test_training_is_endless_and_evaluation_fixed(monkeypatch):
@@ -114,8 +114,8 @@ def test_reach_follows_the_blocks_that_are_in_sight():
         return reach(encoded.groupings, batch.partner), encoded.groupings[0].blocks
 
     def apart(blocks):
-        place = blocks.slot // blocks.members.shape[-1]
-        return (place - place.gather(1, batch.partner)).abs()
+        block = blocks.slot // blocks.members.shape[-1]
+        return (block - block.gather(1, batch.partner)).abs()
 
     reached, blocks = share(num_clusters=8, look_back=0, look_ahead=0)
     assert torch.equal(reached, apart(blocks) == 0)
