@@ -1,4 +1,4 @@
-"""The partner task: every text as promised, the same on any process, solvable only by attention to the partner."""
+"""The partner task: texts as promised, the same on any process, solvable only by attention."""
 
 from functools import partial
 
