@@ -90,10 +90,16 @@ def equal_blocks(
     """
     order, inverse, _ = grouped
     batch, length = order.shape
-    if not torch.compiler.is_exporting():
+    max_blocks, exporting = num_blocks, torch.compiler.is_exporting()
+    if not exporting:
         min_width = min(min_width, length)
-    width = max(-(-length // num_blocks), min_width)
-    max_blocks, num_blocks = num_blocks, min(num_blocks, -(-length // min_width))
+        width = max(-(-length // num_blocks), min_width)
+        num_blocks = min(num_blocks, -(-length // min_width))
+    # An exported graph is for any length: it has no special case for one block or one slot.
+    elif isinstance(num_blocks, int):
+        width = torch.sym_max((length + num_blocks - 1) // num_blocks, max(min_width, 2))
+    else:  # as many as tokens
+        width, num_blocks = max(min_width, 2), (length + min_width - 1) // min_width + 1
     device = order.device
     if key_mask is None:
         lengths = torch.full((batch, 1), length, device=device)
@@ -126,7 +132,9 @@ def equal_blocks(
     inside = torch.arange(num_blocks, device=device) < used  # (B, G)
     visible = inside[..., None] & ((offset >= -before) & (offset <= after))[:, None]
     slot, padded = copies[..., 0], key_mask is not None
-    whole = num_blocks <= look_back + 1 + look_ahead
+    whole = (isinstance(num_blocks, int) or not exporting) and (
+        num_blocks <= look_back + 1 + look_ahead
+    )
     return Blocks(members, filled, slot, copies, visible, look_back, padded, whole)
 
 
@@ -157,7 +165,7 @@ def cluster_chunks(
     chunk_start, token_start = chunk_end - chunks, token_end - counts
 
     block = torch.arange(-look_back, blocks, device=device).expand(batch, -1).contiguous()
-    owner = torch.searchsorted(chunk_end, block, right=True).clamp(max=clusters - 1)
+    owner = _count_up_to(chunk_end, block).clamp(max=clusters - 1)
     within = block - chunk_start.gather(1, owner)  # chunk of its cluster; negative before all
     rank = within[..., None] * chunk_size + torch.arange(chunk_size, device=device)
     filled = (rank >= 0) & (rank < counts.gather(1, owner)[..., None])
@@ -207,9 +215,10 @@ def window_blocks(
     order = torch.arange(length, device=device).expand(batch, length)
     inverse, lengths = order, torch.full((batch, 1), length, device=device)
     if key_mask is not None:
-        order = (~key_mask).int().argsort(dim=-1, stable=True)  # padding last
-        inverse, lengths = order.argsort(dim=-1), key_mask.sum(-1, keepdim=True)
-    blocks = -(-length // width)
+        order = stable_order((~key_mask).long())  # padding last
+        inverse = torch.empty_like(order).scatter_(1, order, inverse)
+        lengths = key_mask.sum(-1, keepdim=True)
+    blocks = (length + width - 1) // width  # ONNX rounds a negative quotient up
     block = torch.arange(-look_back, blocks + look_ahead, device=device)
     position = block[:, None] * width + torch.arange(width, device=device)  # (G + J - 1, S)
     filled = (position >= 0) & (position < lengths[..., None])
@@ -267,6 +276,15 @@ def single_block(
     )  # fmt: skip
 
 
+def stable_order(keys: Tensor) -> Tensor:
+    """Sort integers (B, N): the indices in ascending order, equal ones by position."""
+    if torch.onnx.is_in_onnx_export():  # ONNX has no stable sort, so no two keys may be equal
+        length = keys.shape[-1]
+        keys = keys * length + torch.arange(length, device=keys.device)
+        return keys.sort(dim=-1).indices
+    return keys.sort(dim=-1, stable=True).indices
+
+
 def windows(x: Tensor, reach: int) -> Tensor:
     """Join the entries that each block sees: (B, G + J - 1, S, ...) -> (B, G, J * S, ...)."""
     seen = x.unfold(1, reach, 1)  # (B, G, S, ..., J)
@@ -286,7 +304,8 @@ def window_mask(blocks: Blocks, causal: bool = False, within: int | None = None)
     """
     reach = blocks.visible.shape[-1]
     width = blocks.members.shape[-1]
-    seen = windows(blocks.filled, reach) & blocks.visible.repeat_interleave(width, -1)
+    filled = windows(blocks.filled, reach).unflatten(2, (reach, width))
+    seen = (filled & blocks.visible[..., None]).flatten(2)
     own = blocks.own_filled
     if not causal and within is None:
         return (seen | ~own.any(-1, keepdim=True))[:, :, None]
@@ -304,8 +323,14 @@ def window_mask(blocks: Blocks, causal: bool = False, within: int | None = None)
 def _cluster_of_each(grouped: Sorted) -> Tensor:
     """Cluster of each token, (B, N); any at padding."""
     ends = grouped.counts.cumsum(1)
-    cluster = torch.searchsorted(ends, grouped.inverse.contiguous(), right=True)
-    return cluster.clamp(max=ends.shape[1] - 1)
+    return _count_up_to(ends, grouped.inverse.contiguous()).clamp(max=ends.shape[1] - 1)
+
+
+def _count_up_to(bounds: Tensor, values: Tensor) -> Tensor:
+    """Count the ascending bounds (B, C) that are no larger than each value (B, N)."""
+    if torch.onnx.is_in_onnx_export():  # ONNX has no binary search
+        return (bounds[:, None] <= values[..., None]).long().sum(-1)
+    return torch.searchsorted(bounds, values, right=True)
 
 
 def _ceil_div(dividend: Tensor, divisor: Tensor | int) -> Tensor:

@@ -4,6 +4,7 @@ B batch   H heads   N tokens   D head width   A additional columns
 S block size   R hash rounds   J blocks that a block sees
 """
 
+import torch
 from torch import Tensor
 
 from clusterformer.kernels import _chunk_attention_cpu, reference
@@ -59,7 +60,9 @@ def chunk_attention(
             q, k, v, blocks, mask=mask, causal=causal, within=within, scale=scale,
             self_bias=self_bias, extra=extra,
         )  # fmt: skip
-    use_reference = q.device.type != "cpu" or forced() == "reference"
+    use_reference = (
+        q.device.type != "cpu" or forced() == "reference" or torch.onnx.is_in_onnx_export()
+    )
     kernel = reference if use_reference else _chunk_attention_cpu
     if mask is None:
         one_round = len(blocks.slot) <= q.shape[0] * q.shape[1]

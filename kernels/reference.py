@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clusterformer.kernels.blocks import Blocks, Sorted, windows
+from clusterformer.kernels.blocks import Blocks, Sorted, stable_order, windows
 from clusterformer.kernels.rows import gather_own, gather_rows, resort
 
 LATER_ROUNDS = 1.2
@@ -57,7 +57,8 @@ def argmax_first(values: Tensor, dim: int, margin: Tensor | float = 0.0) -> Tens
     are faster than one argmax, above all on small integers.
     """
     last = values.shape[dim] - 1
-    dtype = torch.int16 if last < 2**15 else torch.int32
+    short = last < 2**15 and not torch.onnx.is_in_onnx_export()  # ONNX has no maximum of int16
+    dtype = torch.int16 if short else torch.int32
     shape = [1] * values.dim()
     shape[dim] = -1
     backwards = torch.arange(last, -1, -1, dtype=dtype, device=values.device).view(shape)
@@ -76,7 +77,7 @@ def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) 
     batch, length = assignment.shape
     if key_mask is not None:
         assignment = assignment.masked_fill(~key_mask, num_clusters)
-    order = assignment.sort(dim=-1, stable=True).indices
+    order = stable_order(assignment)
     positions = torch.arange(length, device=order.device).expand(batch, length)
     inverse = torch.empty_like(order).scatter_(1, order, positions)
     counts = order.new_zeros(batch, num_clusters + 1)

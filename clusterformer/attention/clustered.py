@@ -168,7 +168,8 @@ class ImprovedClusteredAttention(ClusteredAttention):
         others = scores.softmax(-1).scatter(-1, top, 0.0)
         rest, mass = others @ v, 1 - others.sum(-1, keepdim=True)
         # Small groups of queries of one cluster, so that each group gathers its keys once.
-        width = max(8, -(-q.shape[1] // (2 * self.num_clusters)))
+        pair = 2 * self.num_clusters
+        width = torch.sym_max(8, (q.shape[1] + pair - 1) // pair)
         grouped = sort(assignment, self.num_clusters, query_mask)
         blocks = cluster_chunks(grouped, width, query_mask, look_back=0)
         owner = assignment.gather(1, blocks.members[..., 0])

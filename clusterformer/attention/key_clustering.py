@@ -78,7 +78,8 @@ class KeyClusteringAttention(AttentionCore):
             q_assignment, k_assignment = (self._nearest(x).flatten(0, 1) for x in (q, k))
             seen, mask = self._windows(k_assignment, mask_by_head(key_mask, self.num_heads))
             # Small groups of queries of one cluster, so that each group gathers its keys once.
-            size = max(8, -(-q.shape[2] // (2 * self.num_clusters)))
+            pair = 2 * self.num_clusters
+            size = torch.sym_max(8, (q.shape[2] + pair - 1) // pair)
             q_mask = mask_by_head(query_mask, self.num_heads)
             grouped = sort(q_assignment, self.num_clusters, q_mask)
             groups = cluster_chunks(grouped, size, q_mask, look_back=0)

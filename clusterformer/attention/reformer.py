@@ -118,7 +118,10 @@ class ReformerAttention(AttentionCore):
         columns = self.rotations.shape[-1]
         if self.num_buckets is None:
             pair = 2 * self.chunk_size  # a column makes two buckets
-            columns = torch.sym_min(columns, (length + pair - 1) // pair)
+            if not torch.compiler.is_exporting():  # else all columns, for any length
+                columns = torch.sym_min(columns, (length + pair - 1) // pair)
+            elif key_mask is None:
+                key_mask = torch.ones(batch, length, dtype=torch.bool, device=q.device)
             if key_mask is not None:
                 used = ((key_mask.sum(-1) + pair - 1) // pair).clamp(1, columns)
         if columns == 0:

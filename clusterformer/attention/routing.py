@@ -171,7 +171,8 @@ class RoutingAttention(AttentionCore):
             mask: (B, N), True at real tokens; None means all real.
         """
         batch, heads, clusters, length = queries.shape
-        size = -(-length // clusters) if self.window is None else min(self.window, length)
+        size = self.window
+        size = (length + clusters - 1) // clusters if size is None else torch.sym_min(size, length)
         filled: Tensor | None = None  # (B, 1, 1, S)
         if mask is not None:
             lengths = mask.sum(-1)[:, None, None, None]

@@ -296,6 +296,18 @@ def test_exports_for_any_length(cls, causal) -> None:
     torch.testing.assert_close(program.module()(x, mask)[mask], layer(x, mask).values[mask])
 
 
+@pytest.mark.parametrize("causal", [False, "masked"])
+def test_exports_with_a_minimum_width_for_any_length(causal) -> None:
+    core = attention.NeuralClusteringAttention(WIDTH, HEADS, causal=causal, min_width=16)
+    layer, length = MultiHeadAttention(core).eval(), torch.export.Dim.DYNAMIC
+    program = torch.export.export(
+        layer, (torch.randn(2, 19, WIDTH),), dynamic_shapes=({1: length},), strict=False
+    ).module()
+    for size in (2, 33, 200):
+        x = torch.randn(2, size, WIDTH)
+        torch.testing.assert_close(program(x).values, layer(x).values)
+
+
 @pytest.mark.parametrize("cls", mechanisms(), ids=name)
 def test_cross_attention_or_a_clear_refusal(cls) -> None:
     layer = build(cls)
