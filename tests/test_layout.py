@@ -42,7 +42,7 @@ LAYERS = {
     "clusterformer.__main__": 9,
 }
 TRAINER = 5  # data, module, task, training
-ONLY_AT_THE_EDGE = {"transformers", "datasets", "sacrebleu", "sacremoses", "tokenizers"}
+ONLY_AT_THE_EDGE = {"transformers", "datasets", "sacrebleu", "sacremoses", "tokenizers", "gensim"}
 # its classes derive from scikit-learn's, so `clusterformer.clustering` imports it late
 ESTIMATOR = "clusterformer.clustering.estimator"
 ON_ARRAYS = {
@@ -216,7 +216,7 @@ def test_top_level_holds_nothing_else() -> None:
     "module", ["clusterformer", "clusterformer.attention", "clusterformer.clustering"]
 )
 def test_the_method_needs_torch_alone(module: str, tmp_path: Path) -> None:
-    heavy = "lightning triton transformers torchmetrics jsonargparse tokenizers matplotlib"
+    heavy = "lightning triton transformers torchmetrics jsonargparse tokenizers gensim matplotlib"
     heavy += " sklearn"
     program = f"import sys, {module}; print(*set({heavy.split()}) & set(sys.modules))"
     done = subprocess.run(

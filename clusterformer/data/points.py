@@ -109,7 +109,8 @@ def read_points(
     elif kind == "npz":
         found = read_npz(path)
     else:
-        rows, vectors = load_vectors(path)
+        loaded = load_vectors(path)
+        rows, vectors = loaded.key_to_index, loaded.vectors
         found = PointFile({"x": np.asarray(vectors)}, list(rows))
     return _split(path, check_arrays(path, found, columns))
 

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from array import array
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,28 +21,15 @@ from torch import Tensor
 from clusterformer.data.batches import PAD
 from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.tokenizers import SPECIAL_TOKENS, WordTokenizer
-from clusterformer.errors import reading
+from clusterformer.errors import InputError, reading
+
+if TYPE_CHECKING:
+    from gensim.models import KeyedVectors
 
 _log = logging.getLogger(__name__)
 
 _VECTORS, _WORDS = "vectors.npy", "words.txt"
 _FORMAT = "word vectors in GloVe's format"
-
-
-class WordVectors(NamedTuple):
-    """Words and their vectors; no word twice.
-
-    Attributes:
-        rows: Row of each word.
-        vectors: Vectors (V, E), float32.
-    """
-
-    rows: dict[str, int]
-    vectors: NDArray[np.float32]
-
-    def of(self, word: str) -> NDArray[np.float32]:
-        """Return the vector of a word, (E,)."""
-        return self.vectors[self.rows[word]]
 
 
 def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -> Tensor:
@@ -61,7 +48,8 @@ def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -
     Raises:
         InputError: if the file is missing or in another format, with the line.
     """
-    rows, vectors = load_vectors(path)
+    loaded = load_vectors(path)
+    rows, vectors = loaded.key_to_index, loaded.vectors
     known = {
         i: rows[word] for i, word in enumerate(tokenizer.words, len(SPECIAL_TOKENS)) if word in rows
     }
@@ -79,7 +67,7 @@ def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -
     return torch.from_numpy(matrix)
 
 
-def load_vectors(path: str | Path) -> WordVectors:
+def load_vectors(path: str | Path) -> KeyedVectors:
     """Read a file of vectors, or map them into memory from the cache.
 
     A file whose path, size or time has changed is read again. Of several processes one reads the
@@ -87,6 +75,9 @@ def load_vectors(path: str | Path) -> WordVectors:
 
     Args:
         path: File in GloVe's text format.
+
+    Returns:
+        gensim's KeyedVectors, so that its searches work too; `vectors` (V, E) float32 is mapped.
 
     Raises:
         InputError: if the file is missing or in another format, with the line.
@@ -99,9 +90,9 @@ def load_vectors(path: str | Path) -> WordVectors:
     folder = cache_folder() / "vectors" / name
 
     def fill(draft: Path) -> None:
-        rows, vectors = _read_vectors(path)
+        words, vectors = _read_vectors(path)
         np.save(draft / _VECTORS, vectors)
-        (draft / _WORDS).write_text("\n".join(rows), encoding="utf-8", newline="\n")
+        (draft / _WORDS).write_text("\n".join(words), encoding="utf-8", newline="\n")
 
     try:
         cached_folder(folder, fill)
@@ -109,11 +100,23 @@ def load_vectors(path: str | Path) -> WordVectors:
         vectors = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         _log.warning(f"{folder}: vectors not cached, to be read again next time: {error}")
-        return _read_vectors(path)
-    return WordVectors({word: row for row, word in enumerate(words)}, vectors)
+        words, vectors = _read_vectors(path)
+    return _keyed(words, vectors)
 
 
-def _read_vectors(path: Path) -> WordVectors:
+def _keyed(words: list[str], vectors: NDArray[np.float32]) -> KeyedVectors:
+    """Make gensim's object around an array; its own cache file would be a pickle."""
+    try:
+        from gensim.models import KeyedVectors
+    except ImportError:
+        raise InputError("word vectors need gensim: pip install 'clusterformer[text]'") from None
+    keyed = KeyedVectors(vectors.shape[1])
+    keyed.index_to_key, keyed.vectors = words, vectors
+    keyed.key_to_index = {word: row for row, word in enumerate(words)}
+    return keyed
+
+
+def _read_vectors(path: Path) -> tuple[list[str], NDArray[np.float32]]:
     """Read the text; of a word that occurs twice, the last vector counts.
 
     gensim's reader stops at the words with spaces in GloVe 840B, and takes five times as long.
@@ -156,4 +159,4 @@ def _read_vectors(path: Path) -> WordVectors:
             raise ValueError("nan or infinite, allowed are finite numbers")
     if len(rows) < num_lines:
         vectors = vectors[list(rows.values())]
-    return WordVectors({word: row for row, word in enumerate(rows)}, vectors)
+    return list(rows), vectors

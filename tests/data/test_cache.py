@@ -90,7 +90,7 @@ def vectors(tmp_path):
     if not path.exists():
         path.write_text("cat 1 2 3\ndog 4 5 6\n")
     found = load_vectors(path)
-    return list(found.rows), found.vectors.tolist()
+    return found.index_to_key, found.vectors.tolist()
 
 
 def stream(tmp_path):

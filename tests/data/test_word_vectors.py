@@ -59,7 +59,7 @@ def test_header_line_and_gzip_are_recognised(tmp_path, header, ending):
     content = (header + GLOVE).encode()
     path.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
     vectors = load_vectors(path)
-    assert list(vectors.rows) == ["cat", "dog", ". . ."]
+    assert vectors.index_to_key == ["cat", "dog", ". . ."]
     assert vectors.vectors.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
@@ -76,7 +76,7 @@ def test_changed_file_is_read_anew(glove):
     load_vectors(glove)
     glove.write_text(GLOVE.replace("1", "0"))
     os.utime(glove, ns=(0, 0))
-    assert load_vectors(glove).of("cat").tolist() == [0, 2, 3]
+    assert load_vectors(glove)["cat"].tolist() == [0, 2, 3]
 
 
 def test_many_may_fill_the_cache_at_once(glove, cache):
@@ -100,7 +100,7 @@ def test_a_planted_pickle_never_runs(glove, cache, tmp_path):
     harm = pickle.dumps(Harmful(tmp_path / "harm"))
     for name in ("vectors.kv", "vectors.kv.vectors.npy", "vectors.npy", "words.txt"):
         (folder / name).write_bytes(harm)
-    assert load_vectors(glove).of("dog").tolist() == [4, 5, 6]
+    assert load_vectors(glove)["dog"].tolist() == [4, 5, 6]
     objects = np.array([Harmful(tmp_path / "harm")], dtype=object)
     np.save(folder / "vectors.npy", objects, allow_pickle=True)
     (folder / "manifest.json").write_text(json.dumps(_describe(folder)))  # it even fits
@@ -115,14 +115,14 @@ def test_of_a_word_that_comes_twice_the_last_vector_counts(glove):
     glove.write_text(GLOVE + "cat 0 0 1\n")
     for _ in range(2):
         vectors = load_vectors(glove)
-        assert vectors.of("cat").tolist() == [0, 0, 1]
+        assert vectors["cat"].tolist() == [0, 0, 1]
         assert vectors.vectors.shape == (3, 3)
 
 
 def test_cache_that_cannot_be_written_is_done_without(glove, cache):
     cache.parent.parent.mkdir()
     cache.parent.write_text("a file where the folder should be")
-    assert load_vectors(glove).of("cat").tolist() == [1, 2, 3]
+    assert load_vectors(glove)["cat"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
