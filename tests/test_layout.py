@@ -48,6 +48,7 @@ ESTIMATOR = "clusterformer.clustering.estimator"
 ON_ARRAYS = {
     ESTIMATOR,
     "clusterformer.clustering.evaluation",
+    "clusterformer.clustering.saving",
     "clusterformer.clustering.measures",
 }
 # they change or record a model of transformers, and import it in a function
