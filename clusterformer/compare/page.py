@@ -7,64 +7,14 @@ import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from clusterformer.compare.configs import differences
+from clusterformer.compare.page_style import SORT, STYLE
 from clusterformer.compare.plots import along_a_key, quality_against, validation_curves
 from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import body, header
 from clusterformer.compare.verdict import explain_test, verdict
-
-STYLE = """
-:root { color-scheme: light; --ink: #1a1a1a; --quiet: #5f5f5f; --faint: #dcdcdc; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 68rem; padding: 1.5rem 1rem 4rem; color: var(--ink);
-  background: #fff; font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; }
-h2 { font-size: 1.1rem; margin: 2.4rem 0 .6rem; }
-p.note { color: var(--quiet); font-size: .85rem; margin: .3rem 0; }
-p.alarm { border-left: 3px solid #b00020; padding-left: .6rem; font-size: .85rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid var(--faint);
-  white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-th { border-bottom: 2px solid var(--ink); }
-th button { all: unset; cursor: pointer; font-weight: 600; }
-th button:focus-visible { outline: 2px solid #0072b2; }
-th[aria-sort="ascending"] button::after { content: " \\2191"; }
-th[aria-sort="descending"] button::after { content: " \\2193"; }
-tr.paper td { color: var(--quiet); }
-svg, img { max-width: 100%; height: auto; display: block; }
-figure { margin: 0 0 1rem; } figcaption { color: var(--quiet); font-size: .85rem; }
-details { margin: .3rem 0; } summary { cursor: pointer; }
-code { font-size: .8rem; overflow-wrap: anywhere; white-space: normal; }
-td code { display: inline-block; min-width: 16rem; text-align: left; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem; }
-@media print { body { max-width: none; padding: 0; font-size: 11pt; } .wide { overflow: visible; }
-  details > * { display: block; } h2, figure, tr { break-inside: avoid; } }
-"""
-
-SORT = """
-for (const button of document.querySelectorAll("th button")) button.onclick = () => {
-  const head = button.parentElement, body = head.closest("table").tBodies[0];
-  const heads = [...head.parentElement.children], index = heads.indexOf(head);
-  const upward = head.getAttribute("aria-sort") === "descending";
-  for (const other of heads) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", upward ? "ascending" : "descending");
-  const groups = [];  // a row, and the paper's row below it
-  for (const row of body.rows) row.className ? groups.at(-1).push(row) : groups.push([row]);
-  const value = ([row]) => row.children[index].dataset.value ?? row.children[index].textContent;
-  groups.sort((a, b) => {
-    const [x, y] = [a, b].map(value), [p, q] = [x, y].map(parseFloat);
-    if (isNaN(p) !== isNaN(q)) return isNaN(p) - isNaN(q);
-    const order = isNaN(p) ? y.localeCompare(x) : p - q;
-    return upward ? order : -order;
-  });
-  body.append(...groups.flat());
-};
-"""
 
 
 def page(summary: Summary, title: str, command: str) -> str:
@@ -92,7 +42,7 @@ def page(summary: Summary, title: str, command: str) -> str:
         *(_section(f"Along {key}", _figure(drawing, "Mean over runs."))
           for key, drawing in along_a_key(summary).items()),
         _section("Clusters", _clusters(summary.results)),
-        _section("Different options", _differences(summary.results)),
+        _section("What differs", _differences(summary.results)),
         _section("Origin of the runs", _provenance(summary.results)),
     ]  # fmt: skip
     return (
@@ -174,39 +124,55 @@ def _differences(results: Sequence[Result]) -> str:
     }
     if not different:
         return ""
-    rows = list(dict.fromkeys((result.row, result.column) for result in results))
-    first = {(r.row, r.column): index for index, r in reversed(list(enumerate(results)))}
-    heads = "".join(f"<th>{_text(' / '.join(filter(None, row)))}</th>" for row in rows)
-    lines = "".join(
-        f"<tr><td>{_text(key)}</td>"
-        + "".join(f"<td>{_shown(values[first[row]])}</td>" for row in rows)
-        + "</tr>"
-        for key, values in different.items()
-    )
+    first: dict[tuple[str, str], int] = {}
+    for index, result in enumerate(results):
+        first.setdefault((result.row, result.column), index)
+    lines = []
+    for (row, column), index in first.items():
+        own = [
+            f"{key}={values[index]}"
+            for key, values in different.items()
+            if index == 0 or values[index] != values[0]
+        ]
+        name = " / ".join(filter(None, (row, column)))
+        options = "".join(f"<code>{_text(option)}</code><br>" for option in own) or "nothing"
+        lines.append(f"<tr><td>{_text(name)}</td><td>{options}</td></tr>")
     return _wide(
-        f"<table><thead><tr><th>key</th>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+        '<table class="words"><thead><tr><th>run</th><th>options that differ from the first run'
+        f"</th></tr></thead><tbody>{''.join(lines)}</tbody></table>"
     )
 
 
 def _provenance(results: Sequence[Result]) -> str:
     lines = []
     for result in results:
-        environment = result.environment
-        packages = environment.get("packages", {})
-        versions = ", ".join(f"{name} {version}" for name, version in packages.items())
-        hardware = ", ".join(environment.get("gpus") or [f"{environment.get('cpus', '?')} CPUs"])
-        lines.append(
-            f"<tr><td>{_text(result.row)}</td><td>{_text(result.column)}</td><td>{result.seed}</td>"
-            f"<td>{_text(str(environment.get('commit') or '-')[:12])}</td>"
-            f"<td>{_text(hardware)}</td>"
-            f"<td><code>{_text(environment.get('command', ''))}</code></td>"
-            f"<td><code>{_text(versions)}</code></td></tr>"
-        )
-    heads = "".join(
-        f"<th>{name}</th>"
-        for name in ("run", "on", "seed", "commit", "hardware", "command", "versions")
+        found = result.environment
+        packages = found.get("packages")
+        versions = {
+            "python": found.get("python"),
+            **(packages if isinstance(packages, dict) else {}),
+        }
+        gpus = found.get("gpus")
+        cpus = f"{found['cpus']} CPUs" if found.get("cpus") else None
+        machine = [*(gpus if isinstance(gpus, list) else []), cpus, found.get("platform")]
+        cells = [
+            result.row,
+            result.column,
+            str(result.seed),
+            str(found.get("commit") or "")[:12],
+            ", ".join(str(part) for part in machine if part),
+            str(found.get("command") or ""),
+            ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        ]
+        shown = [_text(cell) for cell in cells[:3]]
+        shown += [f"<code>{_text(cell)}</code>" if cell else "not recorded" for cell in cells[3:]]
+        lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in shown)}</tr>")
+    names = ("run", "on", "seed", "commit", "machine", "command", "versions")
+    heads = "".join(f"<th>{name}</th>" for name in names)
+    table = (
+        f'<table class="words"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table>"
     )
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return f"<details><summary>{len(lines)} runs</summary>{_wide(table)}</details>"
 
 
@@ -227,10 +193,6 @@ def _pair(figures: list[str]) -> str:
 
 def _wide(table: str) -> str:
     return f'<div class="wide" tabindex="0">{table}</div>'
-
-
-def _shown(value: Any) -> str:
-    return "-" if value is None else _text(str(value))
 
 
 def _text(text: str) -> str:

@@ -12,7 +12,10 @@ import numpy as np
 from clusterformer.compare.configs import differences
 from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import AVERAGE, Summary
-from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
+from clusterformer.plots.style import FAINT, INK, PALETTE, QUIET, figure, plain_axes
+
+MARKERS = "osD^v"
+"""Markers of the rows beyond the colours."""
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,11 +71,14 @@ def quality_against(summary: Summary, cost: str) -> str | None:
     picture = figure(5.2, 3.4)
     axes = picture.subplots()
     plain_axes(axes, f"{summary.metric}, {column}" if column else summary.metric, cost)
+    handles: dict[str, Any] = {}
     for row in rows:
         x, y = summary.costs[row][cost], summary.cells[row, column].mean
-        axes.scatter([x], [y], color=_color(summary, row), s=36, zorder=3)
-        axes.annotate(row, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=INK)
-    axes.margins(0.2)
+        marker = MARKERS[list(summary.rows).index(row) // len(PALETTE) % len(MARKERS)]
+        color = _color(summary, row)
+        handles[row] = axes.scatter([x], [y], color=color, s=36, zorder=3, marker=marker)
+    axes.margins(0.1)
+    _legend(picture, handles, 2)  # names beside the points would collide
     return _svg(picture)
 
 
@@ -96,7 +102,8 @@ def along_a_key(summary: Summary) -> dict[str, str]:
         handles: dict[str, Any] = {}
         for axes, (title, read) in zip(panels, _measures(summary).items(), strict=True):
             plain_axes(axes, title, key.rpartition(".")[2])
-            axes.set_xscale("log", base=2)
+            if min(numbers) > 0:
+                axes.set_xscale("log", base=2)
             lines = _lines(summary, key, read)
             for name in names:
                 x, y = zip(*lines[name], strict=True)
@@ -140,21 +147,27 @@ def _color(summary: Summary, row: str) -> str:
     return PALETTE[list(summary.rows).index(row) % len(PALETTE)]
 
 
-def _legend(picture: Figure, handles: dict[str, Any]) -> None:
+def _legend(picture: Figure, handles: dict[str, Any], ncols: int = 3) -> None:
     if len(handles) > 1:
         picture.legend(
-            handles.values(), handles, loc="outside lower center", ncols=min(3, len(handles)),
+            handles.values(), handles, loc="outside lower center", ncols=min(ncols, len(handles)),
             frameon=False, fontsize=9, labelcolor=QUIET,
         )  # fmt: skip
 
 
 def _svg(picture: Figure) -> str:
-    """Return the SVG element without XML prologue and fixed size."""
+    """Return the SVG element without XML prologue and fixed size, in the colours of the page."""
     import matplotlib
+
+    picture.patch.set_alpha(0)
+    for axes in picture.axes:
+        axes.patch.set_alpha(0)
 
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "clusterformer", "svg.fonttype": "none"}):
         picture.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
+    for color, variable in ((INK, "--ink"), (QUIET, "--quiet"), (FAINT, "--faint")):
+        text = re.sub(f"(?i): ?{color}", f": var({variable})", text)
     return re.sub(r'(<svg[^>]*?) height="[^"]*"( [^>]*?)? width="[^"]*"', r"\1\2", text, count=1)

@@ -34,12 +34,12 @@ def verdict(summary: Summary) -> str:
         ahead = f"{first} and {other} are level{on} in {summary.metric} ({numbers})."
     else:
         ahead = (
-            f"{first} is ahead of {other}{on} by {format_number(gap)} in {summary.metric} "
+            f"{first} is ahead of {other}{on} by {_gap(gap)} in {summary.metric} "
             f"({numbers}){_cost(summary, first, other)}."
         )
     tested = other if first == summary.baseline else first
     sure = "" if gap == 0 else f" {_significance(summary, tested)}"
-    return f"{ahead}{sure} {_seen(summary)}"
+    return f"{ahead}{sure} {_seen(summary)}{_reached(summary, first, other)}"
 
 
 def explain_test(summary: Summary) -> str:
@@ -53,6 +53,11 @@ def explain_test(summary: Summary) -> str:
         f"p: two-sided p-value of the difference from {summary.baseline}, by the sign-flip test "
         f"over n pairs of one seed and data set; with n = {few.num_pairs} it {limit}."
     )
+
+
+def _gap(gap: float) -> str:
+    """Format a difference, which may be too small for three digits after the point."""
+    return format_number(gap) if gap >= 0.001 else f"{gap:.1g}"
 
 
 def _cost(summary: Summary, first: str, other: str) -> str:
@@ -94,19 +99,20 @@ def _seen(summary: Summary) -> str:
     epochs = sorted({result.epochs for result in summary.results})
     span = "" if epochs[0] == epochs[-1] else f"{epochs[0]} to "
     parts.append(f"{span}{_count(epochs[-1], 'epoch')} each")
-    return f"Seen: {', '.join(parts)}.{_reached(summary)}"
+    return f"Seen: {', '.join(parts)}."
 
 
-def _reached(summary: Summary) -> str:
-    """Say how many partners the tokens saw, on the task that counts them."""
+def _reached(summary: Summary, *rows: str) -> str:
+    """Say what share of tokens saw their partner, on the task that measures it."""
     measure = "test/reach"
-    found = {
-        row: [result.measures[measure] for result in summary.results if result.row == row]
-        for row in summary.rows
-        if all(measure in result.measures for result in summary.results)
+    if any(measure not in result.measures for result in summary.results):
+        return ""
+    shares = {
+        row: fmean(result.measures[measure] for result in summary.results if result.row == row)
+        for row in rows
     }
-    said = ", ".join(f"{row} {format_number(fmean(values))}" for row, values in found.items())
-    return f" Share of tokens that see their partner: {said}." if said else ""
+    told = "; ".join(f"{row}: {format_number(share)}" for row, share in shares.items())
+    return f" Share of tokens that see their partner: {told}."
 
 
 def _count(number: int, noun: str) -> str:

@@ -65,6 +65,20 @@ def test_a_key_is_drawn_along_only_where_one_thing_takes_three_values_of_it() ->
     assert list(along_a_key(summarise(together))) == [key]
 
 
+def test_it_says_what_differs_only_where_it_differs_and_what_is_not_recorded() -> None:
+    text = made()
+    assert text.count("<code>model.attention=ours</code>") == 2  # a row in two columns
+    assert text.count("<code>model.attention=full</code>") == 1  # the first run
+    assert text.count("not recorded") == 2 * len(RESULTS)  # machine and versions
+
+
+def test_drawings_take_the_colours_of_the_page() -> None:
+    text = made()
+    assert "prefers-color-scheme: dark" in text
+    assert "fill: var(--ink)" in text
+    assert "fill: #ffffff" not in text
+
+
 def test_one_validation_makes_no_learning_curve() -> None:
     once = replace(result("ours", "", 0, 0.5), curve=[(10, 0.5)])
     assert validation_curves(summarise([once])) is None
