@@ -15,9 +15,15 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
-from clusterformer.data.bitext import Bitext, TranslationCorpus, find_bitext, translation_protocol
+from clusterformer.data.bitext import (
+    Bitext,
+    Limits,
+    TranslationCorpus,
+    find_bitext,
+    translation_protocol,
+)
 from clusterformer.data.named_sets import Split
-from clusterformer.data.parallel import FairseqSource, Limits, ParallelTextSource, TranslationSource
+from clusterformer.data.parallel import FairseqSource, ParallelTextSource, TranslationSource
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.tokenizers import (
     BOS_EOS,

@@ -32,6 +32,35 @@ class SentencePair(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Conditions on a training pair.
+
+    Attributes:
+        max_length: Maximum number of words a side; None for no limit.
+        max_ratio: Maximum ratio of the sides' numbers of words; None for no limit.
+        unfit: Treatment of other pairs, and of those with an empty side.
+    """
+
+    max_length: int | None = None
+    max_ratio: float | None = None
+    unfit: Literal["drop", "error"] = "drop"
+
+    def violation(self, source: str, target: str) -> str | None:
+        """Name the condition that a pair violates; None if there is none."""
+        shorter, longer = sorted([len(source.split()), len(target.split())])
+        if not shorter:
+            return "empty side"
+        if self.max_length is not None and longer > self.max_length:
+            return f"more than max_length {self.max_length} words"
+        if self.max_ratio is not None and longer > self.max_ratio * shorter:
+            return f"length ratio above max_ratio {self.max_ratio}"
+        return None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
 class Bitext:
     """Files of the pairs of one split; iterate over it to read them.
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from clusterformer.data.bitext import Bitext, SentencePair
+from clusterformer.data.bitext import NO_LIMITS, Bitext, Limits, SentencePair
 from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.fairseq import FairseqFolder
 from clusterformer.data.named_sets import Split
@@ -45,32 +45,6 @@ _SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Conditions on a training pair.
-
-    Attributes:
-        max_length: Maximum number of words a side; None for no limit.
-        max_ratio: Maximum ratio of the sides' numbers of words; None for no limit.
-        unfit: Treatment of other pairs, and of those with an empty side.
-    """
-
-    max_length: int | None = None
-    max_ratio: float | None = None
-    unfit: Literal["drop", "error"] = "drop"
-
-    def violation(self, source: str, target: str) -> str | None:
-        """Name the condition that a pair violates; None if there is none."""
-        shorter, longer = sorted([len(source.split()), len(target.split())])
-        if not shorter:
-            return "empty side"
-        if self.max_length is not None and longer > self.max_length:
-            return f"more than max_length {self.max_length} words"
-        if self.max_ratio is not None and longer > self.max_ratio * shorter:
-            return f"length ratio above max_ratio {self.max_ratio}"
-        return None
-
-
-@dataclass(frozen=True)
 class ParallelText:
     """Training pairs in the form of the model.
 
@@ -85,7 +59,7 @@ class ParallelText:
     bitext: Bitext
     source: TextForm
     target: TextForm
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
     tokenised: bool = False
 
     def clean(self, dropped: Counter[str], every: int = 1) -> Iterator[tuple[str, str]]:
