@@ -15,7 +15,7 @@ from torch import nn
 
 import clusterformer.tasks
 from clusterformer.decoding import Search
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, making
 from clusterformer.generation import TextGenerator
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.module import ClusterFormer
@@ -105,13 +105,13 @@ class TrainedModel:
         if device == "cuda" and not torch.cuda.is_available():
             raise InputError("device cuda: there is no CUDA device")
         self.path, self.config, self.task = saved.path, saved.config, task
-        task.load_state(saved.state)
+        with making(f"{saved.path}: refused"), isolate_rng():
+            task.load_state(saved.state)
+            self.network: nn.Module = task.build(module.transformer_config)
+        module.network = self.network
         weights = saved.weights
         if average is not None:
             weights = averaged(saved.path, str(average), saved.mode or task.mode)
-        with isolate_rng():
-            self.network: nn.Module = task.build(module.transformer_config)
-        module.network = self.network
         try:
             module.load_state_dict(weights)
         except RuntimeError as error:

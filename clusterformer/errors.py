@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 
 
 class InputError(ValueError):
     """Bad input or option, in one line: where, what was found, what is allowed.
 
-    The command line prints the message alone and exits with code 2.
+    The command line prints the message alone and exits with code 2. A word of more than 300
+    characters, such as a number of 5,000 digits, is cut.
     """
+
+    def __str__(self) -> str:
+        return re.sub(r"(\S{100})\S{200,}", r"\1...", super().__str__())
 
 
 class Position:
@@ -77,6 +84,90 @@ def _describe(error: Exception, kind: str) -> str:
         return f"too large for the memory, allowed is {kind}"
     said = " ".join(str(error).split()) or type(error).__name__
     return f"not {kind}: {said[:300]}"
+
+
+@contextmanager
+def making(what: str) -> Iterator[None]:
+    """Turn whatever a library raises while the user's options take effect into an InputError.
+
+    Everything that parses options, or makes objects of them, stands inside it. An error from
+    within the training itself is no matter of options, and passes unchanged.
+
+    Example:
+        >>> with making("the trainer"):
+        ...     trainer = Trainer(**options)
+
+    Args:
+        what: Object that cannot be made, such as "the trainer".
+
+    Raises:
+        InputError: for any other exception; it names the place of one that only code explains.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, InputError | OSError) or _in_training(error):
+            raise
+        raise _first_input_error(error) or InputError(f"{what}: {_explain(error)}") from error
+
+
+_TRAINING = {"advance", "_evaluation_step"}
+"""Functions of Lightning that run one batch."""
+
+_EXPLAINED = {"ValueError", "MisconfigurationException", "ModuleNotFoundError", "ArgumentError"}
+"""Names of exceptions whose message tells what is wrong with an option."""
+
+
+def _in_training(error: BaseException) -> bool:
+    frames = walk_tb(error.__traceback__)
+    return any(frame.f_code.co_name in _TRAINING for frame, _ in frames)
+
+
+def _first_input_error(error: BaseException) -> InputError | None:
+    """Find our own error inside what a library wraps around it."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, InputError):
+            return inner
+        inner = inner.__cause__ or inner.__context__
+    return None
+
+
+def _explain(error: BaseException) -> str:
+    said = " ".join(str(error).replace("`", "").split())
+    said = said if len(said) < _MAX_SAID else f"{said[:_MAX_SAID]}..."
+    if isinstance(error, RecursionError):
+        return "the options are nested too deeply"
+    if isinstance(error, MemoryError) or "can't allocate memory" in said:
+        return "too large for the memory of this machine; make a size smaller"
+    kind = type(error).__name__
+    if said and kind in _EXPLAINED:
+        return said
+    *_, (frame, line) = walk_tb(error.__traceback__)
+    place = f"{Path(frame.f_code.co_filename).name}:{line}"
+    return f"{kind}: {said} ({place}; CLUSTERFORMER_DEBUG=1 shows more)"
+
+
+_MAX_SAID = 300
+"""Characters of a library's message that are shown."""
+
+
+def require_memory(num_bytes: float, what: str) -> None:
+    """Refuse what cannot fit into the memory of this machine, before it is asked for.
+
+    Raises:
+        InputError: with the estimate and the memory that there is.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if num_bytes > memory:
+        raise InputError(
+            f"{what} needs {_gib(num_bytes)}, and this machine has {_gib(memory)}; "
+            "make a size smaller"
+        )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.0f} GiB" if num_bytes < 2**60 else "over 1,000,000,000 GiB"
 
 
 def require_at_least(minimum: float, **options: float | None) -> None:

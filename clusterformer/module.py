@@ -101,6 +101,8 @@ class ClusterFormer(LightningModule):
         super().__init__()
         require_at_least(
             0,
+            lr=lr,
+            weight_decay=weight_decay,
             warmup=warmup,
             task_weight=task_weight,
             clustering_weight=clustering_weight,

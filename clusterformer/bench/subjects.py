@@ -5,9 +5,10 @@ B batch   H heads   N tokens   E model width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from inspect import signature
+from importlib import import_module
+from inspect import isabstract, signature
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from clusterformer import attention
 from clusterformer.attention import PAPER_FORM, AttentionCore, MultiHeadAttention
 from clusterformer.bench.peers import PEERS
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, making
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Encoder
+from clusterformer.working_folder import import_from_working_folder
 
 FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}
 """Forms of NeuralClusteringAttention and their options: the paper's own, and the default."""
@@ -128,10 +130,25 @@ def choose_mechanisms(names: Sequence[str] | None) -> dict[str, type[AttentionCo
     Raises:
         InputError: if there is no mechanism of a name.
     """
+    if not names:
+        return {kind.__name__: kind for kind in attention.mechanisms()}
+    return {name: _mechanism(name) for name in names}
+
+
+def _mechanism(name: str, others: Iterable[str] = ()) -> type[AttentionCore]:
+    """Look up one class: by its name if it is ours, by its full path if it is the user's."""
     kinds = {kind.__name__: kind for kind in attention.mechanisms()}
-    if unknown := set(names or ()) - set(kinds):
-        raise InputError(f"no mechanism {min(unknown)!r}; there are {', '.join(kinds)}")
-    return {name: kinds[name] for name in names or kinds}
+    if name in kinds:
+        return kinds[name]
+    module, _, last = name.rpartition(".")
+    if not module:
+        raise InputError(f"no mechanism {name!r}; there are {', '.join([*kinds, *others])}")
+    import_from_working_folder()  # also in a fresh process
+    with making(name):
+        found = getattr(import_module(module), last, None)
+    if not (isinstance(found, type) and issubclass(found, AttentionCore)) or isabstract(found):
+        raise InputError(f"{name} is no mechanism, a subclass of AttentionCore with a forward")
+    return found
 
 
 def make_layer_step(name: str, setting: Setting) -> Callable[[], None]:
@@ -167,17 +184,13 @@ def _make_layer(name: str, setting: Setting) -> nn.Module:
 def _make_core(name: str, setting: Setting) -> AttentionCore:
     options = dict(FORMS.get(name, {}))
     name = "NeuralClusteringAttention" if name in FORMS else name
-    kinds = {kind.__name__: kind for kind in attention.mechanisms()}
-    if name not in kinds:
-        raise InputError(f"no mechanism {name!r}; there are {', '.join([*kinds, *FORMS, *PEERS])}")
+    kind = _mechanism(name, [*FORMS, *PEERS])
     if setting.causal:
         options["causal"] = True
-    if "num_clusters" in signature(kinds[name]).parameters:
+    if "num_clusters" in signature(kind).parameters:
         if setting.num_clusters:
             options["num_clusters"] = setting.num_clusters
         elif name in NUM_CLUSTERS:
             options["num_clusters"] = NUM_CLUSTERS[name](setting.length)
-    try:
-        return kinds[name](setting.d_model, setting.num_heads, **options)
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    with making(name):
+        return kind(setting.d_model, setting.num_heads, **options)

@@ -7,11 +7,11 @@ from typing import Literal
 
 from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
-from clusterformer.cli.working_folder import import_from_working_folder
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, making
 from clusterformer.training.progress import formatted
 from clusterformer.training.runs import first_process
 from clusterformer.training.saved import open_saved
+from clusterformer.working_folder import import_from_working_folder
 
 
 def load_model(arguments: list[str], device: str | None = None) -> tuple[TrainedModel, Options]:
@@ -45,7 +45,8 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     model, options = load_model(arguments, "cpu")
     trainer = options.make_trainer()
     measure = trainer.validate if stage == "validate" else trainer.test
-    [results] = measure(model.module, model.task, verbose=False)
+    with making("options"):
+        [results] = measure(model.module, model.task, verbose=False)
     if first_process():
         for name, value in sorted(results.items()):
             print(f"{name}\t{formatted(name, value)}")

@@ -12,8 +12,7 @@ from lightning.pytorch.loggers import Logger
 
 from clusterformer.api import import_tasks
 from clusterformer.cli.logs import quieten, show_notes
-from clusterformer.cli.working_folder import import_from_working_folder
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, making
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.training.config_files import locate, resolve
@@ -21,6 +20,7 @@ from clusterformer.training.fit import make_trainer
 from clusterformer.training.monitoring import mode_of
 from clusterformer.training.parser import Parser, instantiate, make_parser
 from clusterformer.training.parser_messages import offender
+from clusterformer.working_folder import import_from_working_folder
 
 TRAINER_DEFAULTS = {
     "gradient_clip_val": 1.0,
@@ -58,12 +58,12 @@ class Options:
         show_notes()
         self.parser = _parser(fitting)
         try:
-            self.config = self.parser.parse_args(arguments)
+            with making("options"):
+                self.config = self.parser.parse_args(arguments)
         except InputError as error:
             raise InputError(f"{locate(offender(str(error)), self._files)}{error}") from error
-        except Exception as error:  # a module of the user's raises whatever it does
-            raise InputError(f"{type(error).__name__}: {error}") from error
-        seed_everything(self.config["seed_everything"], workers=True)
+        with making("seed_everything"):
+            seed_everything(self.config["seed_everything"], workers=True)
         made = instantiate(self.parser, self.config)
         self.model: ClusterFormer = made["model"]
         self.task: Task = made["data"]

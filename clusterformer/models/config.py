@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from clusterformer.attention import AttentionCore, FullAttention
-from clusterformer.errors import InputError, require_at_least, require_share
+from clusterformer.errors import InputError, require_at_least, require_memory, require_share
 from clusterformer.models.pooling import Pooling
 
 MakeCore = Callable[..., AttentionCore]
@@ -78,6 +78,12 @@ class TransformerConfig:
             rotary_base=self.rotary_base,
         )
         require_share(dropout=self.dropout)
+        weights = 4 * self.d_model * (2 * self.d_model + self.d_ff)  # a lower bound, as float16
+        objects = 2**15  # those of Python for a layer
+        require_memory(
+            self.num_layers * (weights + objects),
+            f"a model of num_layers {self.num_layers}, d_model {self.d_model}, d_ff {self.d_ff}",
+        )
         for name, kinds in (("norm", Norm), ("positions", Positions), ("pooling", Pooling)):
             found = getattr(self, name)
             if found not in get_args(kinds):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, Position, reading
 
 COMPARISONS = "compare"
 """Folder of the shipped comparisons, below that of the shipped configurations."""
+
+SECTIONS = {"model", "trainer"}
+"""Sections of a configuration that hold options; `data` may also name a class alone."""
 
 
 def shipped() -> dict[str, Path]:
@@ -30,17 +34,85 @@ def comparisons() -> dict[str, Path]:
     return {path.name: path for path in sorted(root.glob("*.yaml"))}
 
 
+_MAX_CHARACTERS = 2**20
+_MAX_NODES = 10_000
+_KIND = "a YAML mapping of options, such as `model:` or `data:`"
+
+
 def check(path: Path) -> None:
     """Refuse a file that is not YAML or not a mapping of options."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise InputError(f"{path}:{line}: not valid YAML: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a text file in UTF-8: {error}") from error
+    with reading(path, "a text file in UTF-8"):
+        text = path.read_text(encoding="utf-8-sig")
+    parse_yaml(text, path)
+
+
+def parse_yaml(text: str, source: str | Path) -> dict[str, Any]:
+    """Parse a configuration; nothing in it runs code, or grows beyond its text.
+
+    Args:
+        text: YAML.
+        source: File, or another name of the text, for errors.
+
+    Raises:
+        InputError: if it is not YAML, not a mapping of options, names an option twice, or is as
+            large as no configuration is.
+    """
+    with reading(source, _KIND) as at:
+        if len(text) > _MAX_CHARACTERS:
+            raise InputError(f"{at}: {len(text)} characters, allowed is {_KIND}")
+        loader = _Loader(text, at)
+        try:
+            content = loader.get_single_data()
+        except yaml.MarkedYAMLError as error:
+            at.line = error.problem_mark.line + 1 if error.problem_mark else at.line
+            raise InputError(f"{at}: not valid YAML: {error.problem}") from error
+        finally:
+            loader.dispose()
     if not isinstance(content, dict):
-        raise InputError(f"{path}: holds no options, such as `model:` or `data:`")
+        raise InputError(f"{source}: holds no options, such as `model:` or `data:`")
+    for section in SECTIONS & set(content):
+        if not isinstance(content[section], dict) or not all(
+            isinstance(key, str) for key in content[section]
+        ):
+            raise InputError(f"{source}: {section} must hold options, got {content[section]!r:.80}")
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses keys twice, and aliases that repeat themselves or too much."""
+
+    def __init__(self, text: str, at: Position) -> None:
+        super().__init__(text)
+        self._at = at
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Compose a node, and count the nodes in it with all aliases written out."""
+        repeated = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if repeated:
+            if node not in self._sizes:  # it is still being composed
+                self._refuse(node, "an alias stands inside its own anchor")
+            return node
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            children = node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            if twice := [key for key, count in keys.items() if count > 1]:
+                self._refuse(node, f"{twice[0]!r} is given twice")
+            children = [child for pair in node.value for child in pair]
+        self._sizes[node] = 1 + sum(self._sizes[child] for child in children)
+        if self._sizes[node] > _MAX_NODES:
+            self._refuse(node, f"more than {_MAX_NODES:,} values")
+        return node
+
+    def _refuse(self, node: yaml.Node, problem: str) -> NoReturn:
+        raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        self._at.line = node.start_mark.line + 1
+        return super().construct_object(node, deep=deep)
 
 
 def to_yaml(config: Mapping[str, Any]) -> str:

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, making
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Findings, Task
 from clusterformer.training import memory, wandb
@@ -37,6 +36,7 @@ from clusterformer.training.pictures import draw_pictures
 from clusterformer.training.progress import TrainingClock, progress
 from clusterformer.training.runs import OUTCOME, Run
 from clusterformer.training.stopping import Stopping
+from clusterformer.training.trainer_options import check_trainer_options
 
 _log = logging.getLogger(__name__)
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset)|socket|peer|timed out", re.I)
@@ -106,9 +106,9 @@ def fit(
     if run:
         run.prepare(to_yaml(config), config.get("seed_everything", 0))
     folder = run.checkpoints if run else None
-    last = LastCheckpoint(folder, checkpoint_every)
     trainer: Trainer | None = None
     try:
+        last = LastCheckpoint(folder, checkpoint_every)
         trainer = make_trainer(
             trainer_options,
             callbacks=[
@@ -124,7 +124,7 @@ def fit(
             ],
             loggers=_loggers(run, first_step, config, log_to_wandb) if run else [],
         )
-        with _one_line_errors(trainer):
+        with making("options"), _one_line_errors(trainer):
             trainer.fit(model, datamodule=task, ckpt_path=resume, weights_only=True)
     except SystemExit as error:
         if trainer is None or not trainer.interrupted:
@@ -179,10 +179,9 @@ def make_trainer(
         if not isinstance(given, list | tuple):
             given = [] if given is None or isinstance(given, bool) else [given]
         options[key] = [*given, *added]
-    try:
+    check_trainer_options(options)
+    with making("trainer"):
         return Trainer(**options)
-    except (ValueError, MisconfigurationException) as error:
-        raise InputError(str(error)) from error
 
 
 def _restore(task: Task, resume: Path | None) -> int:
@@ -220,7 +219,7 @@ class _Beginning(Callback):
 
 @contextmanager
 def _one_line_errors(trainer: Trainer) -> Iterator[None]:
-    """Turn errors of Lightning's options, and of a process that died, into one line."""
+    """Turn errors of another model's checkpoint, and of a process that died, into one line."""
     try:
         yield
     except RuntimeError as error:
@@ -230,11 +229,6 @@ def _one_line_errors(trainer: Trainer) -> Iterator[None]:
         if trainer.world_size == 1 or not _LOST.search(str(error)):
             raise
         raise InputError(_lost_process(trainer)) from error
-    except ValueError as error:
-        if "val_check_interval" not in str(error):
-            raise
-        message = str(error).replace("`", "").strip().partition(". ")[0]
-        raise InputError(f"--trainer.{message}") from error
 
 
 def _lost_process(trainer: Trainer) -> str:

@@ -6,12 +6,14 @@ from typing import NoReturn
 
 from jsonargparse import ActionConfigFile, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, making
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
-from clusterformer.training.parser_messages import explain
+from clusterformer.training.parser_messages import explain, refuse_abstract
+
+MECHANISMS = ("attention", "outer_attention", "decoder_attention", "cross_attention")
+"""Options of the model that choose a mechanism."""
 
 
 class Parser(LightningArgumentParser):
@@ -36,19 +38,11 @@ def instantiate(parser: Parser, config: Namespace) -> Namespace:
     """Make the objects that a parsed configuration describes.
 
     Raises:
-        InputError: if a constructor refuses a value.
+        InputError: if a class is abstract, or a constructor refuses a value.
     """
-    try:
+    for option in ("data", *(f"model.{name}" for name in MECHANISMS)):
+        chosen = config.get(option)
+        if chosen is not None and "class_path" in chosen:
+            refuse_abstract(option, chosen["class_path"])
+    with making("options"):
         return parser.instantiate_classes(config)
-    except (ValueError, MisconfigurationException) as error:
-        raise _cause(error) from error
-
-
-def _cause(error: BaseException) -> InputError:
-    """Find the error of the model or task inside what jsonargparse wraps around it."""
-    inner: BaseException | None = error
-    while inner is not None:
-        if isinstance(inner, InputError):
-            return inner
-        inner = inner.__cause__ or inner.__context__
-    return InputError(str(error))

@@ -10,6 +10,7 @@ from importlib import import_module
 from pydoc import locate
 
 from clusterformer.attention import AttentionCore
+from clusterformer.errors import InputError
 from clusterformer.task import Task
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
@@ -93,6 +94,18 @@ def _why_not(class_path: str, base: type) -> str | None:
     if isinstance(found, type) and issubclass(found, base):
         return None
     return f"{class_path} is no subclass of {base.__name__}"
+
+
+def refuse_abstract(option: str, class_path: str) -> None:
+    """Refuse a class that only its subclasses complete.
+
+    Raises:
+        InputError: with the classes that there are.
+    """
+    found = locate(class_path)
+    if isinstance(found, type) and inspect.isabstract(found):
+        names = ", ".join(sorted(_subclasses(found)))
+        raise InputError(f"{option}: {found.__name__} is abstract; there is {names}")
 
 
 def _no_option(class_path: str, key: str) -> str:

@@ -10,16 +10,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from torch import Tensor
 
 from clusterformer.attention import AttentionCore
 from clusterformer.errors import InputError
 from clusterformer.task import Task
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, Kept, average, read
+from clusterformer.training.config_files import parse_yaml
+from clusterformer.training.parser import MECHANISMS
 from clusterformer.training.runs import Run
-
-_MECHANISMS = ("attention", "outer_attention", "decoder_attention", "cross_attention")
 
 
 class Saved(NamedTuple):
@@ -108,11 +107,8 @@ def _checkpoint(path: Path) -> Path:
 
 def _sections(path: Path, text: Any) -> dict[str, Any]:
     """Take the sections of the model and the data out of a configuration's text."""
-    try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, AttributeError) as error:
-        raise InputError(f"{path}: refused, its configuration is not YAML") from error
-    _require(path, isinstance(found, dict), "a configuration")
+    _require(path, isinstance(text, str), "a configuration")
+    found = parse_yaml(text, f"{path}: refused, its configuration")
     for section in ("model", "data"):
         _require(path, _holds(found.get(section), object), f"a configuration of the {section}")
     return {section: found[section] for section in ("model", "data")}
@@ -120,7 +116,7 @@ def _sections(path: Path, text: Any) -> dict[str, Any]:
 
 def _check_classes(path: Path, config: Mapping[str, Any], trust: Sequence[str]) -> None:
     """Refuse a configuration that names a class which is neither ours nor trusted."""
-    named = [(AttentionCore, config["model"].get(option)) for option in _MECHANISMS]
+    named = [(AttentionCore, config["model"].get(option)) for option in MECHANISMS]
     for base, option in [(Task, config["data"]), *named]:
         if option is None and base is AttentionCore:
             continue

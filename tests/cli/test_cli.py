@@ -98,7 +98,7 @@ BAD_OPTIONS = {
     ("--model.attention=FulAttention",): "no class 'FulAttention'; did you mean FullAttention?",
     ("--model.attention.num_cluster=4",): "NeuralClusteringAttention has no option 'num_cluster'",
     ("--model.num_heads=3",): "num_heads must divide d_model",
-    ("--model.lr=-1",): "Invalid learning rate: -1",
+    ("--model.lr=-1",): "lr must be at least 0, got -1",
     ("--model.num_layers=0",): "num_layers must be at least 1, got 0",
     ("--model.schedule=cosine", "--trainer.max_epochs=-1"): "cosine must know when training ends",
     ("--trainer.accelerator=abacus",): "abacus",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from toy_command import TOY, error_of
 
-from clusterformer.cli.working_folder import WorkingFolder
+from clusterformer.working_folder import WorkingFolder
 
 WRONG = {
     "mypackage.mine.Nope": "mypackage.mine has no class 'Nope'",

@@ -1,0 +1,49 @@
+"""Options of the trainer that Lightning itself does not check, or only in the middle of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from clusterformer.errors import InputError, require_at_least
+
+MINIMUMS = {
+    "max_epochs": -1,
+    "min_epochs": 0,
+    "max_steps": -1,
+    "min_steps": 0,
+    "num_nodes": 1,
+    "fast_dev_run": 0,
+    "num_sanity_val_steps": -1,
+    "gradient_clip_val": 0,
+    "val_check_interval": 0,
+    "log_every_n_steps": 0,
+    "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1,
+    "reload_dataloaders_every_n_epochs": 0,
+}
+
+MAX_DEVICES = max(64, os.cpu_count() or 1)
+"""Maximum number of processes of one machine; Lightning would start any number."""
+
+
+def check_trainer_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of Lightning's Trainer that make no sense.
+
+    Raises:
+        InputError: for the first such option.
+    """
+    for name, minimum in MINIMUMS.items():
+        if isinstance(value := options.get(name), int | float):
+            require_at_least(minimum, **{f"trainer.{name}": value})
+    if options.get("val_check_interval") == 0:
+        raise InputError("trainer.val_check_interval must be above 0, got 0")
+    if options.get("overfit_batches"):
+        raise InputError(
+            "trainer.overfit_batches cannot be used, a task orders its batches itself; "
+            "trainer.limit_train_batches N trains on N batches"
+        )
+    devices = str(options.get("devices"))  # Lightning takes "2" for 2
+    if devices.isdecimal() and int(devices) > MAX_DEVICES:
+        raise InputError(f"trainer.devices must be at most {MAX_DEVICES}, got {devices}")
