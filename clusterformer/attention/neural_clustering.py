@@ -109,8 +109,8 @@ class NeuralClusteringAttention(AttentionCore):
         if similarity not in ("cosine", "dot"):
             raise ValueError(f'similarity must be "cosine" or "dot", got {similarity!r}')
         for name, positive in (("temperature", temperature), ("alpha", alpha)):
-            if positive <= 0:
-                raise ValueError(f"{name} must be above 0, got {positive}")
+            if not 0 < positive < float("inf"):
+                raise ValueError(f"{name} must be above 0 and finite, got {positive}")
         if coupling and similarity == "dot":
             raise ValueError('coupling needs similarity="cosine"; with "dot" set coupling=False')
         if causal and look_ahead:

@@ -212,7 +212,7 @@ def test_decoding_takes_bounded_memory() -> None:
         ({"look_back": -1}, "look_back must be at least 0"),
         ({"similarity": "euclid"}, "similarity must be"),
         ({"temperature": 0.0}, "temperature must be above 0"),
-        ({"alpha": -1.0}, "alpha must be above 0, got -1.0"),
+        ({"alpha": -1.0}, "alpha must be above 0 and finite, got -1.0"),
         ({"similarity": "dot"}, "coupling needs"),
         ({"causal": True, "look_ahead": 1}, "look_ahead must be 0 with causal=True"),
         ({"local_heads": 2}, "local_heads must be in"),

@@ -42,6 +42,17 @@ OPTIONS = {
     f"--model.lr={'[' * 3000}": "model.lr",
 }
 
+NEURAL = "--model.attention=NeuralClusteringAttention"
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "0", "-1"])
+@pytest.mark.parametrize("option", ["temperature", "alpha"])
+def test_a_senseless_temperature_is_one_line(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = error_of([*FAST, NEURAL, f"--model.attention.{option}={value}"], capsys)
+    assert f"{option} must be above 0 and finite" in message
+
 
 @pytest.mark.parametrize(("option", "said"), OPTIONS.items())
 def test_a_senseless_option_is_one_line(
