@@ -224,10 +224,32 @@ class TrainedModel:
         return [records[start : start + nbest] for start in range(0, len(records), nbest)]
 
     @overload
-    def generate(self, prompt: str = ..., *, samples: None = ..., **options: Any) -> str: ...
+    def generate(
+        self,
+        prompt: str = ...,
+        *,
+        samples: None = ...,
+        tokens: int = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float = ...,
+        stop: str | None = ...,
+        seed: int = ...,
+    ) -> str: ...
 
     @overload
-    def generate(self, prompt: str = ..., *, samples: int, **options: Any) -> list[str]: ...
+    def generate(
+        self,
+        prompt: str = ...,
+        *,
+        samples: int,
+        tokens: int = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float = ...,
+        stop: str | None = ...,
+        seed: int = ...,
+    ) -> list[str]: ...
 
     def generate(
         self,

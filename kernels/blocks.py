@@ -96,7 +96,7 @@ def equal_blocks(
         width = max(-(-length // num_blocks), min_width)
         num_blocks = min(num_blocks, -(-length // min_width))
     # An exported graph is for any length: it has no special case for one block or one slot.
-    elif isinstance(num_blocks, int):
+    elif not _is_symbolic(num_blocks):
         width = torch.sym_max((length + num_blocks - 1) // num_blocks, max(min_width, 2))
     else:  # as many as tokens
         width, num_blocks = max(min_width, 2), (length + min_width - 1) // min_width + 1
@@ -132,9 +132,8 @@ def equal_blocks(
     inside = torch.arange(num_blocks, device=device) < used  # (B, G)
     visible = inside[..., None] & ((offset >= -before) & (offset <= after))[:, None]
     slot, padded = copies[..., 0], key_mask is not None
-    whole = (isinstance(num_blocks, int) or not exporting) and (
-        num_blocks <= look_back + 1 + look_ahead
-    )
+    guarded = exporting and _is_symbolic(num_blocks)
+    whole = not guarded and num_blocks <= look_back + 1 + look_ahead
     return Blocks(members, filled, slot, copies, visible, look_back, padded, whole)
 
 
@@ -335,3 +334,8 @@ def _count_up_to(bounds: Tensor, values: Tensor) -> Tensor:
 
 def _ceil_div(dividend: Tensor, divisor: Tensor | int) -> Tensor:
     return (dividend + divisor - 1).div(divisor, rounding_mode="floor")
+
+
+def _is_symbolic(number: object) -> bool:
+    """Tell whether a number stands for any length in an exported graph: torch's SymInt."""
+    return not isinstance(number, int)

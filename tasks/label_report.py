@@ -162,8 +162,8 @@ class LabelFindings(Findings):
         report, table, picture = (
             folder / name for name in ("report.json", "predictions.csv", "confusion.png")
         )
-        options: dict[str, Any] = {"num_classes": len(self.labels)}
-        given = (self.predicted, self.targets, "multiclass")
+        options: dict[str, Any] = {"task": "multiclass", "num_classes": len(self.labels)}
+        given = (self.predicted, self.targets)
         names = ("precision", "recall", "f1_score")
         content = {
             "examples": len(self.targets),

@@ -38,6 +38,7 @@ def read(path: str | Path) -> dict[str, Any]:
         if damaged:
             raise zipfile.BadZipFile(damaged)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        broken = _nan(checkpoint)
     except Exception as error:  # torch raises whatever the bytes happen to lead to
         raise InputError(
             f"{path}: refused, not a whole checkpoint of plain tensors and values "
@@ -45,11 +46,18 @@ def read(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise InputError(f"{path}: refused, clusterformer did not write this file")
-    weights = checkpoint.get("state_dict")
+    if broken is not None:
+        raise InputError(f"{path}: refused, {broken} holds NaN")
+    return checkpoint
+
+
+def _nan(checkpoint: Any) -> str | None:
+    """Name a weight that holds NaN."""
+    weights = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     for name, weight in weights.items() if isinstance(weights, dict) else ():
         if isinstance(weight, Tensor) and weight.isnan().any():
-            raise InputError(f"{path}: refused, {name} holds NaN")
-    return checkpoint
+            return name
+    return None
 
 
 def average(paths: Sequence[str | Path]) -> dict[str, Tensor]:

@@ -90,6 +90,7 @@ class _Loader(yaml.SafeLoader):
         """Compose a node, and count the nodes in it with all aliases written out."""
         repeated = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
+        assert node is not None
         if repeated:
             if node not in self._sizes:  # it is still being composed
                 self._refuse(node, "an alias stands inside its own anchor")
