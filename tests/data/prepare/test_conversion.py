@@ -9,25 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from packed import lines_in
 
 from clusterformer.data.bitext import Bitext
 from clusterformer.data.labelled_text import read_pairs, read_rows
-from clusterformer.data.prepare import convert_books
 from clusterformer.data.prepare.archives import write_lines
 from clusterformer.data.prepare.catalogue import CONVERTERS
-from clusterformer.errors import InputError
-
-
-@pytest.fixture
-def downloads(tmp_path: Path) -> Path:
-    (tmp_path / "downloads").mkdir()
-    return tmp_path / "downloads"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "set").mkdir()
-    return tmp_path / "set"
 
 
 def zip_of(path: Path, files: Mapping[str, str]) -> None:
@@ -42,13 +29,6 @@ def tar_of(path: Path, files: Mapping[str, bytes]) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-
-
-def lines_in(path: Path) -> list[str]:
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    assert text.endswith("\n")
-    return text[:-1].split("\n")
 
 
 def test_the_same_lines_give_the_same_bytes(tmp_path: Path) -> None:
@@ -276,82 +256,3 @@ def test_images_stay_as_they_are(downloads: Path, folder: Path) -> None:
     (downloads / "t10k-labels-idx1-ubyte.gz").write_bytes(b"\x1f\x8b not even gzip")
     CONVERTERS["mnist"](downloads, folder)
     assert (folder / "t10k-labels-idx1-ubyte.gz").read_bytes() == b"\x1f\x8b not even gzip"
-
-
-BOOK = """\ufeffThe Project Gutenberg eBook of A Tale
-
-Title: A Tale
-
-Release Date: May 27, 2012 [eBook #7]
-
-*** START OF THE PROJECT GUTENBERG EBOOK A LONG
-TALE ***
-
-
-
-
-Produced by A. Volunteer and
-another one
-
-A TALE
-
-It was “long”.
-
- THE END
-
-End of the Project Gutenberg EBook of A Tale
-*** END OF THE PROJECT GUTENBERG EBOOK A TALE ***
-Licence
-"""
-
-
-@pytest.fixture
-def tale(monkeypatch: pytest.MonkeyPatch) -> None:
-    tale = convert_books.Book(7, "a-tale", "A. Writer", "A Tale", 1900, 7)
-    monkeypatch.setattr(convert_books, "gutenberg_books", lambda: [tale])
-
-
-@pytest.mark.usefixtures("tale")
-def test_books_lose_licence_and_credits(downloads: Path, folder: Path) -> None:
-    (downloads / "pg7.txt").write_text(BOOK, encoding="utf-8", newline="\r\n")
-    CONVERTERS["gutenberg"](downloads, folder)
-    text = gzip.decompress((folder / "a-tale.txt.gz").read_bytes()).decode()
-    assert text == "A TALE\n\nIt was “long”.\n\n THE END\n"
-    header, row = (line.split("\t") for line in lines_in(folder / "index.tsv"))
-    found = dict(zip(header, row, strict=True))
-    assert found["file"] == "a-tale.txt.gz"
-    assert int(found["bytes"]) == len(text.encode())
-    assert int(found["words"]) == 7
-
-
-@pytest.mark.usefixtures("tale")
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("#7]", "#8]", "ebook 8, expected 7"),
-        ("*** START", "START", "is this a book"),
-        ("It was", "It was not so very", "10 words, expected about 7"),
-    ],
-)
-def test_another_book_is_refused(
-    downloads: Path, folder: Path, old: str, new: str, message: str
-) -> None:
-    (downloads / "pg7.txt").write_text(BOOK.replace(old, new), encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        CONVERTERS["gutenberg"](downloads, folder)
-
-
-def test_pg19_comes_through_the_hubs_library(
-    downloads: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    datasets = pytest.importorskip("datasets")
-    repository = tmp_path / "repository" / "data"
-    repository.mkdir(parents=True)
-    for part in ("train", "validation", "test"):
-        rows = {"url": [f"http://www.gutenberg.org/ebooks/{part}9"], "text": [f"{part}\nbook"]}
-        path = repository / f"{part}-00000-of-00001.parquet"
-        datasets.Dataset.from_dict(rows).to_parquet(str(path))
-    monkeypatch.setattr(convert_books, "PG19", str(repository.parent))
-    CONVERTERS["pg19"](downloads, folder)
-    assert lines_in(folder / "validation" / "validation9.txt.gz") == ["validation", "book"]
-    assert {path.name for path in folder.iterdir()} == {"train", "validation", "test"}
