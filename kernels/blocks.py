@@ -303,8 +303,11 @@ def window_mask(blocks: Blocks, causal: bool = False, within: int | None = None)
     """
     reach = blocks.visible.shape[-1]
     width = blocks.members.shape[-1]
-    filled = windows(blocks.filled, reach).unflatten(2, (reach, width))
-    seen = (filled & blocks.visible[..., None]).flatten(2)
+    seen = windows(blocks.filled, reach)
+    if torch.compiler.is_exporting():  # ONNX has no repeat_interleave
+        seen = (seen.unflatten(2, (reach, width)) & blocks.visible[..., None]).flatten(2)
+    else:
+        seen = seen & blocks.visible.repeat_interleave(width, -1)
     own = blocks.own_filled
     if not causal and within is None:
         return (seen | ~own.any(-1, keepdim=True))[:, :, None]

@@ -91,7 +91,7 @@ def _meeting_layer(
         return sum(cluster[i] == cluster[j] for i, j in links)
 
     found = [together(grouping) for grouping in groupings]
-    return found.index(max(found)) + 1
+    return found.index(max(found)) + 1 if found else 0
 
 
 def _clusters(encoded: StackOutput | None, row: int, mask: Tensor) -> Tensor | None:

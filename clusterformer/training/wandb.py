@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch.loggers import WandbLogger
 
@@ -15,12 +15,11 @@ from clusterformer.training.runs import Run
 PROJECT = "clusterformer"
 
 
-def wandb_mode() -> Literal["offline"] | None:
+def wandb_mode() -> Any:
     """Log in to Weights & Biases.
 
     Returns:
-        None, which leaves the mode to WANDB_MODE, or "offline" where there is neither an account
-        nor that variable.
+        WANDB_MODE where it is set; else None with an account, and "offline" without one.
 
     Raises:
         InputError: if wandb is not installed.
@@ -29,8 +28,9 @@ def wandb_mode() -> Literal["offline"] | None:
         import wandb
     except ImportError:
         raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
-    known = wandb.login(prompt=False, verify=False) or "WANDB_MODE" in os.environ
-    return None if known else "offline"
+    if given := os.environ.get("WANDB_MODE"):
+        return given  # handed on: W&B reads the variable only once in a process
+    return None if wandb.login(prompt=False, verify=False) else "offline"
 
 
 def start(name: str, folder: Path, **options: Any) -> Any:

@@ -90,7 +90,7 @@ def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
     arguments = ["--config", "quickstart.yaml", "--repeats", "1", "--no-memory"]
     assert main(["bench", "steps", *arguments]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert rows == [["128", "FullAttention"], ["128", "configured"]]
+    assert rows == [["1024", "FullAttention"], ["1024", "configured"]]
 
 
 def test_what_a_layer_mixes_is_recorded() -> None:

@@ -78,6 +78,7 @@ def write_own_data(folder: Path) -> None:
     files = {
         "reviews.tsv": [f"{label}\t{text}" for text, label in rows],
         "reviews.csv": ["text,review,stars", *(f"{text},{text},{label}" for text, label in rows)],
+        "other.csv": [f"{label},{text}" for text, label in rows],
         "pairs.csv": ["first,second,duplicate", *(f"{text},{text}!,{n}" for text, n in rows)],
         "new.txt": ["a good film", "a bad one"],
         "de.txt": ["ein guter film"],

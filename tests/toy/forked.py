@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -57,6 +58,8 @@ def _run(
     if session:
         os.setsid()
     os.environ.update(environment)
+    # a shell that starts the tests in the background makes them ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if output is not None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
