@@ -61,6 +61,7 @@ def test_every_option_in_the_help_exists() -> None:
     ours = {"--config", "--help-all", "--print_config", "--checkpoint", "--resume", "--input"}
     ours |= {"--format", "--device", "--data", "--nproc-per-node", "--average", "--trust"}
     ours |= {"--report", "--data.test"}  # of validate and test; of a task with files
+    ours |= {"--probabilities", "--text_column", "--first_column", "--second_column"}  # of predict
     options = set(Options(["--data=toy_task.Toy"], fitting=True).parser._option_string_actions)
     nested = {"--data.name", "--data.fold", "--data.root", "--model.attention.num_clusters"}
     for name in ("fit", "validate", "test", "predict"):
