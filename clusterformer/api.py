@@ -268,12 +268,7 @@ class TrainedModel:
         Args:
             prompt: Beginning of the text.
             samples: Number of continuations; None for one.
-            tokens: Options of `stream`, as those that follow.
-            temperature: Likewise.
-            top_k: Likewise.
-            top_p: Likewise.
-            stop: Likewise.
-            seed: Likewise.
+            tokens, temperature, top_k, top_p, stop, seed: Options of `stream`.
 
         Returns:
             The continuation, without the prompt; with `samples` a list of them.
