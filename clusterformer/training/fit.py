@@ -201,7 +201,7 @@ def _loggers(run: Run, step: int, config: Mapping[str, Any], log_to_wandb: bool)
 
 
 class _Beginning(Callback):
-    """What happens between reading the checkpoint and the first step."""
+    """A callback between reading the checkpoint and the first step."""
 
     def __init__(self, run: Run | None) -> None:
         self._run = run

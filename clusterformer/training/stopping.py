@@ -40,6 +40,7 @@ class Stopping(Callback):
         interrupted = self._interrupted
         if trainer.world_size > 1:
             interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
+            self._interrupted = interrupted  # all processes stop at the end of an epoch, or none
         if interrupted and not trainer.is_last_batch:
             self._last.save(trainer)
             raise KeyboardInterrupt
