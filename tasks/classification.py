@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from clusterformer.data.batches import pad
-from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, hold_out, read_corpus
+from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, read_corpus
+from clusterformer.data.holding_out import hold_out
 from clusterformer.data.labelled_text import Column, Example, Row, read_rows
 from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError, require_at_least

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.data.batches import pad
-from clusterformer.data.corpora import PairCorpus, hold_out_pairs, read_pair_corpus
+from clusterformer.data.corpora import PairCorpus, read_pair_corpus
+from clusterformer.data.holding_out import hold_out_pairs
 from clusterformer.data.labelled_text import Column, TextPair, read_pairs
 from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError
@@ -43,8 +44,8 @@ class PairBatch(NamedTuple):
 class PairLabelling(Labelling):
     """Give each pair of texts one of several labels.
 
-    A named set, or own files: `.tsv`, `.csv` or `.jsonl`, each also with `.gz`. Pairs with the
-    same first text stay together when a part of `train` is held out.
+    A named set, or own files: `.tsv`, `.csv` or `.jsonl`, each also with `.gz`. Pairs that
+    share a text, as either side, stay together when a part of `train` is held out.
 
     Args:
         name: Named data set.

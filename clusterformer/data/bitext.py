@@ -105,8 +105,8 @@ class Bitext:
     def hold_out(self) -> tuple[Bitext, Bitext]:
         """Split the pairs for training without a validation file.
 
-        About a tenth, at most `MAX_HELD_OUT`, at equal distances. Pairs with the same sentence stay
-        together, so that no sentence of one part occurs in the other.
+        About a tenth, at most `MAX_HELD_OUT`, at equal distances. Pairs with the same source stay
+        together, so that no source of one part occurs in the other.
 
         Returns:
             The rest and the pairs held out.

@@ -1,8 +1,7 @@
 """Named sets of labelled texts and pairs: files, counts and splits, each as published.
 
-Where a set comes without a validation part, a tenth of its training part validates. Splits are the
-same for every seed of a run. A name that ends in "-part" is for users who have only some of a set's
-files: it needs none of the others.
+Where a set comes without a validation part, a tenth of its training part validates. A name that
+ends in "-part" is for users who have only some of a set's files: it needs none of the others.
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
+from clusterformer.data.holding_out import deal, hold_out, hold_out_pairs
 from clusterformer.data.labelled_text import Row, TextPair, read_pairs, read_rows
 from clusterformer.data.named_sets import Split, check_count, data_folder, missing_file
-from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +26,6 @@ InferenceCorpus = Literal[
 ]
 MatchingCorpus = Literal["quora", "quora-part", "wikiqa", "wikiqa-part"]
 PairCorpus = InferenceCorpus | MatchingCorpus
-
-ExampleT = TypeVar("ExampleT")
 
 NUM_FOLDS = 10
 
@@ -160,53 +155,6 @@ def read_pair_corpus(
         return _read_pairs(folder / f"{file}.tsv")
     pairs = [pair for file in files.train for pair in _read_pairs(folder / f"{file}.tsv")]
     return hold_out_pairs(pairs, split, [part for part in evaluation if not evaluation[part]])
-
-
-def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid",)) -> list[Row]:
-    """Return one split of `rows`: a tenth for each of `held_out`, the rest for training.
-
-    Every split has the same share of each label.
-    """
-    return _select(rows, deal([row.label for row in rows], 10), split, held_out)
-
-
-def hold_out_pairs(
-    pairs: list[TextPair], split: Split, held_out: Sequence[Split]
-) -> list[TextPair]:
-    """Return one split of `pairs`: about a tenth for each of `held_out`, the rest for training.
-
-    Answers to one question stay together, and so do pairs with the same first text.
-    """
-    keys = [pair.group or pair.first for pair in pairs]
-    names = list(dict.fromkeys(keys))
-    if len(names) <= len(held_out):
-        raise InputError(
-            f"{pairs[0].where}: only {len(names)} different first texts, too few to hold some out "
-            f"to {' and '.join(held_out)}; give files for that"
-        )
-    parts = dict(zip(names, deal(["" for _ in names], 10), strict=True))
-    return _select(pairs, [parts[key] for key in keys], split, held_out)
-
-
-def _select(
-    examples: list[ExampleT], tenths: list[int], split: Split, held_out: Sequence[Split]
-) -> list[ExampleT]:
-    wanted = {held_out.index(split)} if split in held_out else set(range(len(held_out), 10))
-    return [example for example, tenth in zip(examples, tenths, strict=True) if tenth in wanted]
-
-
-def deal(labels: Sequence[str], num_parts: int) -> list[int]:
-    """Assign examples to parts at random, so that every part has the same share of each label.
-
-    Returns:
-        The part, 0..num_parts - 1, of each example: always the same for the same labels.
-    """
-    names = np.asarray(labels)
-    shuffled = np.random.default_rng(0).permutation(len(names))
-    by_label = shuffled[np.argsort(names[shuffled], kind="stable")]
-    parts = np.empty(len(names), dtype=np.int64)
-    parts[by_label] = np.arange(len(names)) % num_parts
-    return parts.tolist()
 
 
 _QUOTE = re.compile(r"(writes in|writes:|wrote:|says:|said:|^In article|^Quoted from|^\||^>)")

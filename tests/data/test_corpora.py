@@ -1,20 +1,17 @@
 """Named sets of texts and pairs: splits that partition, checked counts, what is missing."""
 
 import gzip
+import itertools
 import json
+import random
+import re
 from collections import Counter
 
 import pytest
 
 from clusterformer.data import corpora
-from clusterformer.data.corpora import (
-    deal,
-    hold_out,
-    hold_out_pairs,
-    read_corpus,
-    read_pair_corpus,
-    strip_post,
-)
+from clusterformer.data.corpora import read_corpus, read_pair_corpus, strip_post
+from clusterformer.data.holding_out import deal, hold_out, hold_out_pairs
 from clusterformer.data.labelled_text import Row, TextPair
 from clusterformer.errors import InputError
 from clusterformer.tasks.nli import Inference
@@ -227,19 +224,52 @@ def test_held_out_pairs_partition_the_rest():
     assert hold_out_pairs(pairs, "train", []) == pairs
 
 
+def sentences(pairs):
+    return {" ".join(re.findall(r"\w+", text.casefold())) for pair in pairs for text in pair.texts}
+
+
+def test_no_sentence_is_on_both_sides_of_a_split_whichever_side_of_its_pair():
+    rng = random.Random(0)
+    names = [f"Sentence {i}" for i in range(300)]
+    pairs = [TextPair(*rng.sample(names, 2), "ab"[i % 2], "") for i in range(90)]
+    pairs += [
+        TextPair(f" {p.second.upper()} !", f"other {i}", "a", "") for i, p in enumerate(pairs)
+    ]
+    parts = [hold_out_pairs(pairs, split, ["valid", "test"]) for split in SPLITS]
+    assert sorted(pair for part in parts for pair in part) == sorted(pairs)
+    for one, other in itertools.combinations(map(sentences, parts), 2):
+        assert not one & other
+    for part in parts[1:]:  # a tenth, with the shares of the labels
+        assert 14 <= len(part) <= 22
+        assert 9 <= sum(pair.label == "a" for pair in part) <= 17
+
+
+def test_what_links_nearly_all_pairs_trains():
+    pairs = [TextPair(f"p{i}", "the same", "a", "") for i in range(80)]
+    pairs += [TextPair(f"q{i}", f"h{i}", "a", "") for i in range(18)]
+    parts = [hold_out_pairs(pairs, split, ["valid"]) for split in ("train", "valid")]
+    assert [len(part) for part in parts] == [96, 2]
+
+
 REAL_PAIRS = {
-    "snli-part": (8_850, 992, 9_824),
-    "mnli-part": (2_702, 298, 7_469),
-    "scitail-part": (1_042, 131, 131),
+    "snli-part": (8_860, 982, 9_824),
+    "mnli-part": (2_701, 299, 7_469),
+    "scitail-part": (1_045, 129, 130),
     "sick": (4_500, 500, 4_927),
-    "quora-part": (10_713, 1_184, 10_000),
-    "wikiqa-part": (7_894, 778, 1_130),
+    "quora-part": (10_708, 1_189, 10_000),
+    "wikiqa-part": (7_804, 868, 1_130),
 }
 
 
 @pytest.mark.parametrize(("name", "sizes"), REAL_PAIRS.items())
-def test_real_sets_of_pairs_are_complete(data_root, name, sizes):
-    assert tuple(len(read_pair_corpus(name, split, root=data_root)) for split in SPLITS) == sizes
+def test_real_sets_of_pairs_are_complete_and_cleanly_split(data_root, name, sizes):
+    parts = [read_pair_corpus(name, split, root=data_root) for split in SPLITS]
+    assert tuple(map(len, parts)) == sizes
+    files = corpora._PAIR_FILES[name]
+    train = sentences(parts[0])
+    for part, published in zip(parts[1:], (files.valid, files.test), strict=True):
+        if published is None:
+            assert not train & sentences(part)
 
 
 def test_real_sick_speaks_of_three_labels(data_root):

@@ -221,10 +221,10 @@ def test_a_line_without_two_texts_is_refused(line, found):
         split_pair(line)
 
 
-def test_too_few_first_texts_to_hold_some_out(tmp_path):
+def test_too_few_unlinked_pairs_to_hold_some_out(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("first\tsecond\tlabel\n" + "".join(f"q\t{i}\t{i % 2}\n" for i in range(20)))
-    with pytest.raises(InputError, match=r"only 1 different first texts.* valid and test"):
+    with pytest.raises(InputError, match=r"link all pairs into 1 groups.* valid and test"):
         Inference(train=str(path)).setup("fit")
     Inference(train=str(path), valid=str(path), test=str(path)).setup("fit")
 

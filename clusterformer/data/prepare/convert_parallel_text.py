@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+from clusterformer.data.holding_out import linked_groups
 from clusterformer.data.prepare.archives import (
     open_tar,
     open_tar_member,
@@ -98,19 +99,13 @@ def convert_tatoeba(downloads: Path, folder: Path) -> None:
     """
     lines = split_lines(read_zip_member(downloads / "deu-eng.zip", "deu.txt"))
     pairs = [(german, english) for english, german in (line.split("\t")[:2] for line in lines)]
-    parent: dict[str, str] = {}
-
-    def group(text: str) -> str:
-        while parent.setdefault(text, text) != text:
-            parent[text] = text = parent[parent[text]]
-        return text
-
-    for german, english in pairs:
-        ends = sorted((group(f"d:{german}"), group(f"e:{english}")))
-        parent[ends[1]] = ends[0]
+    groups = linked_groups((f"d:{german}", f"e:{english}") for german, english in pairs)
+    first: dict[int, str] = {}
+    for group, (german, _) in zip(groups, pairs, strict=True):
+        first[group] = min(first.get(group, german), german)
     parts: dict[str, list[str]] = {"train.tsv.gz": [], "valid.tsv": [], "test.tsv": []}
-    for german, english in pairs:
-        value = hashlib.sha256(group(f"d:{german}").encode()).digest()
+    for group, (german, english) in zip(groups, pairs, strict=True):
+        value = hashlib.sha256(f"d:{first[group]}".encode()).digest()
         share = int.from_bytes(value[:4], "big") % 100
         part = "valid.tsv" if share < 3 else "test.tsv" if share < 6 else "train.tsv.gz"
         parts[part].append(f"{german}\t{english}")

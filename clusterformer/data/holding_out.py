@@ -1,0 +1,124 @@
+"""Parts of labelled examples that validate and test, where a set has no files for that.
+
+Splits are the same for every seed of a run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from clusterformer.data.labelled_text import Row, TextPair
+from clusterformer.data.named_sets import Split
+from clusterformer.errors import InputError
+
+ExampleT = TypeVar("ExampleT")
+
+_TENTHS = 10
+
+
+def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid",)) -> list[Row]:
+    """Return one split of `rows`: a tenth for each of `held_out`, the rest for training.
+
+    Every split has the same share of each label.
+    """
+    return _select(rows, deal([row.label for row in rows], _TENTHS), split, held_out)
+
+
+def hold_out_pairs(
+    pairs: list[TextPair], split: Split, held_out: Sequence[Split]
+) -> list[TextPair]:
+    """Return one split of `pairs`: about a tenth for each of `held_out`, the rest for training.
+
+    No sentence of one split, be it the first or the second of its pair, occurs in another; case,
+    punctuation and spaces do not count. The candidates of one question stay together as well.
+
+    Raises:
+        InputError: if the pairs are linked through their sentences into too few groups.
+    """
+    if not held_out:
+        return pairs
+    groups = linked_groups(map(_links, pairs))
+    if max(groups) + 1 <= len(held_out):
+        raise InputError(
+            f"{pairs[0].where}: shared texts link all pairs into {max(groups) + 1} groups, too few "
+            f"to hold some out to {' and '.join(held_out)}; give files for that"
+        )
+    return _select(pairs, _deal_groups(groups, [pair.label for pair in pairs]), split, held_out)
+
+
+def _links(pair: TextPair) -> list[str]:
+    """Name the sentences of a pair, and its question, by what makes them the same."""
+    words = (" ".join(re.findall(r"\w+", text.casefold())) or text for text in pair.texts)
+    found = [f"text {text}" for text in words if text]
+    return [*found, f"question {pair.group}"] if pair.group else found
+
+
+def linked_groups(examples: Iterable[Iterable[str]]) -> list[int]:
+    """Number the groups of examples that share something, directly or through others.
+
+    Args:
+        examples: Names of all that an example may share with another one.
+
+    Returns:
+        The group of each example, from 0 in the order of their first examples.
+    """
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = name = parent[parent[name]]
+        return name
+
+    firsts = []
+    for number, names in enumerate(examples):
+        first, *others = [*names] or [f"example {number}"]
+        firsts.append(first)
+        for other in others:
+            parent[root(other)] = root(first)
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(root(first), len(numbers)) for first in firsts]
+
+
+def _deal_groups(groups: Sequence[int], labels: Sequence[str]) -> list[int]:
+    """Assign examples to parts, ten at most, those of a group to the same.
+
+    Parts have nearly the same number of examples of each label. Large groups go first, in random
+    order among equals, each to the part that has the fewest of its labels; the largest goes to the
+    last part, which trains.
+    """
+    names, numbers = np.unique(np.asarray(labels), return_inverse=True)
+    counts = np.zeros((max(groups) + 1, len(names)), dtype=np.int64)
+    np.add.at(counts, (np.asarray(groups), numbers), 1)
+    filled = np.zeros((min(_TENTHS, len(counts)), len(names)), dtype=np.int64)
+    part_of = np.empty(len(counts), dtype=np.int64)
+    shuffled = np.random.default_rng(0).permutation(len(counts))
+    for group in shuffled[np.argsort(-counts[shuffled].sum(1), kind="stable")]:
+        part = len(filled) - 1 - int((filled[::-1] @ counts[group]).argmin())
+        part_of[group] = part
+        filled[part] += counts[group]
+    return part_of[np.asarray(groups)].tolist()
+
+
+def _select(
+    examples: list[ExampleT], tenths: list[int], split: Split, held_out: Sequence[Split]
+) -> list[ExampleT]:
+    wanted = {held_out.index(split)} if split in held_out else set(range(len(held_out), _TENTHS))
+    return [example for example, tenth in zip(examples, tenths, strict=True) if tenth in wanted]
+
+
+def deal(labels: Sequence[str], num_parts: int) -> list[int]:
+    """Assign examples to parts at random, so that every part has the same share of each label.
+
+    Returns:
+        The part, 0..num_parts - 1, of each example: always the same for the same labels.
+    """
+    names = np.asarray(labels)
+    shuffled = np.random.default_rng(0).permutation(len(names))
+    by_label = shuffled[np.argsort(names[shuffled], kind="stable")]
+    parts = np.empty(len(names), dtype=np.int64)
+    parts[by_label] = np.arange(len(names)) % num_parts
+    return parts.tolist()
