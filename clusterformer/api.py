@@ -24,7 +24,7 @@ from clusterformer.tasks.base import Labelling
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.parser import instantiate, make_parser
-from clusterformer.training.saved import Saved, averaged, open_saved
+from clusterformer.training.saved import Saved, averaged, open_saved, restore
 
 Predictions = Callable[[nn.Module, Any], list[dict[str, Any]]]
 """Makes the records of a batch with the network."""
@@ -98,20 +98,20 @@ class TrainedModel:
         device: str | None = None,
     ) -> None:
         kind = type(task).__name__
-        if saved.kind not in (kind, None):
+        if saved.kind != kind:
             raise InputError(f"{saved.path}: a checkpoint of {saved.kind}, not of {kind}")
         if device not in (None, "cpu", "cuda"):
             raise InputError(f"device is cpu or cuda, got {device!r}")
         if device == "cuda" and not torch.cuda.is_available():
             raise InputError("device cuda: there is no CUDA device")
         self.path, self.config, self.task = saved.path, saved.config, task
+        restore(task, saved.state, saved.path)
         with making(f"{saved.path}: refused"), isolate_rng():
-            task.load_state(saved.state)
             self.network: nn.Module = task.build(module.transformer_config)
         module.network = self.network
         weights = saved.weights
         if average is not None:
-            weights = averaged(saved.path, str(average), saved.mode or task.mode)
+            weights = averaged(saved.path, str(average), saved.mode)
         try:
             module.load_state_dict(weights)
         except RuntimeError as error:

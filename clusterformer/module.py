@@ -26,7 +26,7 @@ from clusterformer.task import Findings, Output, Task, stacks
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
 from clusterformer.training.evaluation import Evaluation
 from clusterformer.training.nonfinite import nonfinite_error
-from clusterformer.training.optimizer import make_adamw, step_limit
+from clusterformer.training.optimizer import check_restored, make_adamw, step_limit
 from clusterformer.training.schedule import Schedule, factor, warmup_steps
 
 
@@ -187,6 +187,7 @@ class ClusterFormer(LightningModule):
         for config in self.trainer.lr_scheduler_configs:
             scheduler = config.scheduler
             assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+            check_restored(scheduler.optimizer)
             scheduler.base_lrs = [self.lr for _ in scheduler.base_lrs]
             factors = (function(scheduler.last_epoch) for function in scheduler.lr_lambdas)
             for group, share in zip(scheduler.optimizer.param_groups, factors, strict=True):

@@ -115,11 +115,13 @@ class Task(LightningDataModule, ABC):
         mode: "max" if more of that value is better, else "min".
         causal_input: Name of the field of a batch, tokens (B, N), that the network reads from left
             to right: its logits (B, N, ...) must not depend on later tokens. None if there is none.
+        state_type: Type of `state()`, a subclass of TypedDict; that of a checkpoint must fit it.
     """
 
     monitor: str = "val/accuracy"
     mode: str = "max"
     causal_input: str | None = None
+    state_type: Any = dict[str, Any]
 
     @property
     def chance(self) -> float | None:
@@ -187,7 +189,10 @@ class Task(LightningDataModule, ABC):
 
     @abstractmethod
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the values of `state()`; `setup()` then keeps them."""
+        """Restore the values of `state()`; `setup()` then keeps them.
+
+        Types are checked before; what else a file may have wrong, such as sizes, is refused here.
+        """
 
     @abstractmethod
     def predictions(self, network: nn.Module, batch: Any) -> list[dict[str, Any]]:

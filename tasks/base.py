@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -27,10 +27,10 @@ from clusterformer.data.tokenizers import (
     tokenizer_from_state,
 )
 from clusterformer.data.word_vectors import word_vectors
-from clusterformer.errors import InputError, require_at_least
+from clusterformer.errors import InputError, require_at_least, require_memory
 from clusterformer.losses import cross_entropy
 from clusterformer.task import IGNORE, Output, Task
-from clusterformer.tasks.label_names import balanced_weights, sorted_labels
+from clusterformer.tasks.label_names import balanced_weights, check_labels, sorted_labels
 from clusterformer.tasks.label_report import LabelReport, all_probabilities
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,16 @@ class LabelledDataset(Dataset[Any]):
     """
 
     lengths: list[int]
+
+
+class LabellingState(TypedDict):
+    """What a checkpoint holds of the task."""
+
+    labels: list[str]
+    tokenizer: dict[str, Any]
+    label_weights: Tensor | None
+    max_length: int | None
+    vector_width: int | None
 
 
 class Labelling(Task):
@@ -78,6 +88,8 @@ class Labelling(Task):
             limit if `tokens_per_batch` is given.
         tokens_per_batch: Maximum number of tokens in a batch, over all processes, padding counted.
     """
+
+    state_type = LabellingState
 
     def __init__(
         self,
@@ -323,10 +335,13 @@ class Labelling(Task):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._labels = state["labels"]
-        self._label_weights = state.get("label_weights")
+        labels, weights, width = state["labels"], state["label_weights"], state["vector_width"]
+        require_at_least(1, max_length=state["max_length"], vector_width=width)
+        check_labels(labels, weights)
+        self._labels, self._label_weights = labels, weights
         self._tokenizer = tokenizer_from_state(state["tokenizer"])
         self._max_length = state["max_length"]
-        width = state["vector_width"]
         if width is not None:  # to be overwritten by the checkpoint's weights
-            self._pretrained = torch.zeros(self._tokenizer.vocab_size, width)
+            words = self._tokenizer.vocab_size
+            require_memory(4 * words * width, f"vector_width {width} for {words} words")
+            self._pretrained = torch.zeros(words, width)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -41,6 +41,13 @@ class PointBatch(NamedTuple):
     target: Tensor  # (B,) number of the label, IGNORE where there is none
 
 
+class ClusteringState(TypedDict):
+    """What a checkpoint holds of the task."""
+
+    features: dict[str, Tensor]
+    labels: list[str]
+
+
 class Clustering(Task):
     """Put near neighbours into the same cluster, and use all clusters.
 
@@ -63,6 +70,7 @@ class Clustering(Task):
 
     monitor = "val/loss"
     mode = "min"
+    state_type = ClusteringState
 
     def __init__(
         self,
@@ -225,9 +233,13 @@ class Clustering(Task):
         return {"features": self._features.state_dict(), "labels": self._labels}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        features = state["features"]
+        projection = features.get("projection", torch.empty(0))
+        if projection.ndim != 2 or not all(part.isfinite().all() for part in features.values()):
+            raise InputError("features must hold principal components, finite numbers")
         self._labels = state["labels"]
-        self._features = PrincipalComponents(*state["features"]["projection"].shape)
-        self._features.load_state_dict(state["features"])
+        self._features = PrincipalComponents(*projection.shape)
+        self._features.load_state_dict(features)
 
     def predictions(self, network: nn.Module, batch: PointBatch) -> list[dict[str, Any]]:
         memberships, clusters = network(batch).logits[:, 0].softmax(-1).max(-1)

@@ -60,3 +60,20 @@ def balanced_weights(labels: Sequence[str], given: Iterable[str]) -> Tensor:
     counts = Counter(given)
     numbers = torch.tensor([float(counts[label]) for label in labels])
     return numbers.sum() / (len(labels) * numbers.clamp(min=1))
+
+
+def check_labels(labels: Sequence[str], weights: Tensor | None) -> None:
+    """Refuse labels, and weights of them, that no training has.
+
+    Raises:
+        InputError: if labels are repeated or missing, or weights are not one for each, above 0.
+    """
+    if len(set(labels)) < max(1, len(labels)):
+        raise InputError(f"labels must be one or more, all different, got {labels!r:.60}")
+    if weights is None:
+        return
+    if weights.shape != (len(labels),) or not weights.is_floating_point():
+        found = f"{weights.dtype} of shape {tuple(weights.shape)}"
+        raise InputError(f"label_weights must be {len(labels)} floating-point numbers, got {found}")
+    if not (weights.isfinite() & (weights > 0)).all():
+        raise InputError(f"label_weights must be finite and above 0, got {weights.tolist()!r:.60}")

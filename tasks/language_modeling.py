@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch.nn.functional as F
@@ -41,6 +41,13 @@ from clusterformer.task import IGNORE, Batch, Output, Task
 from clusterformer.tasks.metrics import CodeLength, Units
 
 
+class LanguageModelingState(TypedDict):
+    """What a checkpoint holds of the task."""
+
+    tokenizer: dict[str, Any]
+    line_ends: bool
+
+
 class LanguageModeling(Task):
     """Predict each token of running text from those before it.
 
@@ -74,6 +81,7 @@ class LanguageModeling(Task):
     monitor = "val/bits_per_byte"
     mode = "min"
     causal_input = "tokens"
+    state_type = LanguageModelingState
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ B batch   N tokens, 2 (length + 1)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -27,6 +27,13 @@ from clusterformer.tasks.generated import GeneratedTask, GeneratedTexts
 _SEPARATOR, _FIRST = 1, 2  # tokens; symbols from _FIRST on, behind them the mask
 
 
+class MaskedCopyState(TypedDict):
+    """What a checkpoint holds of the task."""
+
+    length: int
+    symbols: int
+
+
 class MaskedCopy(GeneratedTask):
     """Name the masked symbols of a word that is written twice.
 
@@ -39,14 +46,16 @@ class MaskedCopy(GeneratedTask):
         options: Options of `GeneratedTask`.
     """
 
+    state_type = MaskedCopyState
+
     def __init__(
         self, *, length: int = 63, symbols: int = 10, masked: float = 0.2, **options: Any
     ) -> None:
         super().__init__(**options)
-        require_at_least(1, length=length, symbols=symbols)
+        self.load_state({"length": length, "symbols": symbols})
         if not 0 < masked <= 0.5:
             raise InputError(f"masked must be above 0 and at most 0.5, got {masked}")
-        self._length, self._symbols, self._masked = length, symbols, masked
+        self._masked = masked
 
     @property
     def num_labels(self) -> int:
@@ -71,7 +80,9 @@ class MaskedCopy(GeneratedTask):
         return {"length": self._length, "symbols": self._symbols}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._length, self._symbols = state["length"], state["symbols"]
+        length, symbols = state["length"], state["symbols"]
+        require_at_least(1, length=length, symbols=symbols)
+        self._length, self._symbols = length, symbols
 
     def predictions(self, network: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         """Symbols of the masked tokens, in the order of the text."""

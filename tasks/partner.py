@@ -10,7 +10,7 @@ B batch   N tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -38,6 +38,13 @@ class PartnerBatch(NamedTuple):
     partner: Tensor  # (B, N) int64: position of the other token with the same key
 
 
+class PartnerState(TypedDict):
+    """What a checkpoint holds of the task."""
+
+    num_tokens: int
+    num_values: int
+
+
 class Partner(GeneratedTask):
     """Name the value that stands with the same key elsewhere.
 
@@ -47,12 +54,11 @@ class Partner(GeneratedTask):
         options: Options of `GeneratedTask`.
     """
 
+    state_type = PartnerState
+
     def __init__(self, *, num_tokens: int = 256, num_values: int = 10, **options: Any) -> None:
         super().__init__(**options)
-        if num_tokens < 2 or num_tokens % 2:
-            raise InputError(f"num_tokens must be even and at least 2, got {num_tokens}")
-        require_at_least(1, num_values=num_values)
-        self._num_tokens, self._num_values = num_tokens, num_values
+        self.load_state({"num_tokens": num_tokens, "num_values": num_values})
 
     @property
     def chance(self) -> float:
@@ -88,7 +94,11 @@ class Partner(GeneratedTask):
         return {"num_tokens": self._num_tokens, "num_values": self._num_values}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._num_tokens, self._num_values = state["num_tokens"], state["num_values"]
+        num_tokens, num_values = state["num_tokens"], state["num_values"]
+        if num_tokens < 2 or num_tokens % 2:
+            raise InputError(f"num_tokens must be even and at least 2, got {num_tokens}")
+        require_at_least(1, num_values=num_values)
+        self._num_tokens, self._num_values = num_tokens, num_values
 
     def predictions(self, network: nn.Module, batch: PartnerBatch) -> list[dict[str, Any]]:
         """Value of each token that asks, in the order of the text."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,12 @@ class SourceBatch(NamedTuple):
     mask: Tensor  # (B, N) bool, True at real tokens
 
 
+class TranslationState(TypedDict):
+    """What a checkpoint holds of the task."""
+
+    tokenizer: dict[str, Any]
+
+
 class Translation(Task):
     """Translate sentences into another language.
 
@@ -92,6 +98,7 @@ class Translation(Task):
 
     mode = "max"
     causal_input = "decoder_input"
+    state_type = TranslationState
 
     def __init__(
         self,

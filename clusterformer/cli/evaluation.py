@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
 from clusterformer.errors import InputError, making
+from clusterformer.training.config_files import parse_yaml
 from clusterformer.training.progress import formatted
-from clusterformer.training.runs import first_process
+from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
 from clusterformer.working_folder import import_from_working_folder
 
@@ -43,6 +45,7 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     """Measure a trained model and print `name<TAB>value` for each measure."""
     folder, arguments = pop_option(arguments, "--report")
     model, options = load_model(arguments, "cpu")
+    _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
     trainer = options.make_trainer()
     measure = trainer.validate if stage == "validate" else trainer.test
     with making("options"):
@@ -58,3 +61,33 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
                 findings.write(Path(folder))
         for name, signature in model.task.signatures().items():
             print(f"{name}\t{signature}")
+
+
+def _refuse_files(model: TrainedModel, options: Options, named: set[str]) -> None:
+    """Refuse to read a file or folder that the checkpoint alone names.
+
+    The user names files by options, in this command or in the `fit` that wrote the run's
+    config.yaml; named sets have their own folder.
+
+    Raises:
+        InputError: with the option that names the file.
+    """
+    own, used = _own_options(model.path), options.config["data"]["init_args"]
+    for option, value in (model.config["data"].get("init_args") or {}).items():
+        if f"--data.{option}" in named or own.get(option) == value or used.get(option) != value:
+            continue
+        if isinstance(value, str) and (os.sep in value or Path(value).exists()):
+            raise InputError(
+                f"{model.path}: refused, the checkpoint names the file {value}; if it is to be "
+                f"read: --data.{option} {value}"
+            )
+
+
+def _own_options(checkpoint: Path) -> dict[str, Any]:
+    """Read the options of the task in the configuration of the checkpoint's run directory."""
+    try:
+        path = Run.open(checkpoint).config
+        own = parse_yaml(path.read_text(encoding="utf-8"), path)["data"]["init_args"]
+    except (InputError, OSError, KeyError, TypeError, UnicodeDecodeError):
+        return {}  # a checkpoint without its run directory
+    return own if isinstance(own, dict) else {}

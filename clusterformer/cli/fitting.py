@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from clusterformer.cli.options import Options
 from clusterformer.compare.tables import aligned
+from clusterformer.errors import making
 from clusterformer.task import Task
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.translation import Translation
@@ -74,7 +75,8 @@ def is_finished(run: Run, options: Options) -> bool:
     if not run.finished or not run.last.exists():
         return False
     checkpoint, limits = read(run.last), options.config["trainer"]
-    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    with making(f"{run.last}: refused, its progress"):
+        epochs = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
     reached = (("max_steps", checkpoint["global_step"]), ("max_epochs", epochs))
     return any(0 <= (limits[name] or -1) <= value for name, value in reached)
 

@@ -22,7 +22,8 @@ from clusterformer.data.byte_pairs import (
     tokenizers_library,
     train_byte_pairs,
 )
-from clusterformer.data.tokenizers import BOS, Tokenizer
+from clusterformer.data.tokenizers import BOS, Tokenizer, make_kind
+from clusterformer.errors import InputError
 
 LINE_END = "<eos>"
 """Word for the end of a line, as in WikiText."""
@@ -130,6 +131,8 @@ class StreamWordTokenizer(StreamTokenizer):
     def __init__(self, words: list[str]) -> None:
         self.words = words
         self._ids = {word: i for i, word in enumerate(words, BOS + 1)}
+        if _UNKNOWN not in self._ids:
+            raise InputError(f"tokenizer.words must hold {_UNKNOWN}")
         self._unknown = self._ids[_UNKNOWN]
         word_bytes = (b"\n" if word == LINE_END else f"{word} ".encode() for word in words)
         self.token_bytes = [b"", b"", *word_bytes]
@@ -159,14 +162,17 @@ class StreamWordTokenizer(StreamTokenizer):
 
 
 def stream_tokenizer_from_state(state: dict[str, Any]) -> StreamTokenizer:
-    """Make the tokenizer of running text that returned this `state()`."""
+    """Make the tokenizer of running text that returned this `state()`.
+
+    Raises:
+        InputError: if none did.
+    """
     kinds: dict[str, type[StreamTokenizer]] = {
         "bytes": ByteTokenizer,
         "bpe": StreamBytePairTokenizer,
         "word": StreamWordTokenizer,
     }
-    options = dict(state)
-    return kinds[options.pop("kind")](**options)
+    return make_kind(kinds, state)
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from clusterformer.data.batches import PAD
 from clusterformer.data.byte_pairs import (
@@ -21,6 +21,8 @@ from clusterformer.data.byte_pairs import (
     tokenizers_library,
     train_byte_pairs,
 )
+from clusterformer.errors import InputError
+from clusterformer.structure import require_arguments, require_structure
 
 UNK = PAD + 1
 """Unknown word; for tokenizers of single texts."""
@@ -70,6 +72,9 @@ class Tokenizer(ABC):
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """Return plain values from which `tokenizer_from_state` makes the same tokenizer."""
+
+
+TokenizerT = TypeVar("TokenizerT", bound=Tokenizer)
 
 
 class WordTokenizer(Tokenizer):
@@ -224,7 +229,29 @@ class BytePairTokenizer(Tokenizer):
 
 
 def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
-    """Make the tokenizer of single texts that returned this `state()`."""
-    kinds = {"word": WordTokenizer, "bpe": BytePairTokenizer, "piece": SubwordTokenizer}
+    """Make the tokenizer of single texts that returned this `state()`.
+
+    Raises:
+        InputError: if none did.
+    """
+    kinds: dict[str, type[Tokenizer]] = {
+        "word": WordTokenizer,
+        "bpe": BytePairTokenizer,
+        "piece": SubwordTokenizer,
+    }
+    return make_kind(kinds, state)
+
+
+def make_kind(kinds: Mapping[str, type[TokenizerT]], state: Any) -> TokenizerT:
+    """Make a tokenizer from its `state()`: its kind, and the options of that kind's constructor.
+
+    Raises:
+        InputError: if there is no such kind, or the options are not of the types that it takes.
+    """
+    require_structure(state, dict[str, Any], "tokenizer")
     options = dict(state)
-    return kinds[options.pop("kind")](**options)
+    kind = options.pop("kind", None)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise InputError(f"tokenizer.kind must be {' or '.join(kinds)}, got {kind!r:.60}")
+    require_arguments(kinds[kind], options, "tokenizer")
+    return kinds[kind](**options)

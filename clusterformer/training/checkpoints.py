@@ -8,7 +8,7 @@ import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -17,14 +17,46 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from clusterformer.errors import InputError, require_at_least
+from clusterformer.errors import InputError, making, require_at_least
+from clusterformer.structure import require_structure
 
 CHECKPOINT_KEY = "clusterformer"
-"""Key of a checkpoint that holds our own entries: version, config, seed, kind and task."""
+"""Key of a checkpoint that holds our own entries."""
+
+
+class Entries(TypedDict):
+    """Our own entries of a checkpoint.
+
+    Attributes:
+        version: Version of clusterformer that wrote it.
+        config: Sections `model` and `data` of the configuration, and the seed, as YAML; None where
+            the training was started from Python.
+        seed: Seed of the training.
+        kind: Name of the task's class.
+        mode: Whether a high ("max") or a low ("min") validation result is best.
+        task: State of the task.
+    """
+
+    version: str
+    config: str | None
+    seed: int
+    kind: str
+    mode: Literal["max", "min"]
+    task: dict[str, Any]
+
+
+class Contents(TypedDict):
+    """Parts of a checkpoint that we read; Lightning checks the others when it restores them."""
+
+    clusterformer: Entries
+    state_dict: dict[str, Tensor]
+    global_step: int
 
 
 def read(path: str | Path) -> dict[str, Any]:
     """Load a checkpoint that `fit` wrote, onto the CPU.
+
+    Its whole structure is checked here, but for the state of the task, of which the task knows.
 
     Raises:
         InputError: if the file is missing, cut short, changed, anything else than such a
@@ -38,7 +70,6 @@ def read(path: str | Path) -> dict[str, Any]:
         if damaged:
             raise zipfile.BadZipFile(damaged)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        broken = _nan(checkpoint)
     except Exception as error:  # torch raises whatever the bytes happen to lead to
         raise InputError(
             f"{path}: refused, not a whole checkpoint of plain tensors and values "
@@ -46,18 +77,13 @@ def read(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise InputError(f"{path}: refused, clusterformer did not write this file")
-    if broken is not None:
-        raise InputError(f"{path}: refused, {broken} holds NaN")
+    require_structure(checkpoint, Contents, f"{path}: refused, checkpoint")
+    for name, weight in checkpoint["state_dict"].items():
+        with making(f"{path}: refused, {name}"):  # sparse or quantised: not every kind can tell
+            broken = bool(weight.isnan().any())
+        if broken:
+            raise InputError(f"{path}: refused, {name} holds NaN")
     return checkpoint
-
-
-def _nan(checkpoint: Any) -> str | None:
-    """Name a weight that holds NaN."""
-    weights = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
-    for name, weight in weights.items() if isinstance(weights, dict) else ():
-        if isinstance(weight, Tensor) and weight.isnan().any():
-            return name
-    return None
 
 
 def average(paths: Sequence[str | Path]) -> dict[str, Tensor]:

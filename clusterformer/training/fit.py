@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,17 +27,17 @@ from clusterformer.training.checkpoints import (
     read,
 )
 from clusterformer.training.config_files import to_yaml
+from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.monitoring import monitoring
 from clusterformer.training.pictures import draw_pictures
 from clusterformer.training.progress import TrainingClock, progress
 from clusterformer.training.runs import OUTCOME, Run
+from clusterformer.training.saved import restore
 from clusterformer.training.stopping import Stopping
 from clusterformer.training.trainer_options import check_trainer_options
 
 _log = logging.getLogger(__name__)
-_LOST = re.compile(r"gloo|nccl|connection (closed|reset)|socket|peer|timed out", re.I)
-"""Words of torch.distributed's errors when another process has gone."""
 
 
 class Fitted(NamedTuple):
@@ -108,7 +105,7 @@ def fit(
     folder = run.checkpoints if run else None
     trainer: Trainer | None = None
     try:
-        last = LastCheckpoint(folder, checkpoint_every)
+        last, watch = LastCheckpoint(folder, checkpoint_every), ProcessWatch()
         trainer = make_trainer(
             trainer_options,
             callbacks=[
@@ -119,13 +116,20 @@ def fit(
                 CausalityProbe(),
                 clock,
                 Stopping(last),
+                watch,
                 _Beginning(run),
                 *callbacks,
             ],
             loggers=_loggers(run, first_step, config, log_to_wandb) if run else [],
         )
-        with making("options"), _one_line_errors(trainer):
-            trainer.fit(model, datamodule=task, ckpt_path=resume, weights_only=True)
+        with making("options"):
+            try:
+                trainer.fit(model, datamodule=task, ckpt_path=resume, weights_only=True)
+            except Exception as error:
+                watch.raise_if_lost(trainer, error)
+                if resume and trainer.global_step <= first_step:
+                    _refuse_checkpoint(resume, error)
+                raise
     except SystemExit as error:
         if trainer is None or not trainer.interrupted:
             raise
@@ -189,7 +193,7 @@ def _restore(task: Task, resume: Path | None) -> int:
     if resume is None:
         return 0
     checkpoint = read(resume)
-    task.load_state(checkpoint[CHECKPOINT_KEY]["task"])
+    restore(task, checkpoint[CHECKPOINT_KEY]["task"], resume)
     return int(checkpoint["global_step"])
 
 
@@ -217,40 +221,22 @@ class _Beginning(Callback):
             self._run.confirm()
 
 
-@contextmanager
-def _one_line_errors(trainer: Trainer) -> Iterator[None]:
-    """Turn errors of another model's checkpoint, and of a process that died, into one line."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "loading state_dict" in str(error):
-            first = str(error).partition("\n\t")[2].partition("\n")[0]
-            raise InputError(f"the checkpoint does not fit the model: {first}") from error
-        if trainer.world_size == 1 or not _LOST.search(str(error)):
-            raise
-        raise InputError(_lost_process(trainer)) from error
+def _refuse_checkpoint(path: Path, error: Exception) -> None:
+    """Blame the checkpoint for what fails before the first step after it.
 
-
-def _lost_process(trainer: Trainer) -> str:
-    """Name the processes that ended early: those that this one started, else any other."""
-    launched = enumerate(getattr(trainer.strategy.launcher, "procs", []), start=1)
-    ended = {rank: code for rank, process in launched if (code := _exit_code(process)) is not None}
-    how = {
-        rank: f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        for rank, code in ended.items()
-    }
-    found = " and ".join(f"process {rank} {what}" for rank, what in how.items())
-    return (
-        f"{found or 'another process ended'}, of {trainer.world_size} that trained together, at "
-        f"step {trainer.global_step}; go on with --resume from the last checkpoint"
-    )
-
-
-def _exit_code(process: subprocess.Popen) -> int | None:
-    try:
-        return process.wait(timeout=1.0)
-    except subprocess.TimeoutExpired:
-        return None
+    Raises:
+        InputError: unless the error says in one line what is wrong, or is one of the system.
+    """
+    if isinstance(error, InputError | OSError):
+        return
+    said = " ".join(str(error).split())
+    if "loading state_dict" in said:
+        said = str(error).partition("\n\t")[2].partition("\n")[0]
+        raise InputError(f"the checkpoint does not fit the model: {said}") from error
+    raise InputError(
+        f"{path}: training does not go on from its state: {type(error).__name__}: {said[:200]} "
+        "(CLUSTERFORMER_DEBUG=1 shows more)"
+    ) from error
 
 
 def _test(trainer: Trainer, model: ClusterFormer, task: Task) -> dict[str, float]:

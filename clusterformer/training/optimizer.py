@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from clusterformer.errors import InputError
 
 
 def make_adamw(model: LightningModule, *, lr: float, weight_decay: float) -> torch.optim.AdamW:
@@ -45,3 +48,19 @@ def step_limit(trainer: Trainer) -> int | None:
         epoch = math.ceil(batches / trainer.accumulate_grad_batches)
         limits.append(epoch * (trainer.max_epochs or 0))
     return min(limits) if limits else None
+
+
+def check_restored(optimizer: Optimizer) -> None:
+    """Refuse the state of an optimizer, from a checkpoint, that is not of its weights.
+
+    Raises:
+        InputError: if a value is neither a number nor of the shape of its weight.
+    """
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if not isinstance(value, Tensor) or value.shape not in (weight.shape, ()):
+                found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise InputError(
+                    f"the checkpoint does not fit the model: {name} of the optimizer is {found}, "
+                    f"allowed is {tuple(weight.shape)}"
+                )

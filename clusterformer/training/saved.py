@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from torch import Tensor
 
 from clusterformer.attention import AttentionCore
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, making
+from clusterformer.structure import require_structure
 from clusterformer.task import Task
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, Kept, average, read
 from clusterformer.training.config_files import parse_yaml
@@ -28,22 +29,22 @@ class Saved(NamedTuple):
         path: Checkpoint file.
         config: Its sections `model` and `data`, and the seed. No other section is used: a
             checkpoint chooses no trainer, no callback and no folder.
-        kind: Name of the task's class; None in a checkpoint that does not tell.
+        kind: Name of the task's class.
         state: State of the task, such as its vocabulary and labels.
         weights: Weights of the model by name.
-        mode: Whether a high ("max") or a low ("min") value chose the best one; None as the task.
+        mode: Whether a high ("max") or a low ("min") value chose the best one.
     """
 
     path: Path
     config: dict[str, Any]
-    kind: str | None
+    kind: str
     state: dict[str, Any]
     weights: dict[str, Tensor]
-    mode: str | None = None
+    mode: str
 
 
 def open_saved(run: str | Path, trust: Sequence[str] = ()) -> Saved:
-    """Read the best checkpoint of a run, or a checkpoint file, and check its whole structure.
+    """Read the best checkpoint of a run, or a checkpoint file, and check its configuration.
 
     A file must not choose what is imported. So its classes must be those of clusterformer, or of a
     module that the program has already imported, or of a package in `trust`.
@@ -57,17 +58,25 @@ def open_saved(run: str | Path, trust: Sequence[str] = ()) -> Saved:
     """
     path = _checkpoint(Path(run))
     checkpoint = read(path)
-    ours, weights = checkpoint[CHECKPOINT_KEY], checkpoint.get("state_dict", {})
-    _require(path, isinstance(ours, dict), "a mapping of what clusterformer saved")
-    _require(path, _holds(weights, Tensor), "weights by name")
-    _require(path, isinstance(ours.get("task"), dict), "the state of a task")
-    _require(path, isinstance(ours.get("kind"), str | None), "the name of a task")
-    _require(path, isinstance(ours.get("seed", 0), int), "a seed")
-    if ours.get("config") is None:
+    ours = checkpoint[CHECKPOINT_KEY]
+    if ours["config"] is None:
         raise InputError(f"{path}: written from Python, so it does not say how to build the model")
-    config = {"seed_everything": ours.get("seed", 0), **_sections(path, ours["config"])}
-    _check_classes(path, config, trust)
-    return Saved(path, config, ours.get("kind"), ours["task"], dict(weights), ours.get("mode"))
+    sections = _sections(path, ours["config"])
+    _check_classes(path, sections, trust)
+    config = {"seed_everything": ours["seed"], **sections}
+    weights = dict(checkpoint["state_dict"])
+    return Saved(path, config, ours["kind"], ours["task"], weights, ours["mode"])
+
+
+def restore(task: Task, state: dict[str, Any], path: Path) -> None:
+    """Give a task its state in a checkpoint.
+
+    Raises:
+        InputError: if it is no state of such a task.
+    """
+    require_structure(state, task.state_type, f"{path}: refused, task")
+    with making(f"{path}: refused, task"):
+        task.load_state(state)
 
 
 def averaged(run: str | Path, which: str, mode: str) -> dict[str, Tensor]:
@@ -105,12 +114,22 @@ def _checkpoint(path: Path) -> Path:
     return run.best if run.best.exists() else run.last
 
 
-def _sections(path: Path, text: Any) -> dict[str, Any]:
+class _Chosen(TypedDict):
+    class_path: str
+
+
+class _Sections(TypedDict):
+    model: dict[str, Any]
+    data: _Chosen
+
+
+def _sections(path: Path, text: str) -> dict[str, Any]:
     """Take the sections of the model and the data out of a configuration's text."""
-    _require(path, isinstance(text, str), "a configuration")
-    found = parse_yaml(text, f"{path}: refused, its configuration")
-    for section in ("model", "data"):
-        _require(path, _holds(found.get(section), object), f"a configuration of the {section}")
+    name = f"{path}: refused, its configuration"
+    found = parse_yaml(text, name)
+    require_structure(found, _Sections, name)
+    for option in MECHANISMS:
+        require_structure(found["model"].get(option), _Chosen | None, f"{name}.model.{option}")
     return {section: found[section] for section in ("model", "data")}
 
 
@@ -118,9 +137,8 @@ def _check_classes(path: Path, config: Mapping[str, Any], trust: Sequence[str]) 
     """Refuse a configuration that names a class which is neither ours nor trusted."""
     named = [(AttentionCore, config["model"].get(option)) for option in MECHANISMS]
     for base, option in [(Task, config["data"]), *named]:
-        if option is None and base is AttentionCore:
+        if option is None:
             continue
-        _require(path, _holds(option, object) and "class_path" in option, "a class by its path")
         _check_class(path, option["class_path"], base, trust)
         for inner in _class_paths(option.get("init_args")):
             _check_class(path, inner, None, trust)  # ours take no classes as options
@@ -149,15 +167,3 @@ def _check_class(path: Path, class_path: Any, base: type | None, trust: Sequence
             f"{path}: refused, {class_path} is no class of clusterformer; if you trust this file "
             f"and that package: --trust {str(class_path).partition('.')[0]}"
         )
-
-
-def _require(path: Path, fits: bool, what: str) -> None:
-    if not fits:
-        raise InputError(f"{path}: refused, it does not hold {what} where fit writes it")
-
-
-def _holds(value: Any, kind: type) -> bool:
-    """Tell whether a value is a mapping of names to values of that kind."""
-    return isinstance(value, dict) and all(
-        isinstance(key, str) and isinstance(inner, kind) for key, inner in value.items()
-    )

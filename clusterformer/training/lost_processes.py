@@ -1,0 +1,90 @@
+"""A process of a training that dies is named in one line, and the others end with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from clusterformer.errors import InputError
+
+_LOST = re.compile(r"gloo|nccl|connection (closed|reset)|socket|peer|timed out", re.I)
+"""Words of torch.distributed's errors when another process has gone."""
+
+_INTERVAL = 0.2  # seconds
+
+
+class ProcessWatch(Callback):
+    """A callback by which the first process sees that one which it started was killed.
+
+    Lightning looks too, every five seconds, and then kills the first process without a word.
+    """
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if _launched(trainer):
+            threading.Thread(target=self._watch, args=(trainer,), daemon=True).start()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._ended.set()
+
+    def raise_if_lost(self, trainer: Trainer, error: BaseException) -> None:
+        """Name the process that died, if an error is that of torch.distributed about it.
+
+        Raises:
+            InputError: in a process that others started; the first one ends here.
+        """
+        if trainer.world_size == 1 or not _LOST.search(str(error)):
+            return
+        if _exit_codes(trainer, 1.0):
+            self._end(trainer)
+        raise InputError(_described(trainer, {})) from error
+
+    def _watch(self, trainer: Trainer) -> None:
+        while not self._ended.wait(_INTERVAL):
+            if any(code < 0 for code in _exit_codes(trainer).values()):
+                self._end(trainer)
+
+    def _end(self, trainer: Trainer) -> NoReturn:
+        """Print the line, end the other processes, and this one."""
+        with self._lock:  # the thread or the training, whichever comes first
+            message = _described(trainer, _exit_codes(trainer))
+            for process in _launched(trainer):
+                process.kill()
+            print(f"clusterformer: error: {message}", file=sys.stderr, flush=True)
+            os._exit(2)
+
+
+def _launched(trainer: Trainer) -> list[subprocess.Popen]:
+    """Processes that this one started, from rank 1 on."""
+    return getattr(trainer.strategy.launcher, "procs", [])
+
+
+def _exit_codes(trainer: Trainer, timeout: float = 0.0) -> dict[int, int]:
+    """Exit codes, by rank, of the started processes that have ended."""
+    codes: dict[int, int] = {}
+    for rank, process in enumerate(_launched(trainer), start=1):
+        with suppress(subprocess.TimeoutExpired):
+            codes[rank] = process.wait(timeout)
+    return codes
+
+
+def _described(trainer: Trainer, codes: dict[int, int]) -> str:
+    how = {
+        rank: f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        for rank, code in codes.items()
+    }
+    found = " and ".join(f"process {rank} {what}" for rank, what in how.items())
+    return (
+        f"{found or 'another process ended'}, of {trainer.world_size} that trained together, at "
+        f"step {trainer.global_step}; go on with --resume from the last checkpoint"
+    )
