@@ -22,7 +22,7 @@ from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
 from clusterformer.errors import InputError, require_at_least, require_share
 from clusterformer.models.config import TransformerConfig
-from clusterformer.task import Findings, Output, Task, stacks
+from clusterformer.task import Findings, Output, Task, keys_seen, stacks
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
 from clusterformer.training.evaluation import Evaluation
 from clusterformer.training.nonfinite import nonfinite_error
@@ -199,8 +199,16 @@ class ClusterFormer(LightningModule):
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
         self._batch = batch
 
-    def objective(self, task: Task, batch: Any) -> dict[str, tuple[Tensor, Tensor, float]]:
-        """Parts of eq. 17 for a batch: the sum of each, the number of its terms, and its weight."""
+    def objective(
+        self, task: Task, batch: Any, *, measure: bool = False
+    ) -> dict[str, tuple[Tensor, Tensor, float]]:
+        """Parts of eq. 17 for a batch: the sum of each, the number of its terms, and its weight.
+
+        Args:
+            task: Task with the loss.
+            batch: One of its batches.
+            measure: Add `keys_seen`, of weight 0.
+        """
         output = self(batch)
         parts = {"loss": (*task.loss(output, batch, self.label_smoothing), self.task_weight)}
         if self.clustering_weight or self.sorting_weight:
@@ -217,10 +225,13 @@ class ClusterFormer(LightningModule):
                 ):
                     before, counted, _ = parts.get(name, (0.0, 0, weight))
                     parts[name] = before + summed, counted + count, weight
+        if measure and (seen := keys_seen(stacks(output, batch))):
+            parts["keys_seen"] = (*seen, 0.0)
         return parts
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        parts = self.objective(self.task, batch)
+        logged = self.trainer._logger_connector.should_update_logs
+        parts = self.objective(self.task, batch, measure=logged)
         # DDP averages gradients over processes; with sums over the counts of all processes that is
         # the gradient of the whole global batch, however it is shared out.
         sums = torch.stack([part.detach().float() for part, _, _ in parts.values()])

@@ -6,15 +6,16 @@ B batch   N tokens   M tokens of the source
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from clusterformer.attention import Grouping
+from clusterformer.attention import AttentionCore, Grouping
 from clusterformer.errors import InputError
 from clusterformer.losses import IGNORE
 from clusterformer.models.config import TransformerConfig
@@ -42,19 +43,54 @@ class StackGroupings(NamedTuple):
         name: "" for an encoder or a single stack, "decoder/" for the decoder beside an encoder.
         groupings: One a layer.
         mask: (B, N), True at real tokens.
+        cores: Mechanism of self-attention of each layer; empty where it is not known.
     """
 
     name: str
     groupings: list[Grouping | None]
     mask: Tensor
+    cores: Sequence[AttentionCore] = ()
+
+    @torch.no_grad()
+    def keys_seen(self) -> list[Tensor | None]:
+        """Compute for each layer the share of tokens that each token attends to, (B, N).
+
+        None for a layer whose mechanism does not say; see `clusterformer.attention.visibility`.
+        """
+        return [
+            core.keys_seen(grouping, self.mask)
+            for core, grouping in zip(self.cores, self.groupings, strict=False)
+        ]
 
 
 def stacks(output: Output, batch: Any) -> list[StackGroupings]:
     """List the stacks of a network; beside a decoder's output, `batch` has `decoder_mask`."""
-    found = [StackGroupings("", output.encoded.groupings, batch.mask)]
-    if output.decoded is not None:
-        found.append(StackGroupings("decoder/", output.decoded.groupings, batch.decoder_mask))
+    encoded, decoded = output.encoded, output.decoded
+    found = [StackGroupings("", encoded.groupings, batch.mask, encoded.cores)]
+    if decoded is not None:
+        name, mask = "decoder/", batch.decoder_mask
+        found.append(StackGroupings(name, decoded.groupings, mask, decoded.cores))
     return found
+
+
+def keys_seen(found: Iterable[StackGroupings]) -> tuple[Tensor, Tensor] | None:
+    """Sum the shares of tokens that a token attends to, over real tokens and layers.
+
+    Self-attention counts, of encoder and decoder; a decoder's attention to its memory does not.
+
+    Returns:
+        The sum and the number of its terms; None where no layer says what it sees.
+    """
+    terms = [
+        (seen.sum(), stack.mask.sum())
+        for stack in found
+        for seen in stack.keys_seen()
+        if seen is not None
+    ]
+    if not terms:
+        return None
+    sums, counts = zip(*terms, strict=True)
+    return torch.stack(sums).sum(), torch.stack(counts).sum()
 
 
 class TrainingPosition(NamedTuple):

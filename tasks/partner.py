@@ -164,7 +164,7 @@ def reach(groupings: Sequence[Grouping | None], partner: Tensor) -> Tensor:
     """
     reached = torch.zeros_like(partner, dtype=torch.bool)
     for grouping in groupings:
-        if grouping is None or grouping.blocks is None:
+        if grouping is None or grouping.blocks is None or grouping.assignment.dim() == 3:
             return torch.ones_like(reached)
         sees = _sees(grouping.blocks, partner)
         reached |= sees | sees.gather(1, partner)

@@ -9,32 +9,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clusterformer.attention.grouping import Grouping
 from clusterformer.attention.rotary import rotate
-from clusterformer.kernels.blocks import Blocks
 
 Causal = bool | Literal["masked"]
 Cache = tuple[Tensor, ...]
 """State of a mechanism while it decodes; every tensor has the batch first."""
-
-
-class Grouping(NamedTuple):
-    """Result of grouping; losses, statistics and plots read it.
-
-    Attributes:
-        assignment: (B, N) or (B, H, N) integer cluster of each token.
-        num_clusters: C.
-        blocks: Slot of each token, and blocks that see each other; None if there are none.
-        points: (B, N, F) clustered vectors.
-        centroids: (B, C, F) updated centroids C' of eq. 3, in the same space.
-        similarity: phi of eq. 2: "cosine" or "dot".
-    """
-
-    assignment: Tensor
-    num_clusters: int
-    blocks: Blocks | None = None
-    points: Tensor | None = None
-    centroids: Tensor | None = None
-    similarity: str = "cosine"
 
 
 class Attended(NamedTuple):
@@ -85,12 +65,14 @@ class AttentionCore(nn.Module, ABC):
         independent_queries: True if, in cross-attention, the output of a query depends on no other
             query; a decoder may attend to its memory only through such a mechanism.
         causal_forms: Values of `causal` that the mechanism supports.
+        sees_all: True if every key takes part in every output: the mechanism selects no keys.
     """
 
     cross: ClassVar[bool] = False
     independent_queries: ClassVar[bool] = False
     shared_qk: ClassVar[bool] = False
     causal_forms: ClassVar[tuple[Causal, ...]] = (False,)
+    sees_all: ClassVar[bool] = False
 
     def __init__(self, d_model: int, num_heads: int, *, causal: Causal = False) -> None:
         super().__init__()
@@ -133,6 +115,20 @@ class AttentionCore(nn.Module, ABC):
         Returns:
             Mixed values (B, H, N, D), and the grouping or None.
         """
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor | None:
+        """Compute the share of its sequence that each token attends to; see `visibility`.
+
+        Of self-attention. A mechanism that selects keys overrides it.
+
+        Args:
+            grouping: Result of `forward`.
+            mask: (B, N), True at real tokens.
+
+        Returns:
+            (B, N), the mean over heads, 0 at padding; None if the mechanism does not say.
+        """
+        return mask.float() if self.sees_all else None
 
     def inherit(self) -> None:
         """Drop weights that `previous` replaces; called on layers above the first."""

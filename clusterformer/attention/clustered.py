@@ -43,6 +43,7 @@ class ClusteredAttention(AttentionCore):
     """
 
     cross: ClassVar[bool] = True
+    sees_all: ClassVar[bool] = True
     causal_forms: ClassVar[tuple[Causal, ...]] = (False,)
 
     def __init__(

@@ -25,6 +25,7 @@ class FullAttention(AttentionCore):
     """
 
     cross: ClassVar[bool] = True
+    sees_all: ClassVar[bool] = True
     independent_queries: ClassVar[bool] = True
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Causal, Grouping
+from clusterformer.attention.visibility import count_in_clusters, share_of_tokens
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_mask, windows
 from clusterformer.kernels.gathered_attention import gathered_attention
@@ -95,8 +96,17 @@ class KeyClusteringAttention(AttentionCore):
                 mask.gather(1, index),
                 scale=self.head_width**-0.5,
             )
-        assignment = q_assignment.unflatten(0, q.shape[:2])
-        return values.unflatten(0, q.shape[:2]).to(q.dtype), Grouping(assignment, self.num_clusters)
+        assignment, seen = (
+            x.unflatten(0, q.shape[:2]) for x in (q_assignment, seen.masked_fill(~mask, -1))
+        )
+        grouping = Grouping(assignment, self.num_clusters, keys=seen)
+        return values.unflatten(0, q.shape[:2]).to(q.dtype), grouping
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
+        assert grouping is not None
+        assert grouping.keys is not None
+        counts = count_in_clusters(grouping.assignment, grouping.keys, None, False)
+        return share_of_tokens(counts, mask, False)
 
     def _nearest(self, x: Tensor) -> Tensor:
         """Find the nearest anchor (B, H, N) of each row of x (B, H, N, D)."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
@@ -69,6 +70,13 @@ class LocalAttention(AttentionCore):
             scale=self.head_width**-0.5, causal=bool(self.causal), within=within,
         )  # fmt: skip
         return mixed, None
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
+        position, count = mask.cumsum(-1) - 1, mask.sum(-1, keepdim=True)
+        counts = position.clamp(max=self.window - 1) + 1
+        if not self.causal:
+            counts = counts + (count - 1 - position).clamp(max=self.window - 1)
+        return share_of_tokens(counts, mask, bool(self.causal))
 
     def cache(self, like: Tensor) -> Cache:
         """Make rings of the last `window` keys and values, and counts of tokens, (B,)."""

@@ -75,6 +75,7 @@ class MultipoleAttention(AttentionCore):
     """
 
     cross: ClassVar[bool] = True
+    sees_all: ClassVar[bool] = True
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
     offset: Tensor
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.clustering.ring_cache import append, fill, make_ring_cache
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_blocks
@@ -172,6 +173,19 @@ class NeuralClusteringAttention(AttentionCore):
                 )
             )  # fmt: skip
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
+        assert grouping is not None
+        assert grouping.blocks is not None
+        causal, local = bool(self.causal), self.local_heads
+        counts = count_in_blocks(grouping.blocks, causal)
+        if local:
+            window = window_blocks(
+                mask.shape[1], mask.shape[0], self.local_window, mask, device=mask.device
+            )
+            near = count_in_blocks(window, causal)
+            counts = (local * near + (self.num_heads - local) * counts) / self.num_heads
+        return share_of_tokens(counts, mask, causal)
 
     def _group(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_mask, windows
@@ -109,7 +110,22 @@ class ReformerAttention(AttentionCore):
             mask=mask,
             self_bias=LAST_RESORT,
         )
-        return out, Grouping(buckets[0], num_buckets)
+        return out, Grouping(buckets[0], num_buckets, blocks)
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
+        """Compute the share; a token counts as seen by itself, although only as a last resort."""
+        assert grouping is not None
+        assert grouping.blocks is not None
+        causal, blocks = bool(self.causal), grouping.blocks
+        if self.num_hashes == 1:
+            counts = count_in_blocks(blocks, causal)
+        else:
+            seen = window_mask(blocks, causal)
+            seen = _mask_repeated_keys(seen, blocks, self.num_hashes).sum(-1).flatten(1)
+            slot = blocks.slot - blocks.look_back * blocks.members.shape[-1]
+            counts = seen.gather(1, slot.clamp(min=0)).unflatten(0, (self.num_hashes, -1)).sum(0)
+            counts = counts - (self.num_hashes - 1)  # each round has the token itself
+        return share_of_tokens(counts.unflatten(0, (len(mask), -1)), mask, causal)
 
     def _hash(self, q: Tensor, key_mask: Tensor | None) -> tuple[Tensor, int]:
         """Hash each token in each round to a bucket, (R, B, H, N); also return their number."""

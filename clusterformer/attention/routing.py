@@ -10,6 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.visibility import (
+    count_in_blocks,
+    count_in_clusters,
+    share_of_tokens,
+)
 from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_at_least, require_share
@@ -113,17 +118,13 @@ class RoutingAttention(AttentionCore):
         parts: list[Tensor] = []
         grouping = None
         if local:
-            near = window_blocks(
-                q.shape[2], q.shape[0], self.local_window, key_mask,
-                device=q.device, look_ahead=0 if self.causal else 1,
-            )  # fmt: skip
+            near = self._windows(q.shape[0], q.shape[2], key_mask, q.device)
             parts.append(self._chunks(q[:, :local], k[:, :local], v[:, :local], near))
         if local < self.num_heads:
             if self.training:
                 self.means.move()
             queries, nearest = self._scores(q, key_mask)
             keys = queries if self.causal else self._scores(k, key_mask)[0]
-            grouping = Grouping(nearest, self.num_clusters)
             if self.causal is True:
                 mask = key_mask
                 if mask is not None:
@@ -131,9 +132,32 @@ class RoutingAttention(AttentionCore):
                 grouped = sort(nearest.flatten(0, 1), self.num_clusters, mask)
                 far = cluster_chunks(grouped, self.chunk_size, mask)
                 parts.append(self._chunks(q[:, local:], k[:, local:], v[:, local:], far))
+                grouping = Grouping(nearest, self.num_clusters, far)
             else:
-                parts.append(self._routed(q, k, v, queries, keys, key_mask))
+                mixed, members, seen = self._routed(q, k, v, queries, keys, key_mask)
+                parts.append(mixed)
+                grouping = Grouping(nearest, self.num_clusters, keys=seen, queries=members)
         return torch.cat(parts, 1), grouping
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
+        causal, counts = bool(self.causal), []
+        if self.local_heads:
+            near = count_in_blocks(self._windows(*mask.shape, mask, mask.device), causal)
+            counts.append(near[:, None].expand(-1, self.local_heads, -1))
+        if grouping is not None and grouping.keys is not None:
+            taken = grouping.assignment, grouping.keys, grouping.queries
+            counts.append(count_in_clusters(*taken, causal))
+        elif grouping is not None and grouping.blocks is not None:
+            counts.append(count_in_blocks(grouping.blocks, causal).unflatten(0, (len(mask), -1)))
+        return share_of_tokens(torch.cat([count.float() for count in counts], 1), mask, causal)
+
+    def _windows(
+        self, batch: int, length: int, mask: Tensor | None, device: torch.device
+    ) -> Blocks:
+        ahead = 0 if self.causal else 1
+        return window_blocks(
+            length, batch, self.local_window, mask, device=device, look_ahead=ahead
+        )
 
     def _chunks(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
         return chunk_attention(
@@ -162,13 +186,17 @@ class RoutingAttention(AttentionCore):
 
     def _routed(
         self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """Attend from each centroid's nearest queries to its nearest keys: (B, H', N, D).
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Attend from each centroid's nearest queries to its nearest keys.
 
         Args:
             q, k, v: Queries, keys and values of all heads, (B, H, N, D).
             queries, keys: Cosines of the routed heads, (B, H', C, N).
             mask: (B, N), True at real tokens; None means all real.
+
+        Returns:
+            Values (B, H', N, D), and the queries and keys that each centroid takes, (B, H', C, S),
+            -1 where it takes none.
         """
         batch, heads, clusters, length = queries.shape
         size = self.window
@@ -208,7 +236,10 @@ class RoutingAttention(AttentionCore):
         share = weight / count[:, 0].clamp(min=1)[row]
         mixed = _add_rows(own.shape[0], row, mixed.flatten(0, 2) * share[:, None])
         mixed = torch.where(count > 0, mixed.to(v.dtype), own)
-        return mixed.unflatten(0, (batch, length, heads)).transpose(1, 2)
+        mixed = mixed.unflatten(0, (batch, length, heads)).transpose(1, 2)
+        if filled is not None:
+            members, seen = (x.masked_fill(~filled, -1) for x in (members, seen))
+        return mixed, members, seen
 
     @staticmethod
     def _mask(members: Tensor, seen: Tensor, filled: Tensor | None) -> Tensor:

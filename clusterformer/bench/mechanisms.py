@@ -44,7 +44,8 @@ def measure(
 
     Yields:
         One row for each layer at each setting; `times_floor` is the time divided by that of the
-        same operations as one matrix product.
+        same operations as one matrix product, `keys_seen` the share of the text that a token
+        attends to, None where a public package does not say.
     """
     slow: set[str] = set()
     for setting in settings:
@@ -77,6 +78,7 @@ def _measure_setting(
             "peak_mib": _peak_mib(name, setting) if memory else None,
             "gflop": operations / 1e9,
             "times_floor": milliseconds * 1e-3 * peak_rate / operations,
+            "keys_seen": subject.keys_seen(),
         }
 
 

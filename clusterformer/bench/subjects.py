@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from clusterformer import attention
-from clusterformer.attention import PAPER_FORM, AttentionCore, MultiHeadAttention
+from clusterformer.attention import PAPER_FORM, Attended, AttentionCore, MultiHeadAttention
 from clusterformer.bench.peers import PEERS
 from clusterformer.errors import InputError, making
 from clusterformer.models.config import TransformerConfig
-from clusterformer.models.transformer import Encoder
+from clusterformer.models.transformer import Encoder, StackOutput
+from clusterformer.task import StackGroupings, keys_seen
 from clusterformer.working_folder import import_from_working_folder
 
 FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}
@@ -106,12 +107,29 @@ class Subject:
         values = self._values()
         values.backward(self._gradient.to(values.dtype))
 
+    @torch.no_grad()
+    def keys_seen(self) -> float | None:
+        """Measure the share of its text that a token attends to; None where a package is silent."""
+        out = self._output()
+        mask = torch.ones(self._x.shape[:2], dtype=torch.bool, device=self._x.device)
+        if isinstance(out, StackOutput):
+            groupings, cores = out.groupings, out.cores
+        elif isinstance(out, Attended) and isinstance(self._layer, MultiHeadAttention):
+            groupings, cores = [out.grouping], [self._layer.core]
+        else:
+            return None
+        found = keys_seen([StackGroupings("", groupings, mask, cores)])
+        return float(found[0] / found[1]) if found else None
+
     def _values(self) -> Tensor:
-        with self._autocast:
-            out = self._layer(self._x)
+        out = self._output()
         if isinstance(out, Tensor):
             return out
-        return out.hidden if hasattr(out, "hidden") else out.values
+        return out.hidden if isinstance(out, StackOutput) else out.values
+
+    def _output(self) -> Tensor | Attended | StackOutput:
+        with self._autocast:
+            return self._layer(self._x)
 
 
 def default_names(causal: bool) -> list[str]:

@@ -7,7 +7,6 @@ import re
 import time
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from clusterformer.attention import AttentionCore
@@ -87,26 +86,12 @@ def _verdict(options: Options, first: FittedRun, rows: list[tuple[str, float, fl
     ]
     steps = first.fitted.trainer.global_step
     sentence = f"{', '.join(parts)}, after the same {counted(steps, 'step')}"
-    seen, length = _sight(options)
-    return f"{sentence}; a token sees {seen:,} of {length:,}" if seen < length else sentence
+    seen = first.fitted.results.get("test/keys_seen", 1.0)
+    return f"{sentence}; a token sees {100 * seen:.2g} % of its text" if seen < 0.995 else sentence
 
 
 def _cores(model: ClusterFormer) -> list[AttentionCore]:
     return [module for module in model.modules() if isinstance(module, AttentionCore)]
-
-
-def _sight(options: Options) -> tuple[int, int]:
-    """Number of tokens that a token of a validation batch sees in a layer at most, and of all."""
-    batch = next(iter(options.task.val_dataloader()))
-    batch = options.model.transfer_batch_to_device(batch, options.model.device, 0)
-    with torch.inference_mode():
-        groupings = options.model.eval()(batch).encoded.groupings
-    length = batch.mask.shape[1]
-    blocks = [grouping.blocks for grouping in groupings if grouping is not None]
-    if len(blocks) < len(groupings) or None in blocks:
-        return length, length
-    seen = max(b.members.shape[-1] * b.visible.shape[-1] for b in blocks if b is not None)
-    return min(seen, length), length
 
 
 def _likewise(options: Options, model: dict[str, Any], *arguments: str) -> Options:

@@ -25,7 +25,8 @@ usage: clusterformer bench [options]
 
 Measure attention layers, projections and clustering included: the time of forward, and of forward
 and backward; the peak memory in a fresh process; and "x floor", the time divided by that of the
-same operations as one matrix product. All layers take turns; the table shows medians.
+same operations as one matrix product. "keys" is the share of its text that a token attends to; time
+at another share is another amount of work. All layers take turns; the table shows medians.
 
   --lengths 512 1024 2048 4096 8192
                         tokens per sequence
@@ -160,6 +161,7 @@ COLUMNS = {
     "median_ms": ("ms", "{:.1f}"),
     "peak_mib": ("MiB", "{:.0f}"),
     "times_floor": ("x floor", "{:.2f}"),
+    "keys_seen": ("keys", "{:.3f}"),
 }
 """Key of a row to the heading and format of its column."""
 

@@ -20,6 +20,7 @@ from clusterformer.training.config_files import to_yaml
 from clusterformer.training.fit import Fitted, fit
 from clusterformer.training.progress import counted, formatted
 from clusterformer.training.runs import Run, first_process
+from clusterformer.training.selection import selected_nothing
 
 
 class FittedRun(NamedTuple):
@@ -67,6 +68,9 @@ def fit_run(options: Options, resumed: Run | None = None, name: str | None = Non
         raise
     if run and name is None:
         _summarise(run, task, fitted)
+        validated = {name: float(value) for name, value in fitted.trainer.callback_metrics.items()}
+        if line := selected_nothing(model, validated | fitted.results):
+            print(line)
     return FittedRun(run, fitted)
 
 

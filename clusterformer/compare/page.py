@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import body, header
 from clusterformer.compare.verdict import explain_test, verdict
+
+KEYS_SEEN = (
+    "Keys seen: the share of its text that a token attends to in a layer, up to itself where "
+    "attention is causal; mean over tokens, heads and layers. At 1 nothing is selected."
+)
 
 
 def page(summary: Summary, title: str, command: str) -> str:
@@ -75,7 +81,8 @@ def _exact(summary: Summary, row: str) -> list[float | None]:
     cells = (summary.cells.get((row, column)) for column in summary.columns)
     means = [None if cell is None else cell.mean for cell in cells]
     test = summary.significance.get(row)
-    return [None, *means, test and test.p, *summary.costs_of(row)]
+    costs = (None if math.isnan(cost) else cost for cost in summary.costs_of(row))
+    return [None, *means, test and test.p, *costs]
 
 
 def _bold(cell: str) -> str:
@@ -84,10 +91,12 @@ def _bold(cell: str) -> str:
 
 def _how_to_read(summary: Summary) -> str:
     better = "higher" if summary.mode == "max" else "lower"
+    seen = KEYS_SEEN if "keys seen" in summary.cost_names else ""
     return (
         f'<p class="note">{_text(summary.metric)}, {better} is better: mean ± standard deviation '
         f"over seeds; the best value of a column is bold. {_text(explain_test(summary))} "
-        "Epochs to converge: the first epoch whose validation is within 1 % of the best.</p>"
+        f"{seen} Epochs to converge: the first epoch whose validation is within 1 % of the "
+        "best.</p>"
     )
 
 

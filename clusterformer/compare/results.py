@@ -12,9 +12,11 @@ from typing import Any
 
 import yaml
 
+from clusterformer.attention import mechanisms
 from clusterformer.compare.configs import flatten, name_rows
 from clusterformer.errors import InputError, reading
 from clusterformer.training.runs import Run
+from clusterformer.training.selection import WHOLE
 
 OUTCOME_FIELDS: Mapping[str, Any] = {
     "results": dict,
@@ -64,6 +66,20 @@ class Result:
     environment: Mapping[str, Any]
     folder: str
     damage: Sequence[str] = ()
+
+    @property
+    def keys_seen(self) -> float | None:
+        """Share of its text that a token attended to, in the test if there was one."""
+        found = (self.measures.get(f"{stage}/keys_seen") for stage in ("test", "val"))
+        return next((seen for seen in found if seen is not None), None)
+
+    @property
+    def selected_nothing(self) -> bool:
+        """Whether every token saw all under a mechanism that is to select keys."""
+        kinds = {kind.__name__: kind for kind in mechanisms()}
+        kind = kinds.get(str(self.config.get("model.attention", "NeuralClusteringAttention")))
+        by_nature = kind is not None and kind.sees_all
+        return not by_nature and self.keys_seen is not None and self.keys_seen > WHOLE
 
     @property
     def epochs_to_converge(self) -> int | None:

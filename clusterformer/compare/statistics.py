@@ -44,7 +44,8 @@ class Summary:
         cells: (row, column) to its cell; there is none where a run is missing.
         significance: Row to the test of its differences from the baseline, where there are enough.
         baseline: Row that the others are tested against.
-        costs: Row to mean parameters, seconds an epoch, peak MiB and epochs to converge.
+        costs: Row to the mean share of keys that a token sees, parameters, seconds an epoch, peak
+            MiB and epochs to converge.
         results: Results that the table was made from.
         paper: Row to column to the number that the paper reports.
         notes: Lines on files that are damaged, and on runs that are left out.
@@ -117,6 +118,7 @@ def summarise(
             raise InputError(f"{line}; there is {known or 'nothing'}")
         notes.append(f"left out: {line}")
     results = whole
+    notes += _whole_sight(results)
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
     metrics = {column: metrics[column] for column in columns}
@@ -203,13 +205,28 @@ def _significance(
 
 
 def _costs(results: Sequence[Result]) -> dict[str, float]:
-    costs = {
+    seen = [share for result in results if (share := result.keys_seen) is not None]
+    costs = {"keys seen": statistics.fmean(seen)} if seen else {}
+    costs |= {
         "parameters": statistics.fmean(result.parameters for result in results),
         "seconds an epoch": statistics.fmean(result.seconds_an_epoch for result in results),
         "peak MiB": statistics.fmean(result.peak_mib for result in results),
     }
     converged = [n for result in results if (n := result.epochs_to_converge) is not None]
     return costs | ({"epochs to converge": statistics.fmean(converged)} if converged else {})
+
+
+def _whole_sight(results: Sequence[Result]) -> list[str]:
+    """Name the cells in which every token saw everything, under mechanisms that select keys."""
+    cells: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        cells.setdefault((result.row, result.column), []).append(result)
+    return [
+        f"{row}{' on ' if column else ''}{column}: every token saw its whole text; at these "
+        "lengths nothing was selected"
+        for (row, column), found in cells.items()
+        if all(result.selected_nothing for result in found)
+    ]
 
 
 def _own_metric(results: Sequence[Result]) -> str:

@@ -27,7 +27,7 @@ def body(summary: Summary, bold: Bold = str) -> list[list[str]]:
         test = summary.significance.get(row)
         tested = f"{format_p(test.p)} (n = {test.num_pairs})" if test else "-"
         tested = "baseline" if row == summary.baseline else tested
-        costs = [format_number(value) for value in summary.costs_of(row)]
+        costs = ["-" if math.isnan(x) else format_number(x) for x in summary.costs_of(row)]
         lines.append([row, *cells, tested, *costs])
         if row in summary.paper:
             theirs = summary.paper[row]

@@ -20,6 +20,7 @@ from clusterformer.models.transformer import (
     StackOutput,
     final_norm,
     inherit_groupings,
+    self_attention,
 )
 
 
@@ -155,7 +156,7 @@ class Decoder(nn.Module):
             previous = groupings[-1] if inherits else None
             x, grouping = layer(x, key_mask, previous, memory, memory_mask)
             groupings.append(grouping)
-        return StackOutput(self.norm(x), groupings)
+        return StackOutput(self.norm(x), groupings, self_attention(self))
 
     def start(
         self, like: Tensor, memory: Tensor | None = None, memory_mask: Tensor | None = None

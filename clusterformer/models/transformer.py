@@ -17,10 +17,17 @@ from clusterformer.models.dropout import Dropout
 
 
 class StackOutput(NamedTuple):
-    """Attributes: hidden (B, N, E); groupings, one a layer (None where nothing is grouped)."""
+    """Output of a stack of layers.
+
+    Attributes:
+        hidden: (B, N, E).
+        groupings: One a layer; None where nothing is grouped.
+        cores: Mechanism of self-attention of each layer, which says what its tokens saw.
+    """
 
     hidden: Tensor
     groupings: list[Grouping | None]
+    cores: Sequence[AttentionCore] = ()
 
 
 class Output(NamedTuple):
@@ -122,7 +129,13 @@ class Encoder(nn.Module):
         for layer, inherits in zip(self.layers, self._inherits, strict=True):
             x, grouping = layer(x, key_mask, groupings[-1] if inherits else None)
             groupings.append(grouping)
-        return StackOutput(self.norm(x), groupings)
+        return StackOutput(self.norm(x), groupings, self_attention(self))
+
+
+def self_attention(network: nn.Module) -> list[AttentionCore]:
+    """List the mechanisms by which the layers inside `network` attend to their own tokens."""
+    layers = (part for part in network.modules() if isinstance(part, EncoderLayer))
+    return [layer.attention.core for layer in layers]
 
 
 def inherit_groupings(cores: Sequence[AttentionCore]) -> list[bool]:

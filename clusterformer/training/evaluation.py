@@ -38,6 +38,12 @@ class Evaluation:
         total, count = self._task.loss(output, batch, 0.0)
         self._means["loss"].update(total / count.clamp(min=1), count)
         for stack in stacks(output, batch):
+            tokens = stack.mask.sum()
+            for layer, shares in enumerate(stack.keys_seen(), start=1):
+                if shares is not None:
+                    mean = shares.sum() / tokens.clamp(min=1)
+                    self._means["keys_seen"].update(mean, tokens)
+                    self._means[f"{stack.name}layer{layer}/keys_seen"].update(mean, tokens)
             sequences = stack.mask.any(-1).sum()
             for layer, grouping in enumerate(stack.groupings, start=1):
                 if grouping is not None:

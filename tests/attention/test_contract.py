@@ -84,6 +84,17 @@ def test_no_token_is_an_orphan(cls, causal) -> None:
 
 
 @every_form
+def test_every_mechanism_says_what_share_a_token_sees(cls, causal) -> None:
+    """That the share is right is tested in test_visibility.py."""
+    layer, mask = build(cls, causal), mask_of([29, 17, 1], 29)
+    seen = layer.core.keys_seen(layer(torch.randn(3, 29, WIDTH), mask).grouping, mask)
+    assert seen is not None
+    assert seen.shape == mask.shape
+    assert ((seen > 0) == mask).all()
+    assert (seen <= 1).all()
+
+
+@every_form
 @pytest.mark.parametrize("filler", [0.0, 1e4, float("nan")])
 def test_padding_changes_nothing(cls, causal, filler: float) -> None:
     layer = build(cls, causal)

@@ -35,6 +35,7 @@ def test_every_mechanism_at_every_length_is_measured(tmp_path: Path, capsys) -> 
     for row in report["rows"]:
         assert len(row["samples_ms"]) == len(row["forward_samples_ms"]) == 1
         assert row["times_floor"] > 0
+        assert 0 < row["keys_seen"] <= 1
     assert report["environment"]["packages"]["torch"]
     assert report["settings"]["threads"] >= 1
     table = capsys.readouterr().out.splitlines()

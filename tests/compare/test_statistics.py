@@ -78,6 +78,30 @@ def test_nan_and_infinity_are_shown_and_never_best() -> None:
     assert "inf ± nan" in text(summary)
 
 
+def test_what_a_token_sees_is_a_column_and_seeing_all_is_noted() -> None:
+    runs = [
+        result(name, column, seed, 0.5, measures={"test/accuracy": 0.5, "test/keys_seen": seen},
+               config={"model.attention": kind})
+        for name, kind, column, seen in (
+            ("full", "FullAttention", "MR", 1.0),
+            ("ours", "NeuralClusteringAttention", "MR", 1.0),
+            ("ours", "NeuralClusteringAttention", "20news", 0.25),
+        )
+        for seed in range(2)
+    ]  # fmt: skip
+    runs.append(result("of old", "MR", 0, 0.5))
+    summary = summarise(runs)
+    assert summary.costs["ours"]["keys seen"] == pytest.approx(0.625)
+    assert summary.notes == [
+        "ours on MR: every token saw its whole text; at these lengths nothing was selected"
+    ]
+    for form in (text(summary), markdown(summary), latex(summary)):
+        assert "keys seen" in form
+    head, *lines = (line.split("|") for line in markdown(summary).splitlines())
+    assert lines[-1][[cell.strip() for cell in head].index("keys seen")].strip() == "-"
+    assert "test/keys_seen" in runs_csv(summary).splitlines()[0]
+
+
 def test_every_form_of_the_table_holds_the_numbers() -> None:
     summary = summarise(RESULTS, paper={"ours": {"MR": 0.777}})
     for form in (text(summary), markdown(summary), latex(summary)):

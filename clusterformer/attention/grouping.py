@@ -1,0 +1,37 @@
+"""Result of a mechanism that groups tokens, for losses, statistics, pictures and counts.
+
+B batch   H heads   N tokens   C clusters   F features   S slots of a cluster
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from clusterformer.kernels.blocks import Blocks
+
+
+class Grouping(NamedTuple):
+    """Result of grouping; losses, statistics and plots read it.
+
+    Attributes:
+        assignment: (B, N) or (B, H, N) integer cluster of each token.
+        num_clusters: C.
+        blocks: Slot of each token, and blocks that see each other, of each sequence or, beside an
+            assignment (B, H, N), of each head; None if there are none.
+        points: (B, N, F) clustered vectors.
+        centroids: (B, C, F) updated centroids C' of eq. 3, in the same space.
+        similarity: phi of eq. 2: "cosine" or "dot".
+        keys: (B, H, C, S) tokens that the queries of each cluster attend to, -1 for none; None
+            where the blocks say it.
+        queries: (B, H, C, S') tokens that each cluster takes as queries, -1 for none; None if each
+            token is in the cluster of `assignment` alone.
+    """
+
+    assignment: Tensor
+    num_clusters: int
+    blocks: Blocks | None = None
+    points: Tensor | None = None
+    centroids: Tensor | None = None
+    similarity: str = "cosine"
+    keys: Tensor | None = None
+    queries: Tensor | None = None

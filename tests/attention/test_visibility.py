@@ -1,0 +1,129 @@
+"""The share of tokens that each token attends to, against influence measured by gradients."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from clusterformer.attention import (
+    PAPER_FORM,
+    AttentionCore,
+    FullAttention,
+    KeyClusteringAttention,
+    LocalAttention,
+    MultiHeadAttention,
+    NeuralClusteringAttention,
+    ReformerAttention,
+    RoutingAttention,
+    mechanisms,
+)
+
+SMALL = {"num_clusters": 5, "chunk_size": 4, "top_k": 4, "block_size": 7, "local_window": 3}
+FORMS = [(cls, causal) for cls in mechanisms() for causal in cls.causal_forms]
+
+
+def name(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else f"causal={value}"
+
+
+def build(cls: type[AttentionCore], causal: object) -> MultiHeadAttention:
+    options = {k: v for k, v in SMALL.items() if k in inspect.signature(cls).parameters}
+    return MultiHeadAttention(cls(32, 4, causal=causal, **options)).eval()
+
+
+def mask_of(lengths: list[int], longest: int) -> Tensor:
+    return torch.arange(longest) < torch.tensor(lengths)[:, None]
+
+
+def influence(layer: MultiHeadAttention, x: Tensor, mask: Tensor) -> Tensor:
+    """Share of tokens whose values move the output of each token, by head and brute force."""
+    core, (batch, length) = layer.core, mask.shape
+    q = layer._split(layer.q_proj(x))
+    k = q if core.shared_qk else layer._split(layer.k_proj(x))
+    v = torch.zeros_like(q).requires_grad_()
+    mixed, _ = core(q, k, v, hidden=x, query_mask=mask, key_mask=mask)
+    counts = torch.zeros(batch, core.num_heads, length)
+    seed = torch.randn(core.head_width)
+    for token in range(length):
+        (gradient,) = torch.autograd.grad((mixed[:, :, token] * seed).sum(), v, retain_graph=True)
+        met = gradient.abs().amax(-1) > 0  # (B, H, N)
+        if isinstance(core, ReformerAttention):
+            met[:, :, token] = True  # a last resort
+        counts[:, :, token] = (met & mask[:, None]).sum(-1)
+    there = mask.cumsum(-1) if core.causal else mask.sum(-1, keepdim=True)
+    return (counts.mean(1) / there.clamp(min=1)).masked_fill(~mask, 0.0)
+
+
+def measured(layer: MultiHeadAttention, x: Tensor, mask: Tensor) -> Tensor:
+    return layer.core.keys_seen(layer(x, mask).grouping, mask)
+
+
+@pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
+def test_every_mechanism_says_what_a_token_sees(cls, causal) -> None:
+    torch.manual_seed(3)
+    layer = build(cls, causal)
+    x, mask = torch.randn(3, 29, 32), mask_of([29, 17, 1], 29)
+    torch.testing.assert_close(measured(layer, x, mask), influence(layer, x, mask))
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        NeuralClusteringAttention(32, 4, num_clusters=3, **PAPER_FORM),
+        NeuralClusteringAttention(32, 4, num_clusters=4, look_back=2, look_ahead=2),
+        NeuralClusteringAttention(32, 4, num_clusters=7, min_width=3),
+        NeuralClusteringAttention(32, 4, num_clusters=7, causal="masked"),
+        NeuralClusteringAttention(32, 4, num_clusters=3, chunk_size=3, causal=True, look_back=2),
+        NeuralClusteringAttention(
+            32, 4, num_clusters=3, chunk_size=4, causal=True, local_heads=3, local_window=2
+        ),
+        ReformerAttention(32, 4, num_hashes=3, num_buckets=6),
+        ReformerAttention(32, 4, num_hashes=4, chunk_size=4),
+        ReformerAttention(32, 4, num_hashes=2, num_buckets=4, chunk_size=3, causal=True),
+        ReformerAttention(32, 4, num_hashes=2, num_buckets=8, causal="masked"),
+        RoutingAttention(32, 4, num_clusters=3, window=11),
+        RoutingAttention(32, 4, num_clusters=6, local_heads=0),
+        RoutingAttention(32, 4, local_heads=4, local_window=2),
+        RoutingAttention(32, 4, num_clusters=5, window=9, causal="masked", local_heads=1),
+        LocalAttention(32, 4, window=4),
+        KeyClusteringAttention(32, 4, num_clusters=7, min_width=1),
+    ],
+    ids=lambda core: type(core).__name__,
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_other_options_are_counted_too(core, padded: bool) -> None:
+    torch.manual_seed(4)
+    layer = MultiHeadAttention(core).eval()
+    x = torch.randn(4, 23, 32)
+    mask = torch.rand(4, 23) < 0.7 if padded else torch.ones(4, 23, dtype=torch.bool)
+    torch.testing.assert_close(measured(layer, x, mask), influence(layer, x, mask))
+
+
+def test_two_blocks_of_three_are_two_thirds() -> None:
+    for look_ahead, share in ((0, 2 / 3), (1, 1.0)):
+        core = NeuralClusteringAttention(32, 4, num_clusters=3, look_ahead=look_ahead)
+        layer = MultiHeadAttention(core)
+        mask = mask_of([30, 12], 30)
+        seen = measured(layer, torch.randn(2, 30, 32), mask)
+        assert seen[mask].tolist() == pytest.approx([share] * 42)
+
+
+def test_a_mechanism_that_says_nothing_is_unknown() -> None:
+    class Quiet(FullAttention):
+        sees_all = False
+
+    assert Quiet(32, 4).keys_seen(None, mask_of([3], 4)) is None
+
+
+def test_counting_makes_no_quadratic_matrix() -> None:
+    """Two billion pairs would take seconds and gigabytes."""
+    length = 2**16
+    core = NeuralClusteringAttention(8, 1, causal=True, num_clusters=8, chunk_size=64)
+    mask = torch.ones(1, length, dtype=torch.bool)
+    grouping = core._group(torch.randn(1, length, 8), None, None)
+    seen = core.keys_seen(grouping, mask)[0]
+    assert seen[0] == 1
+    assert not math.isnan(seen[-1])
+    assert seen[-1] <= 128 / length

@@ -1,0 +1,44 @@
+"""`keys_seen` of whole runs: logged everywhere, and said where nothing was selected."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterformer.cli.main import main
+
+TOY = ["fit", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
+TOY += ["--model.num_layers=2", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+TOY += ["--trainer.log_every_n_steps=1", "--data.size=24"]
+ALL = "--model.attention.num_clusters=3"
+PARTS = ["--model.attention.num_clusters=3", "--model.attention.look_ahead=0"]
+
+
+def train(arguments: list[str], runs: Path) -> dict[str, float]:
+    assert main([*TOY, *arguments, f"--runs={runs}"]) == 0
+    return json.loads((runs / "toy" / "1" / "results.json").read_text())["results"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "share"),
+    [
+        (["--model.attention=FullAttention"], 1.0),
+        (["--model.attention=NeuralClusteringAttention", ALL], 1.0),
+        (["--model.attention=NeuralClusteringAttention", *PARTS], 0.71),
+    ],
+    ids=["full", "whole", "parts"],
+)
+def test_every_run_logs_what_its_tokens_see(arguments, share, tmp_path: Path, capsys) -> None:
+    results = train(arguments, tmp_path)
+    assert results["test/keys_seen"] == pytest.approx(share, abs=0.1 if share < 1 else 1e-6)
+    layers = [results[f"test/layer{layer}/keys_seen"] for layer in (1, 2)]
+    assert results["test/keys_seen"] == pytest.approx(sum(layers) / 2, abs=1e-5)
+    with (tmp_path / "toy" / "1" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    trained = [row["train/keys_seen"] for row in rows if row["train/loss"]]
+    assert len(trained) == 3
+    assert all(0 < float(seen) <= 1 for seen in trained)
+    assert [float(row["val/keys_seen"]) for row in rows if row["val/keys_seen"]]
+    said = "selected nothing" in capsys.readouterr().out
+    assert said == (share == 1.0 and "FullAttention" not in arguments[0])
