@@ -18,8 +18,8 @@ from clusterformer.attention import Grouping
 IGNORE = -100
 """Target of an example or token that counts in no loss and no metric."""
 
-ClusteringForm = Literal["contrastive", "bare"]
-"""Form of the clustering loss; see `clustering_loss`."""
+ClusteringForm = Literal["contrastive", "bare", "bounded"]
+"""Form of the clustering loss; see `clustering_loss`. "bounded" is one of the sorting loss too."""
 
 
 def cross_entropy(
@@ -70,14 +70,14 @@ def auxiliary(
     Args:
         groupings: Grouping of each layer.
         mask: (B, N), True at real tokens.
-        form: Form of L1; see `clustering_loss`.
+        form: Form of the losses; see `clustering_loss` and `sorting_loss`.
     """
     found = [g for g in groupings if g is not None and g.centroids is not None]
     if not found:
         return Auxiliary(None, None)
     real = mask.any(-1)
     clustering = torch.stack([clustering_loss(g, mask, form).sum() for g in found])
-    sorting = torch.stack([sorting_loss(g)[real].sum() for g in found])
+    sorting = torch.stack([sorting_loss(g, form)[real].sum() for g in found])
     return Auxiliary(clustering.mean(), sorting.mean())
 
 
@@ -91,48 +91,53 @@ def clustering_loss(
 
     bare (eq. 6):  sum_j -phi(X_j, C'_{I_j}). Pulls together only. With phi the inner product it
         has no lower bound; with the cosine it is bounded by -1 a token.
+    bounded:       the same with the cosine for phi, also where eq. 2 has the inner product.
     contrastive:   sum_j -log softmax_i(phi(X_j, C'_i) / temperature)_{I_j}. Pulls together and
         keeps clusters apart.
 
     Args:
         grouping: Grouping with points and centroids.
         mask: (B, N), True at real tokens.
-        form: "contrastive" or "bare".
+        form: "contrastive", "bare" or "bounded".
         temperature: Temperature of the contrastive form, for the cosine.
 
     Returns:
         (B,), the sum over the real tokens of each sequence.
     """
-    points, centroids = _space(grouping)
+    points, centroids = _space(grouping, form)
     labels = grouping.assignment.masked_fill(~mask, 0)
     phi = points @ centroids.transpose(1, 2)  # (B, N, C)
     if form == "contrastive":
         scaled = (phi / temperature).transpose(1, 2)
         losses = F.cross_entropy(scaled, labels, reduction="none")
-    elif form == "bare":
+    elif form in ("bare", "bounded"):
         losses = -phi.gather(2, labels[..., None])[..., 0]
     else:
-        raise ValueError(f'form must be "contrastive" or "bare", got {form!r}')
+        raise ValueError(f'form must be "contrastive", "bare" or "bounded", got {form!r}')
     return losses.masked_fill(~mask, 0.0).sum(-1)
 
 
-def sorting_loss(grouping: Grouping) -> Tensor:
+def sorting_loss(grouping: Grouping, form: ClusteringForm = "bare") -> Tensor:
     """L2: distance of neighbouring centroids from each other, around the circle (eq. 11).
 
-    -mean_i phi(C'_i, C'_{i-1}), with C'_0 = C'_k.
+    -mean_i phi(C'_i, C'_{i-1}), with C'_0 = C'_k. With phi the inner product it has no lower bound.
+
+    Args:
+        grouping: Grouping with points and centroids.
+        form: "bounded" takes the cosine for phi, also where eq. 2 has the inner product.
 
     Returns:
         (B,), one value a sequence.
     """
-    _, centroids = _space(grouping)
+    _, centroids = _space(grouping, form)
     return -(centroids * centroids.roll(1, 1)).sum(-1).mean(-1)
 
 
-def _space(grouping: Grouping) -> tuple[Tensor, Tensor]:
+def _space(grouping: Grouping, form: ClusteringForm) -> tuple[Tensor, Tensor]:
     """Points and updated centroids, such that their product is phi."""
     points, centroids = grouping.points, grouping.centroids
     assert points is not None
     assert centroids is not None
-    if grouping.similarity == "cosine":
+    if grouping.similarity == "cosine" or form == "bounded":
         return F.normalize(points.float(), dim=-1), F.normalize(centroids.float(), dim=-1)
     return points.float(), centroids.float()

@@ -62,7 +62,8 @@ class ClusterFormer(LightningModule):
         task_weight: Weight of the task's loss, lambda of eq. 17.
         clustering_weight: Weight of the clustering loss L1 (eq. 6), mu of eq. 17.
         sorting_weight: Weight of the sorting loss L2 (eq. 11), nu of eq. 17.
-        clustering_form: Form of the clustering loss: "contrastive", or "bare" as in eq. 6.
+        clustering_form: Form of the clustering loss: "contrastive"; "bare" as in eq. 6, without a
+            lower bound if the similarity is the inner product; "bounded", eq. 6 and 11 by cosine.
 
     Attributes:
         config: YAML of the run, if the command line made it; saved in the checkpoint.

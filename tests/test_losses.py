@@ -49,6 +49,18 @@ def test_the_cosine_bounds_both_losses() -> None:
     assert (sorting_loss(g).abs() <= 1 + 1e-6).all()
 
 
+def test_the_bounded_form_is_the_cosine_of_inner_products_vectors() -> None:
+    """The letter falls without end as vectors grow; bounded, it is that of the cosine."""
+    g, mask = grouping("dot", scale=1e3)
+    by_cosine = g._replace(similarity="cosine")
+    torch.testing.assert_close(
+        clustering_loss(g, mask, "bounded"), clustering_loss(by_cosine, mask, "bare")
+    )
+    torch.testing.assert_close(sorting_loss(g, "bounded"), sorting_loss(by_cosine))
+    assert sorting_loss(g).abs().max() > 1e3
+    assert auxiliary([g], mask, "bounded").sorting.abs() <= 2 + 1e-6
+
+
 def test_the_contrastive_loss_keeps_clusters_apart() -> None:
     """Centroids that all agree satisfy the bare loss and cost the contrastive one log C."""
     direction = F.normalize(torch.randn(6), dim=0)
@@ -84,5 +96,5 @@ def test_layers_are_averaged_and_none_gives_none() -> None:
 
 def test_an_unknown_form_is_refused() -> None:
     g, mask = grouping("cosine")
-    with pytest.raises(ValueError, match='"contrastive" or "bare", got \'soft\''):
+    with pytest.raises(ValueError, match='"bare" or "bounded", got \'soft\''):
         clustering_loss(g, mask, "soft")

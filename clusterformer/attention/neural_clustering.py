@@ -43,9 +43,11 @@ class NeuralClusteringAttention(AttentionCore):
     - `causal=True` is strict. A token is assigned by this layer's own centroids, without regard to
       other tokens; chunks of `chunk_size` are cut within each cluster by rank; a token sees its
       own chunk and the `look_back` chunks before it of its cluster. No future token changes it.
-    - `causal="masked"` is exactly appendix B: sort and blocks as without causality, later tokens
-      masked by -inf. It LEAKS: the blocks depend on later tokens, so a change of the suffix
-      changes outputs before it. For comparison only.
+    - `causal="masked"` is appendix B with -inf: sort and blocks as without causality, the scores of
+      later tokens set to -inf. (Eq. 14 multiplies them by 0, under which a later token keeps the
+      weight of exp(0); eq. 13 compares keys with keys, here positions of queries with those of
+      keys.) It LEAKS: the blocks depend on later tokens, so a change of the suffix changes outputs
+      before it. For comparison only.
 
     With `coupling=False`, k = 1 and k = 2 equal full attention, as does k = 3 looking both ways.
 
