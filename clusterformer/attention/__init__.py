@@ -22,7 +22,6 @@ from clusterformer.attention.base import (
     MultiHeadAttention,
 )
 from clusterformer.attention.neural_clustering import PAPER_FORM
-from clusterformer.attention.pretrained import approximate
 
 if TYPE_CHECKING:
     from clusterformer.attention.clustered import ClusteredAttention, ImprovedClusteredAttention
@@ -51,7 +50,6 @@ __all__ = [
     "NeuralClusteringAttention",
     "ReformerAttention",
     "RoutingAttention",
-    "approximate",
     "mechanisms",
 ]
 

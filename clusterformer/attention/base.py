@@ -133,6 +133,12 @@ class AttentionCore(nn.Module, ABC):
     def inherit(self) -> None:
         """Drop weights that `previous` replaces; called on layers above the first."""
 
+    def read_width(self, width: int) -> None:
+        """Make a new mechanism take hidden states of another width than d_model.
+
+        Only one that computes with `hidden` overrides it.
+        """
+
     def cache(self, like: Tensor) -> Cache:
         """Make an empty cache for decoding; `like` (B, ...) gives batch size, dtype and device."""
         raise ValueError(f"{type(self).__name__}(causal={self.causal!r}) cannot decode stepwise")

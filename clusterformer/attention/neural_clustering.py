@@ -138,6 +138,16 @@ class NeuralClusteringAttention(AttentionCore):
         self.centroids: nn.Parameter | None = nn.Parameter(torch.randn(num_clusters, width))
         self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha))) if coupling else None
 
+    def read_width(self, width: int) -> None:
+        if width == self.space.in_features:
+            return
+        if self.similarity == "dot":
+            raise ValueError(
+                f'similarity="dot" needs hidden states as wide as all heads together, '
+                f"{self.d_model}, got {width}"
+            )
+        self.space = nn.Linear(width, self.space.out_features, bias=False)
+
     def inherit(self) -> None:
         if self.causal is not True:
             self.centroids = None

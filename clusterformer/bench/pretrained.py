@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clusterformer.attention import AttentionCore, approximate
 from clusterformer.bench.report import Row
 from clusterformer.bench.similarity import (
     ScoredPairs,
@@ -19,6 +17,7 @@ from clusterformer.bench.similarity import (
     similarities,
 )
 from clusterformer.bench.subjects import choose_mechanisms
+from clusterformer.huggingface import attach, detach
 
 DEFAULT = ("ClusteredAttention", "ImprovedClusteredAttention", "MultipoleAttention")
 FURTHER_OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -49,16 +48,13 @@ def measure(
     """
     kinds = choose_mechanisms(names or DEFAULT)
     gold = [torch.tensor(pairs.scores) for pairs in draws]
-    implementation = encoder.model.config._attn_implementation
     full: list[Tensor] = []
     forms: list[tuple[str, dict[str, Any]]] = [("FullAttention", {})]
     for name in kinds:
         forms += [(name, options) for options in ({}, *FURTHER_OPTIONS.get(name, ()))]
     for name, options in forms:
-        encoder.model.set_attn_implementation(implementation)
         if full:
-            kind: Callable[..., AttentionCore] = kinds[name]
-            approximate(encoder.model, partial(kind, num_clusters=num_clusters, **options))
+            attach(encoder.model, kinds[name], num_clusters=num_clusters, **options)
         begun = time.process_time()
         found = [similarities(encoder, pairs) for pairs in draws]
         seconds = time.process_time() - begun
@@ -70,3 +66,4 @@ def measure(
             "spearman_with_full": list(map(rank_correlation, found, full)),
             "cpu_seconds": seconds,
         }
+    detach(encoder.model)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clusterformer.attention import AttentionCore, FullAttention, approximate
+from clusterformer.attention import AttentionCore, FullAttention
 from clusterformer.errors import InputError
+from clusterformer.huggingface import attach
 from clusterformer.models.language_model import LanguageModel
 
 
@@ -62,7 +63,7 @@ def record_encoder(folder: Path, text: str, length: int, texts: int) -> list[Inp
     """
     from transformers import AutoModel, AutoTokenizer
 
-    model = approximate(AutoModel.from_pretrained(folder).eval(), FullAttention)
+    model = attach(AutoModel.from_pretrained(folder).eval(), FullAttention)
     if length > (positions := getattr(model.config, "max_position_embeddings", length)):
         raise InputError(f"--length {length}: {folder.name} has positions for {positions} tokens")
     encoded = AutoTokenizer.from_pretrained(folder)(

@@ -157,7 +157,8 @@ def test_errors_on_what_a_trained_model_attends_to_are_measured(encoder: Path, c
     assert len(rows) == 3 + 3 + 1 + 3 + 2
     for row in rows:
         assert len(row["of_layers"]) == 2
-        assert row["relative_squared_error"] > 0 or row["options"].get("exact_clusters", 0) > 2
+        exact = row["mechanism"].startswith("Improved")  # its 32 best keys are all 24
+        assert row["relative_squared_error"] > 0 or exact or row["options"]["exact_clusters"] > 2
     assert "exact_clusters=4" in capsys.readouterr().out
     assert main(["bench", "approximation", *arguments, "--length", "600"]) == 2
     assert "has positions for 512 tokens" in capsys.readouterr().err

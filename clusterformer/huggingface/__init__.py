@@ -1,0 +1,18 @@
+"""Mechanisms in models of Hugging Face's transformers, and back to an ordinary folder.
+
+Examples:
+    >>> from clusterformer import huggingface
+    >>> model = AutoModelForSequenceClassification.from_pretrained(folder)
+    >>> huggingface.attach(model, "NeuralClusteringAttention", num_clusters=32)
+    >>> model.save_pretrained(other)  # the mechanism is saved with it
+    >>> model = huggingface.load(other)
+    >>> huggingface.detach(model)  # its own attention again
+
+Needs the extra `pretrained`. Nothing of transformers is imported before a function is called.
+"""
+
+from clusterformer.huggingface.attaching import attach, detach, is_attached
+from clusterformer.huggingface.dispatch import groupings
+from clusterformer.huggingface.saving import load
+
+__all__ = ["attach", "detach", "groupings", "is_attached", "load"]

@@ -1,0 +1,89 @@
+"""A mechanism into a model of transformers, in place, and out of it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+
+from clusterformer.errors import InputError
+from clusterformer.huggingface.building import Mechanism, build, find_mechanism, install, uninstall
+from clusterformer.huggingface.dispatch import IMPLEMENTATION, register, slots
+from clusterformer.huggingface.layers import attention_layers
+from clusterformer.huggingface.saving import forget, note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Model = TypeVar("Model", bound="PreTrainedModel")
+
+
+def attach(model: Model, mechanism: Mechanism, **options: Any) -> Model:
+    """Replace the attention of a transformers model by a mechanism, in place.
+
+    Every self-attention layer gets a mechanism of its own; its weights become part of the model.
+    In a decoder it is strictly causal. Layers with a sliding window keep their window, in linear
+    memory. A mechanism that is attached already is replaced.
+
+    Examples:
+        >>> model = AutoModel.from_pretrained(folder)
+        >>> huggingface.attach(model, "NeuralClusteringAttention", num_clusters=32)
+
+    Args:
+        model: Encoder or decoder that takes its attention from transformers' `AttentionInterface`.
+            Its own weights do not change.
+        mechanism: Class of the mechanism, or its name.
+        **options: Options of the mechanism. The model gives `d_model`, `num_heads` and `causal`.
+
+    Returns:
+        The same model. `save_pretrained` saves the mechanism with it; `load` brings it back.
+
+    Raises:
+        ValueError: if model and mechanism cannot be combined, or an option is wrong; the model is
+            then unchanged.
+    """
+    _require_model(model)
+    kind = find_mechanism(mechanism)
+    layers = attention_layers(model)
+    cores = build(layers, kind, options)  # all of them, before anything changes
+    if is_attached(model):
+        detach(model)
+    register()
+    replaced = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    install(layers, cores)
+    note(model, kind.__name__, options, replaced)
+    return model
+
+
+def detach(model: Model) -> Model:
+    """Give a model its own attention back, in place; the weights of the mechanism are dropped.
+
+    Raises:
+        ValueError: if no mechanism is attached.
+    """
+    _require_model(model)
+    if not is_attached(model):
+        raise InputError(f"{type(model).__name__} has no mechanism of clusterformer to detach")
+    uninstall(model)
+    model.set_attn_implementation(forget(model))
+    return model
+
+
+def is_attached(model: nn.Module) -> bool:
+    """Tell whether a mechanism is attached to a model."""
+    return bool(slots(model))
+
+
+def _require_model(model: object) -> None:
+    from transformers import PreTrainedModel
+
+    if isinstance(model, PreTrainedModel):
+        return
+    hints = {
+        "SentenceTransformer": "; give its model[0].auto_model",
+        "PeftModel": "; attach the mechanism first, then add adapters",
+    }
+    kinds = [kind.__name__ for kind in type(model).__mro__]
+    hint = next((hints[kind] for kind in kinds if kind in hints), "")
+    raise InputError(f"model must be a PreTrainedModel of transformers, got {kinds[0]}{hint}")

@@ -1,0 +1,169 @@
+"""Cached decoding: the cache of a mechanism, held beside transformers' KV cache.
+
+B batch   R rows of a group   H heads   N queries   M keys   D head width   E model width
+
+Rows of a batch that have the same number of real tokens form a group, whose cache has no padding.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clusterformer.attention import AttentionCore, Cache
+
+Group = tuple[Tensor, Cache]
+"""Rows of the batch, (R,), and the cache of the mechanism for them."""
+
+
+def attend_with_cache(
+    core: AttentionCore,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    hidden: Tensor,
+    mask: Tensor | None,
+    layer: Any,
+) -> Tensor:
+    """Mix values of the tokens that are new, and keep them in the mechanism's own cache.
+
+    Args:
+        core: Strictly causal mechanism.
+        q: Queries of the new tokens, (B, H, N, D).
+        k, v: All keys and values so far, (B, H, M, D).
+        hidden: Input of the layer at the new tokens, (B, N, E).
+        mask: (B, M), True at real tokens; None means all real.
+        layer: Layer of transformers' KV cache, changed in place: it gets the state.
+
+    Raises:
+        ValueError: if the KV cache is no dynamic one, or this mechanism did not fill it.
+    """
+    new = q.shape[2]
+    state: _State | None = getattr(layer, "clusterformer", None)
+    if state is None:
+        if k.shape[2] != new:
+            raise ValueError(
+                f"the KV cache holds {k.shape[2] - new} tokens that this mechanism has not seen; "
+                "start with an empty cache"
+            )
+        _hold_state(layer)
+        mixed, _ = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
+        layer.clusterformer = _State((q, k, v, hidden, mask))
+        return mixed
+    if mask is not None and not bool(mask[:, -new:].all()):
+        raise ValueError("padding after the first tokens of a cached text is not supported")
+    if state.groups is None:
+        state.prefill(core)
+    return state.step(core, q, k[:, :, -new:], v[:, :, -new:], hidden)
+
+
+class _State:
+    """Cache of one layer: what the first call gave, until a step asks for more."""
+
+    def __init__(self, given: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]) -> None:
+        self.given: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None] | None = given
+        self.groups: list[Group] | None = None
+
+    def prefill(self, core: AttentionCore) -> None:
+        """Fill the mechanism's cache with the first tokens."""
+        assert self.given is not None
+        q, k, v, hidden, mask = self.given
+        self.given, self.groups = None, []
+        if mask is None:
+            mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
+        lengths = mask.sum(1)
+        for length in lengths.unique().tolist():
+            rows = (lengths == length).nonzero()[:, 0]
+            memory = core.cache(q[rows])
+            if length:
+                real = mask[rows].nonzero()[:, 1].view(len(rows), length)
+                at = real[:, None, :, None]
+                heads = (x[rows].gather(2, at.expand(-1, x.shape[1], -1, x.shape[3]))
+                         for x in (q, k, v))  # fmt: skip
+                inner = hidden[rows].gather(1, real[..., None].expand(-1, -1, hidden.shape[2]))
+                _, memory = core.prefill(*heads, hidden=inner, cache=memory)
+            self.groups.append((rows, memory))
+
+    def step(self, core: AttentionCore, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        """Decode the new tokens, one after another."""
+        assert self.groups is not None
+        mixed = torch.empty_like(q)
+        for at in range(q.shape[2]):
+            one = slice(at, at + 1)
+            for number, (rows, memory) in enumerate(self.groups):
+                values, memory = core.step(
+                    *(x[rows, :, one] for x in (q, k, v)), hidden=hidden[rows, one], cache=memory
+                )
+                mixed[rows, :, one] = values
+                self.groups[number] = rows, memory
+        return mixed
+
+    def select(self, indices: Tensor) -> None:
+        """Keep rows of the batch, in another order, some of them several times."""
+        if self.given is not None:
+            *inputs, mask = self.given
+            q, k, v, hidden = (x[indices] for x in inputs)
+            self.given = q, k, v, hidden, None if mask is None else mask[indices]
+        if self.groups is None:
+            return
+        groups = []
+        for rows, memory in self.groups:
+            here = indices[:, None] == rows  # (rows now, R)
+            kept = here.any(1).nonzero()[:, 0]
+            if len(kept):
+                source = here[kept].long().argmax(1)
+                groups.append((kept, tuple(x[source] for x in memory)))
+        self.groups = groups
+
+
+def _hold_state(layer: Any) -> None:
+    """Let a layer of the KV cache take its state along when rows are moved."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+        kind: type = type(layer)
+        layer.__class__ = _stateful(kind)
+    elif not hasattr(layer, "clusterformer"):
+        raise ValueError(
+            f"a mechanism decodes beside a DynamicCache only, got {type(layer).__name__}"
+        )
+
+
+@cache
+def _stateful(kind: Any) -> type:
+    """Subclass a layer of a KV cache: it has the state of a mechanism beside it."""
+
+    class Stateful(kind):
+        clusterformer: _State | None = None
+
+        def reorder_cache(self, beam_idx: Tensor) -> None:
+            super().reorder_cache(beam_idx)
+            self._select(beam_idx)
+
+        def batch_select_indices(self, indices: Tensor) -> None:
+            super().batch_select_indices(indices)
+            self._select(indices)
+
+        def batch_repeat_interleave(self, repeats: int) -> None:
+            rows = torch.arange(len(self.keys))
+            super().batch_repeat_interleave(repeats)
+            self._select(rows.repeat_interleave(repeats))
+
+        def reset(self) -> None:
+            super().reset()
+            self.clusterformer = None
+
+        def crop(self, tokens_to_remove: int) -> None:
+            if tokens_to_remove:
+                raise ValueError(
+                    "a mechanism's cache cannot forget tokens; assisted decoding is not supported"
+                )
+
+        def _select(self, indices: Tensor) -> None:
+            if self.clusterformer is not None:
+                self.clusterformer.select(indices.to(self.keys.device))
+
+    return Stateful

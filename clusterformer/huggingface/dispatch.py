@@ -1,0 +1,190 @@
+"""From transformers' attention interface to a mechanism, and the mask on the way.
+
+B batch   H heads   G heads of keys and values   N queries   M keys   D head width   E model width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clusterformer.attention import AttentionCore, Grouping
+from clusterformer.huggingface.decoding import attend_with_cache
+
+IMPLEMENTATION = "clusterformer"
+"""Name of our attention function among those of transformers."""
+
+SLOT = "clusterformer"
+"""Name of the `AttachedMechanism` inside an attention module, and in the names of its weights."""
+
+
+class AttachedMechanism(nn.Module):
+    """A mechanism inside an attention layer of transformers.
+
+    Args:
+        core: Mechanism.
+
+    Attributes:
+        core: The same.
+        recorded: List that each forward pass extends by its grouping; None: none is kept.
+    """
+
+    def __init__(self, core: AttentionCore) -> None:
+        super().__init__()
+        self.core = core
+        self.recorded: list[Grouping | None] | None = None
+        self._given: tuple[Tensor, Any] | None = None
+
+    def give(self, hidden: Tensor, past: Any) -> None:
+        """Keep the input of the layer, which the attention function does not get."""
+        self._given = hidden, past
+
+    def take(self) -> tuple[Tensor, Any]:
+        """Return what was given last, and forget it."""
+        given, self._given = self._given, None
+        if given is None:
+            raise ValueError("the attention function was called outside of its attention layer")
+        return given
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        hidden: Tensor,
+        mask: Tensor | None,
+        past_layer: Any = None,
+    ) -> Tensor:
+        """Mix values.
+
+        Args:
+            q: Queries, (B, H, N, D).
+            k, v: Keys and values, (B, H, M, D).
+            hidden: Input of the layer, (B, N, E).
+            mask: (B, M), True at real tokens; None means all real.
+            past_layer: Layer of transformers' KV cache; None without one.
+        """
+        if past_layer is not None:
+            return attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
+        mixed, grouping = self.core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
+        if self.recorded is not None:
+            self.recorded.append(grouping)
+        return mixed
+
+
+def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook of an attention layer."""
+    hidden = args[0] if args else kwargs["hidden_states"]
+    getattr(module, SLOT).give(hidden, kwargs.get("past_key_values"))
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend from (B, H, N, D) to (B, N, H, D), in the signature of the interface.
+
+    Dropout of attention weights is not applied: mechanisms have none.
+    """
+    slot: AttachedMechanism | None = getattr(module, SLOT, None)
+    if slot is None:
+        raise ValueError(
+            f"{type(module).__name__} has no mechanism; "
+            "use clusterformer.huggingface.attach or load"
+        )
+    hidden, past = slot.take()
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{type(module).__name__} passes {name}, which no mechanism has")
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask must be (batch, tokens), got shape {tuple(attention_mask.shape)}"
+        )
+    core = slot.core
+    if query.shape[1:4:2] != (core.num_heads, core.head_width):
+        raise ValueError(
+            f"{type(module).__name__} has {query.shape[1]} heads of width {query.shape[3]}, "
+            f"the mechanism {core.num_heads} of {core.head_width}"
+        )
+    if scaling is not None and scaling != core.head_width**-0.5:
+        query = query * (scaling * core.head_width**0.5)
+    if key.shape[1] != query.shape[1]:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    past_layer = None if past is None else past.layers[module.layer_idx]
+    mixed = slot(query, key, value, hidden, attention_mask, past_layer)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def padding_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    allow_is_causal_skip: bool = True,
+    **kwargs: Any,
+) -> Tensor | None:
+    """Make the mask that reaches `attend`: (B, M), or None if every token is real.
+
+    In the signature of `AttentionMaskInterface`. Causality is the mechanism's own matter.
+    """
+    causal = "allow_is_bidirectional_skip" not in kwargs
+    if use_vmap or (causal and not allow_is_causal_skip and q_length > 1):
+        raise ValueError(
+            "a mask other than of padding cannot be combined with a mechanism; "
+            "give one sequence a row, and an attention_mask"
+        )
+    if attention_mask is None:
+        return None
+    mask = attention_mask[:, -kv_length:]
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        return None
+    return mask
+
+
+def register() -> None:
+    """Register our functions with transformers; again does no harm."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    attention: Callable[..., Any] = attend
+    AttentionInterface.register(IMPLEMENTATION, attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
+
+
+def slots(model: nn.Module) -> list[AttachedMechanism]:
+    """List the mechanisms inside a model, from the first layer to the last."""
+    return [part for part in model.modules() if isinstance(part, AttachedMechanism)]
+
+
+@contextmanager
+def groupings(model: nn.Module) -> Iterator[list[Grouping | None]]:
+    """Record what each layer groups while the model runs.
+
+    Examples:
+        >>> with huggingface.groupings(model) as found:
+        ...     model(**batch)
+        >>> found[0].assignment  # of the first layer
+
+    Yields:
+        A list that each forward pass extends, by one entry a layer: its grouping, or None if the
+        mechanism groups nothing.
+    """
+    found: list[Grouping | None] = []
+    attached = slots(model)
+    for slot in attached:
+        slot.recorded = found
+    try:
+        yield found
+    finally:
+        for slot in attached:
+            slot.recorded = None

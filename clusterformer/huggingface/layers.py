@@ -1,0 +1,118 @@
+"""Self-attention layers of a transformers model: where they are, and their sizes.
+
+H heads   D head width   E model width
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from clusterformer.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Layer(NamedTuple):
+    """A self-attention layer.
+
+    Attributes:
+        name: Its name in the model.
+        module: The module that calls the attention function.
+        hidden_width: E, width of its input.
+        num_heads: H, heads of the queries.
+        head_width: D; H * D may differ from E.
+        causal: True if tokens attend to earlier ones only.
+        window: Distance from which on tokens are out of sight in this model's own sliding window;
+            None without one.
+    """
+
+    name: str
+    module: nn.Module
+    hidden_width: int
+    num_heads: int
+    head_width: int
+    causal: bool
+    window: int | None
+
+
+def attention_layers(model: PreTrainedModel) -> list[Layer]:
+    """Find the self-attention layers of a model.
+
+    Raises:
+        ValueError: if there are none, or the model has what no mechanism can replace.
+    """
+    _refuse_unsupported(model)
+    layers = [_describe(name, module, model) for name, module in _dispatching(model)]
+    if not layers:
+        raise InputError(f"{type(model).__name__} has no attention layer of AttentionInterface")
+    return layers
+
+
+def _dispatching(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if _calls_interface(type(module)):
+            yield name, module
+
+
+def _calls_interface(kind: type[nn.Module]) -> bool:
+    try:
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(kind.forward)
+    except (OSError, TypeError):
+        return False
+
+
+def _refuse_unsupported(model: PreTrainedModel) -> None:
+    config, kind = model.config, type(model).__name__
+    if not model._can_set_attn_implementation():
+        raise InputError(
+            f"{kind} does not take its attention from transformers' AttentionInterface"
+        )
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        raise InputError(f"{kind} has cross-attention; only encoders and decoders are supported")
+    if config.sub_configs:
+        raise InputError(
+            f"{kind} consists of several models ({', '.join(config.sub_configs)}); give one of them"
+        )
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise InputError(
+            f"{kind} caps its logits (attn_logit_softcapping = {config.attn_logit_softcapping}), "
+            "which no mechanism does; set it to None to train without"
+        )
+    for name, module in model.named_modules():
+        if getattr(module, "sinks", None) is not None:
+            raise InputError(f"{kind} has attention sinks ({name}.sinks), which no mechanism has")
+
+
+def _describe(name: str, module: nn.Module, model: PreTrainedModel) -> Layer:
+    config: Any = getattr(module, "config", model.config)
+    heads = config.num_attention_heads
+    for attribute in ("head_dim", "attention_head_size"):
+        width = getattr(module, attribute, None)
+        if width is not None:
+            break
+    else:
+        width = config.hidden_size // heads
+    causal = bool(getattr(module, "is_causal", False))
+    if getattr(config, "is_causal", True) is False:  # a decoder made bidirectional
+        causal = False
+    return Layer(
+        name, module, config.hidden_size, heads, width, causal, _window(module, config, causal)
+    )
+
+
+def _window(module: nn.Module, config: Any, causal: bool) -> int | None:
+    """Find the first distance out of sight: a causal window counts the token itself."""
+    kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds is not None and index is not None and kinds[index] != "sliding_attention":
+        if kinds[index] != "full_attention":
+            raise InputError(f"layers of type {kinds[index]!r} are not supported")
+        return None
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return None
+    return window if causal else window + 1

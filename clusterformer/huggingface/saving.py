@@ -1,0 +1,211 @@
+"""Converted models in folders: which mechanism they have, and how they come back."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterformer.errors import InputError
+from clusterformer.huggingface.building import Mechanism, build, find_mechanism, install
+from clusterformer.huggingface.dispatch import IMPLEMENTATION, SLOT, register
+from clusterformer.huggingface.layers import attention_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+SAVED_IMPLEMENTATION = "clusterformer.huggingface.load"
+"""Attention in a saved config.json.
+
+No attention function has this name. So a folder that is loaded without its code raises an error,
+which names what loads it, instead of turning into plain attention.
+"""
+
+CODE_FILE = "modeling_clusterformer.py"
+CODE = '''"""Loads this model with its attention mechanism; needs `pip install clusterformer`."""
+
+import sys
+
+from clusterformer import huggingface
+
+
+class _Loader:
+    @classmethod
+    def from_pretrained(cls, folder, *args, **kwargs):
+        return huggingface.load(folder, cls.__name__, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class):
+        """Do nothing: there is no code to save."""
+
+
+for _name in {names}:
+    setattr(sys.modules[__name__], _name, type(_name, (_Loader,), {{"__module__": __name__}}))
+'''
+
+
+def load(
+    folder: str | os.PathLike[str],
+    model_class: str | type | None = None,
+    *,
+    mechanism: Mechanism | None = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """Load a model with the mechanism that it was saved with, in evaluation mode.
+
+    Examples:
+        >>> model = huggingface.load(folder)
+        >>> encoder = huggingface.load(folder, "AutoModel")  # without its head
+
+    Args:
+        folder: Folder, or name on the hub, of a model that `save_pretrained` wrote.
+        model_class: Class of the model, such as `AutoModel` or `BertModel`, or its name; None: the
+            one that was saved.
+        mechanism: Class of the mechanism; needed only if it is your own.
+        **options: Options of transformers' `from_pretrained`, such as `dtype`.
+
+    Raises:
+        ValueError: if there is no model, or it has no mechanism.
+    """
+    config = options.pop("config", None) or read_config(folder, **options)
+    saved = getattr(config, "clusterformer", None)
+    if not isinstance(saved, dict) or not {"mechanism", "options"} <= set(saved):
+        raise InputError(
+            f"{folder}: its config.json names no mechanism of clusterformer; "
+            "load it with transformers, and attach one"
+        )
+    kind = find_mechanism(mechanism or saved["mechanism"])
+    native = _native_class(folder, config, model_class)
+    register()
+    config._attn_implementation = IMPLEMENTATION
+    config.attn_implementation = SAVED_IMPLEMENTATION
+    asked = options.pop("output_loading_info", False)
+    model, found = saving_class(native).from_pretrained(
+        folder, config=config, mechanism=kind, output_loading_info=True, **options
+    )
+    missing = sorted(name for name in found["missing_keys"] if f".{SLOT}." in name)
+    if missing:
+        raise InputError(f"{folder}: weights of {kind.__name__} are missing, such as {missing[0]}")
+    mark(model)
+    return (model, found) if asked else model
+
+
+def read_config(folder: str | os.PathLike[str], **options: Any) -> PreTrainedConfig:
+    """Read the config.json of a model, in a folder or on the hub.
+
+    Raises:
+        InputError: if there is none, or the hub is out of reach.
+    """
+    from transformers import AutoConfig
+
+    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+        raise InputError(f"{folder}: no config.json; give the folder of a model of transformers")
+    names = ("cache_dir", "local_files_only", "revision", "subfolder", "token", "force_download")
+    known = {name: options[name] for name in names if name in options}
+    try:
+        return AutoConfig.from_pretrained(folder, **known)
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"{folder}: no model of transformers: {said[:200]}") from None
+
+
+def note(model: PreTrainedModel, mechanism: str, options: dict[str, Any], replaced: str) -> None:
+    """Write the mechanism into the model's config, which is saved with it."""
+    config = model.config
+    config.clusterformer = {"mechanism": mechanism, "options": options, "replaces": replaced}
+    config.attn_implementation = SAVED_IMPLEMENTATION
+    module = CODE_FILE.removesuffix(".py")
+    config.auto_map = {name: f"{module}.{name}" for name in _auto_classes(config)}
+    mark(model)
+
+
+def forget(model: PreTrainedModel) -> str:
+    """Take the mechanism out of the config; return the attention that it replaced."""
+    config = model.config
+    replaced: str = config.clusterformer["replaces"]
+    for name in ("clusterformer", "attn_implementation", "auto_map"):
+        delattr(config, name)
+    for part in _own_models(model):
+        part.__class__ = type(part).__mro__[2]
+    return replaced
+
+
+def mark(model: PreTrainedModel) -> None:
+    """Let the model, and each model inside it, be saved with its mechanism."""
+    for part in _own_models(model):
+        part.__class__ = saving_class(type(part))
+
+
+@cache
+def _subclass(kind: type) -> type:
+    return type(kind.__name__, (_Converted, kind), {"__module__": kind.__module__})
+
+
+def saving_class(kind: Any) -> Any:
+    """Subclass a class of transformers, under its name: its models are saved with a mechanism."""
+    return kind if issubclass(kind, _Converted) else _subclass(kind)
+
+
+class _Converted:
+    """Model of transformers that is made with its mechanism, and saved with it."""
+
+    config: Any
+
+    def __init__(
+        self, config: PreTrainedConfig, *args: Any, mechanism: Mechanism, **kwargs: Any
+    ) -> None:
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        layers = attention_layers(self)
+        options = config.clusterformer["options"]
+        install(layers, build(layers, find_mechanism(mechanism), options))
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
+        code = CODE.format(names=sorted(self.config.auto_map))
+        (Path(save_directory) / CODE_FILE).write_text(code, encoding="utf-8")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _empty, (type(self).__mro__[2],), self.__dict__
+
+
+def _empty(kind: type) -> Any:
+    """Make an empty model for `pickle` and `copy`, which then set its attributes."""
+    converted = saving_class(kind)
+    return converted.__new__(converted)
+
+
+def _own_models(model: PreTrainedModel) -> list[PreTrainedModel]:
+    from transformers import PreTrainedModel
+
+    return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+
+
+def _auto_classes(config: PreTrainedConfig) -> list[str]:
+    """List the AutoModel classes that know models of this configuration."""
+    from transformers.models.auto import modeling_auto
+
+    return [
+        name
+        for name, auto in vars(modeling_auto).items()
+        if name.startswith("AutoModel")
+        if type(config) in (getattr(auto, "_model_mapping", None) or ())
+    ]
+
+
+def _native_class(
+    folder: object, config: PreTrainedConfig, model_class: str | type | None
+) -> type[PreTrainedModel]:
+    import transformers
+    from transformers.models.auto.auto_factory import _get_model_class
+
+    names: list[str] = getattr(config, "architectures", None) or ["AutoModel"]
+    kind = names[0] if model_class is None else model_class
+    if isinstance(kind, str):
+        kind = getattr(transformers, kind, kind)
+    mapping: Any = getattr(kind, "_model_mapping", None)
+    if mapping is not None and type(config) in mapping:
+        kind = _get_model_class(config, mapping)
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        raise InputError(f"{folder}: no class of transformers for {kind} of {config.model_type}")
+    return kind

@@ -1,0 +1,170 @@
+"""A mechanism in a model of transformers, and out of it again."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+from clusterformer import huggingface
+from clusterformer.attention import mechanisms
+
+pytest.importorskip("transformers")
+
+FAMILIES = ["Bert", "Roberta", "DistilBert", "ModernBert", "Llama", "Qwen3", "Mistral", "Gemma"]
+DECODERS = FAMILIES[4:]
+LIMITS = {
+    "FullAttention": {},
+    "LocalAttention": {"window": 32},
+    "NeuralClusteringAttention": {"num_clusters": 1, "coupling": False, "chunk_size": 32},
+    "ClusteredAttention": {"num_clusters": 19},
+    "ImprovedClusteredAttention": {"num_clusters": 2, "top_k": 19},
+    "MultipoleAttention": {"num_clusters": 19, "block_size": 32},
+    "KeyClusteringAttention": {"num_clusters": 3},
+    "RoutingAttention": {"num_clusters": 1},
+}
+"""Options with which a mechanism is full attention; Reformer has none, for it shares q and k."""
+STRICT = {kind.__name__ for kind in mechanisms() if True in kind.causal_forms}
+PAIRS = [(f, name) for f in FAMILIES for name in LIMITS if f not in DECODERS or name in STRICT]
+SMALL = {
+    "NeuralClusteringAttention": {"num_clusters": 3, "chunk_size": 4},
+    "LocalAttention": {"window": 4},
+    "ClusteredAttention": {"num_clusters": 3},
+    "ImprovedClusteredAttention": {"num_clusters": 3, "top_k": 4},
+    "MultipoleAttention": {"num_clusters": 3, "block_size": 4},
+    "KeyClusteringAttention": {"num_clusters": 5, "min_width": 1},
+    "RoutingAttention": {"num_clusters": 3},
+}
+
+
+def test_every_mechanism_but_reformer_has_a_limiting_case() -> None:
+    assert {kind.__name__ for kind in mechanisms()} == {*LIMITS, "ReformerAttention"}
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+@torch.no_grad()
+def test_what_equals_full_attention_changes_nothing(tiny, batch, family: str, name: str) -> None:
+    wider = name == "ClusteredAttention" and family != "DistilBert"  # queries differ in their bits
+    model = tiny(family, **({"num_attention_heads": 2} if wider else {}))
+    inputs, mask = batch([11, 7, 3], 11, left=family in DECODERS)
+    expected = model(**inputs).last_hidden_state[mask]
+    assert huggingface.attach(model, name, **LIMITS[name]) is model
+    found = model(**inputs).last_hidden_state[mask]
+    assert (found - expected).abs().max() < 1e-5
+    huggingface.detach(model)
+    assert torch.equal(model(**inputs).last_hidden_state[mask], expected)
+
+
+@pytest.mark.parametrize("name", [*SMALL, "FullAttention", "ReformerAttention"])
+@pytest.mark.parametrize("left", [False, True])
+@torch.no_grad()
+def test_padding_changes_nothing(tiny, batch, name: str, left: bool) -> None:
+    model = huggingface.attach(tiny("Bert"), name, **SMALL.get(name, {}))
+    inputs, mask = batch([19, 7], 19, left)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    found = model(**inputs, position_ids=positions).last_hidden_state[1][mask[1]]
+    alone = model(input_ids=inputs["input_ids"][1:][mask[1:]][None]).last_hidden_state[0]
+    torch.testing.assert_close(found, alone)
+
+
+@pytest.mark.parametrize("name", sorted(STRICT))
+@pytest.mark.parametrize("family", ["Llama", "Gemma"])
+@torch.no_grad()
+def test_the_future_does_not_leak(tiny, family: str, name: str) -> None:
+    model = huggingface.attach(tiny(family), name, **SMALL.get(name, {}))
+    tokens = torch.randint(3, 50, (2, 31))
+    found = model(tokens).last_hidden_state
+    for cut in (1, 13, 26):
+        changed = torch.cat([tokens[:, :cut], torch.randint(3, 50, (2, 31 - cut))], 1)
+        later = model(changed).last_hidden_state
+        torch.testing.assert_close(later[:, :cut], found[:, :cut])
+        assert not torch.allclose(later[:, cut:], found[:, cut:])
+
+
+@torch.no_grad()
+def test_a_sliding_window_stays_that_of_the_model(tiny, batch) -> None:
+    model = tiny("Mistral", sliding_window=6)
+    inputs, mask = batch([29, 7], 29, left=True)
+    expected = model(**inputs).last_hidden_state[mask]
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=3)
+    torch.testing.assert_close(model(**inputs).last_hidden_state[mask], expected)
+
+
+@torch.no_grad()
+def test_copies_and_pickles_have_the_mechanism(tiny) -> None:
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    tokens = torch.randint(3, 50, (2, 17))
+    expected = model(tokens).last_hidden_state
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(tokens).last_hidden_state, expected)
+        assert type(twin).__name__ == "BertModel"
+
+
+@torch.no_grad()
+def test_groupings_are_recorded_by_layer(tiny) -> None:
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    with huggingface.groupings(model) as found:
+        model(torch.randint(3, 50, (2, 17)))
+    assert [grouping.assignment.shape for grouping in found] == [(2, 17)] * 3
+    model(torch.randint(3, 50, (2, 17)))
+    assert len(found) == 3
+
+
+def test_weights_of_the_mechanism_are_trained(tiny) -> None:
+    model = tiny("Bert", "ForSequenceClassification").train()
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=3)
+    tokens, labels = torch.randint(3, 50, (4, 17)), torch.tensor([0, 1, 0, 1])
+    model(tokens, labels=labels).loss.backward()
+    own = {name: p.grad for name, p in model.named_parameters() if ".clusterformer." in name}
+    trained = [name for name, grad in own.items() if grad is not None and grad.abs().sum() > 0]
+    assert sum(name.endswith("space.weight") for name in trained) == 3
+
+
+@pytest.mark.parametrize(
+    ("family", "mechanism", "options", "message"),
+    [
+        ("Bert", "Clustered", {}, "mechanism must be one of .*FullAttention"),
+        ("Bert", "ClusteredAttention", {"clusters": 3}, "has no option 'clusters'; it has"),
+        ("Bert", "ClusteredAttention", {"num_heads": 3}, "num_heads is that of the model"),
+        ("Bert", "FullAttention", {"causal": True}, "causal must be False"),
+        ("Bert", "NeuralClusteringAttention", {"num_clusters": 0}, "num_clusters"),
+        ("Llama", "ClusteredAttention", {}, "cannot be causal, as .* is; mechanisms that can"),
+        ("Gemma2", "FullAttention", {}, "caps its logits"),
+        ("GptOss", "FullAttention", {}, "attention sinks"),
+        ("Bart", "FullAttention", {}, "cross-attention"),
+        ("Deberta", "FullAttention", {}, "AttentionInterface"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(
+    tiny, family: str, mechanism: str, options: dict[str, object], message: str
+) -> None:
+    model = tiny(family)
+    before, kind = set(dict(model.named_modules())), type(model)
+    with pytest.raises(ValueError, match=message) as caught:
+        huggingface.attach(model, mechanism, **options)
+    assert "\n" not in str(caught.value)
+    assert set(dict(model.named_modules())) == before
+    assert type(model) is kind
+    assert not hasattr(model.config, "clusterformer")
+    assert not any(part._forward_pre_hooks for part in model.modules())
+
+
+def test_packed_sequences_are_refused(tiny) -> None:
+    model = huggingface.attach(tiny("Llama"), "FullAttention")
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    with pytest.raises(ValueError, match="a mask other than of padding"):
+        model(torch.randint(3, 50, (1, 5)), position_ids=positions, use_cache=False)
+
+
+def test_what_is_no_model_of_transformers_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be a PreTrainedModel of transformers, got Linear"):
+        huggingface.attach(torch.nn.Linear(2, 2), "FullAttention")  # type: ignore[type-var]
+
+
+def test_detaching_twice_is_refused(tiny) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = huggingface.detach(huggingface.attach(tiny("Bert"), "FullAttention"))
+    with pytest.raises(ValueError, match="no mechanism"):
+        huggingface.detach(model)

@@ -1,0 +1,123 @@
+"""What is saved comes back with its mechanism."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from clusterformer import huggingface
+from clusterformer.attention import FullAttention
+
+transformers = pytest.importorskip("transformers")
+
+FORMS = [
+    ("Bert", "NeuralClusteringAttention", {"num_clusters": 3}),
+    ("Roberta", "ClusteredAttention", {"num_clusters": 3}),
+    ("DistilBert", "RoutingAttention", {"num_clusters": 3}),
+    ("ModernBert", "NeuralClusteringAttention", {"num_clusters": 3}),
+    ("Llama", "NeuralClusteringAttention", {"num_clusters": 3, "chunk_size": 4}),
+    ("Qwen3", "MultipoleAttention", {"num_clusters": 3, "block_size": 4}),
+    ("Mistral", "ReformerAttention", {}),
+    ("Gemma", "NeuralClusteringAttention", {"num_clusters": 3, "chunk_size": 4}),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "options"), FORMS)
+@torch.no_grad()
+def test_save_and_load_give_the_same_bits(tiny, tmp_path, family, name, options) -> None:
+    model = huggingface.attach(tiny(family), name, **options)
+    tokens = torch.randint(3, 50, (2, 19))
+    expected = model(tokens).last_hidden_state
+    model.save_pretrained(tmp_path)
+    for again in (
+        huggingface.load(tmp_path),
+        transformers.AutoModel.from_pretrained(tmp_path, trust_remote_code=True),
+    ):
+        assert type(again).__name__ == type(model).__name__
+        assert not again.training
+        assert torch.equal(again(tokens).last_hidden_state, expected)
+        again.save_pretrained(tmp_path / "again")
+        assert torch.equal(huggingface.load(tmp_path / "again")(tokens).last_hidden_state, expected)
+
+
+@torch.no_grad()
+def test_a_head_comes_and_goes(tiny, tmp_path) -> None:
+    model = tiny("Bert", "ForSequenceClassification", num_labels=3)
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=3)
+    tokens = torch.randint(3, 50, (2, 19))
+    model.save_pretrained(tmp_path / "whole")
+    again = huggingface.load(tmp_path / "whole")
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    expected = model.bert(tokens).last_hidden_state
+    body = huggingface.load(tmp_path / "whole", "AutoModel")
+    assert torch.equal(body(tokens).last_hidden_state, expected)
+    model.bert.save_pretrained(tmp_path / "body")
+    body = huggingface.load(tmp_path / "body", transformers.BertModel)
+    assert torch.equal(body(tokens).last_hidden_state, expected)
+    assert huggingface.load(tmp_path / "body", dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_plain_loading_is_refused_with_the_way_to_load(tiny, tmp_path) -> None:
+    huggingface.attach(tiny("Bert"), "FullAttention").save_pretrained(tmp_path)
+    for kind in (transformers.AutoModel, transformers.BertModel):
+        with pytest.raises(ValueError, match=r"clusterformer\.huggingface\.load"):
+            kind.from_pretrained(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_fresh_process_loads_the_folder_through_its_code(tiny, tmp_path) -> None:
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    model.save_pretrained(tmp_path)
+    program = (
+        "import sys, torch; from transformers import AutoModel; "
+        "model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True); "
+        "print(model(torch.arange(3, 20)[None]).last_hidden_state.double().sum().item())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    with torch.no_grad():
+        expected = model(torch.arange(3, 20)[None]).last_hidden_state.double().sum().item()
+    assert float(done.stdout) == pytest.approx(expected)
+
+
+@torch.no_grad()
+def test_a_detached_model_is_saved_as_it_was(tiny, tmp_path) -> None:
+    model = tiny("Bert")
+    tokens = torch.randint(3, 50, (2, 19))
+    expected = model(tokens).last_hidden_state
+    huggingface.detach(huggingface.attach(model, "NeuralClusteringAttention"))
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    again = transformers.AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(again(tokens).last_hidden_state, expected)
+
+
+class MyAttention(FullAttention):
+    """A mechanism that is not in our folder."""
+
+
+@torch.no_grad()
+def test_a_mechanism_of_ones_own_is_given_to_load(tiny, tmp_path) -> None:
+    huggingface.attach(tiny("Bert"), MyAttention).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="mechanism must be one of"):
+        huggingface.load(tmp_path)
+    model = huggingface.load(tmp_path, mechanism=MyAttention)
+    assert any(isinstance(part, MyAttention) for part in model.modules())
+
+
+def test_folders_that_are_no_converted_model_are_refused(tiny, tmp_path, monkeypatch) -> None:
+    def refused(folder: object) -> str:
+        with pytest.raises(ValueError, match="/") as caught:
+            huggingface.load(folder)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "no config.json" in refused(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert "no model of transformers" in refused(tmp_path)
+    tiny("Bert").save_pretrained(tmp_path)
+    assert "names no mechanism" in refused(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "no model of transformers" in refused(tmp_path / "missing")
