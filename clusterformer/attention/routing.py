@@ -142,7 +142,8 @@ class RoutingAttention(AttentionCore):
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         causal, counts = bool(self.causal), []
         if self.local_heads:
-            near = count_in_blocks(self._windows(*mask.shape, mask, mask.device), causal)
+            windows = self._windows(mask.shape[0], mask.shape[1], mask, mask.device)
+            near = count_in_blocks(windows, causal)
             counts.append(near[:, None].expand(-1, self.local_heads, -1))
         if grouping is not None and grouping.keys is not None:
             taken = grouping.assignment, grouping.keys, grouping.queries

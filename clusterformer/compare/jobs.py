@@ -22,6 +22,7 @@ from clusterformer.compare.results import (
     read_result,
 )
 from clusterformer.errors import InputError
+from clusterformer.training.environment import describe_environment
 from clusterformer.training.runs import Run
 
 
@@ -98,7 +99,8 @@ class Job:
             if path.exists():  # nobody knows what the run is of
                 self.set_aside()
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(ours, indent=2) + "\n")
+            record = {**ours, "environment": describe_environment()}
+            write_whole(path, json.dumps(record, indent=2) + "\n")
             return
         for key in ("version", "arguments"):
             if theirs[key] != ours[key]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterformer.compare.configs import differences
+from clusterformer.compare.origin import origin_of
 from clusterformer.compare.page_style import SORT, STYLE
 from clusterformer.compare.plots import along_a_key, quality_against, validation_curves
 from clusterformer.compare.results import Result
@@ -155,24 +156,10 @@ def _differences(results: Sequence[Result]) -> str:
 def _provenance(results: Sequence[Result]) -> str:
     lines = []
     for result in results:
-        found = result.environment
-        packages = found.get("packages")
-        versions = {
-            "python": found.get("python"),
-            **(packages if isinstance(packages, dict) else {}),
-        }
-        gpus = found.get("gpus")
-        cpus = f"{found['cpus']} CPUs" if found.get("cpus") else None
-        machine = [*(gpus if isinstance(gpus, list) else []), cpus, found.get("platform")]
+        commit, command, machine, versions = origin_of(result.environment)
         cells = [
-            result.row,
-            result.column,
-            str(result.seed),
-            str(found.get("commit") or "")[:12],
-            ", ".join(str(part) for part in machine if part),
-            str(found.get("command") or ""),
-            ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        ]
+            result.row, result.column, str(result.seed), commit[:12], machine, command, versions
+        ]  # fmt: skip
         shown = [_text(cell) for cell in cells[:3]]
         shown += [f"<code>{_text(cell)}</code>" if cell else "not recorded" for cell in cells[3:]]
         lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in shown)}</tr>")

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 
+from clusterformer.compare.origin import Origin, origin_of
 from clusterformer.compare.significance import format_p
 from clusterformer.compare.statistics import Cell, Summary
 
@@ -86,12 +87,12 @@ def runs_csv(summary: Summary) -> str:
     file = io.StringIO()
     writer = csv.writer(file)
     fixed = ["row", "column", "seed", "epochs", "seconds_an_epoch", "parameters", "peak_mib"]
-    writer.writerow([*fixed, "epochs_to_converge", "commit", *names])
+    writer.writerow([*fixed, "epochs_to_converge", *Origin._fields, *names])
     for result in summary.results:
         measures = [result.measures.get(name, "") for name in names]
         values = [getattr(result, name) for name in fixed]
-        commit = result.environment.get("commit", "")
-        writer.writerow([*values, result.epochs_to_converge, commit, *measures])
+        origin = origin_of(result.environment)
+        writer.writerow([*values, result.epochs_to_converge, *origin, *measures])
     return file.getvalue()
 
 

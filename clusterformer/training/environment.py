@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 import clusterformer
+from clusterformer.training.source import source_commit
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "jsonargparse", "numpy", "tokenizers", "triton")
 
@@ -26,13 +26,24 @@ def describe_environment() -> dict[str, Any]:
         "folder": str(Path.cwd()),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "clusterformer": clusterformer.__version__,
-        "commit": _commit(),
+        "commit": source_commit(),
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "platform": platform.platform(),
+        "cpu": _processor(),
         "cpus": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def _processor() -> str:
+    """Name of the processor; "" where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def _version(package: str) -> str | None:
@@ -40,17 +51,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _commit() -> str | None:
-    """Commit of the clone the package runs from, "+" for changes on top; None if not a clone."""
-    source = Path(clusterformer.__file__).parent
-    git = ["git", "-C", str(source)]
-    try:
-        tracked = [*git, "ls-files", "--error-unmatch", "__init__.py"]
-        subprocess.run(tracked, check=True, capture_output=True)
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit.stdout.decode().strip() + ("+" if changed.returncode else "")

@@ -27,6 +27,7 @@ from clusterformer.training.checkpoints import (
     read,
 )
 from clusterformer.training.config_files import to_yaml
+from clusterformer.training.environment import describe_environment
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.monitoring import monitoring
@@ -151,6 +152,7 @@ def fit(
         "parameters": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
         "peak_mib": round(memory.peak(model.device), 1),
         "device": str(model.device),
+        "environment": describe_environment(),
     }
     if run:
         run.finish(outcome)

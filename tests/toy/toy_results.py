@@ -14,7 +14,11 @@ def result(row: str, column: str, seed: int, value: float, **changes) -> Result:
         "peak_mib": 100.0,
         "curve": [(1, 0.1), (2, 0.5)],
         "config": {"model.attention": row, "seed_everything": seed},
-        "environment": {"command": "clusterformer fit", "commit": "abc"},
+        "environment": {
+            "command": "clusterformer fit",
+            "commit": "abc",
+            "packages": {"torch": "2.13"},
+        },
         "folder": "",
     }
     return Result(row, column, seed, **(fields | changes))

@@ -17,7 +17,10 @@ PARTS = ["--model.attention.num_clusters=3", "--model.attention.look_ahead=0"]
 
 def train(arguments: list[str], runs: Path) -> dict[str, float]:
     assert main([*TOY, *arguments, f"--runs={runs}"]) == 0
-    return json.loads((runs / "toy" / "1" / "results.json").read_text())["results"]
+    written = json.loads((runs / "toy" / "1" / "results.json").read_text())
+    assert written["environment"]["command"].startswith("clusterformer")
+    assert written["environment"]["packages"]["torch"]
+    return written["results"]
 
 
 @pytest.mark.parametrize(
