@@ -24,6 +24,7 @@ from clusterformer.attention.base import (
 from clusterformer.attention.neural_clustering import PAPER_FORM
 
 if TYPE_CHECKING:
+    from clusterformer.attention.block_top_k import BlockTopKAttention
     from clusterformer.attention.clustered import ClusteredAttention, ImprovedClusteredAttention
     from clusterformer.attention.full import FullAttention
     from clusterformer.attention.key_clustering import KeyClusteringAttention
@@ -37,6 +38,7 @@ __all__ = [
     "PAPER_FORM",
     "Attended",
     "AttentionCore",
+    "BlockTopKAttention",
     "Cache",
     "ClusteredAttention",
     "FullAttention",

@@ -1,0 +1,96 @@
+"""Choice of blocks of keys by a score, for the mechanisms that select.
+
+B batch   H heads   N queries   M keys   D width   G blocks   S block size   T blocks of a query
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.kernels.blocks import stable_order
+from clusterformer.kernels.top_k import top_k_indices
+
+
+class Compaction:
+    """Real tokens in front, padding behind: blocks are counted in real tokens.
+
+    Args:
+        key_mask: (B, N), True at real tokens; None if there is no padding.
+
+    Attributes:
+        mask: (B, N) of the compacted tokens; None if there is no padding.
+    """
+
+    def __init__(self, key_mask: Tensor | None) -> None:
+        self.mask: Tensor | None = None
+        if key_mask is not None:
+            # a sequence of padding only counts as real: its values are never read
+            key_mask = key_mask | ~key_mask.any(-1, keepdim=True)
+            self._order = stable_order((~key_mask).long())
+            position = torch.arange(key_mask.shape[1], device=key_mask.device)
+            position = position.expand_as(self._order)
+            self._inverse = torch.empty_like(self._order).scatter_(1, self._order, position)
+            self.mask = key_mask.gather(1, self._order)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Move rows of x (B, ..., N, D) in front."""
+        return x if self.mask is None else _rows(x, self._order)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Move rows of x (B, ..., N, D) back."""
+        return x if self.mask is None else _rows(x, self._inverse)
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    index = index.view(len(index), *[1] * (x.dim() - 3), -1, 1)
+    return x.gather(-2, index.expand(*x.shape[:-1], x.shape[-1]))
+
+
+def block_means(x: Tensor, block_size: int, mask: Tensor | None) -> Tensor:
+    """Mean of the real rows of each block: x (B, H, N, D) -> (B, H, G, D) in at least float32.
+
+    Args:
+        x: Compacted rows.
+        block_size: S.
+        mask: (B, N), True at real tokens; None means all real.
+    """
+    length = x.shape[2]
+    tail = -length % block_size
+    x = x if x.dtype == torch.float64 else x.float()
+    if mask is not None:
+        x = x * mask[:, None, :, None]
+    total = F.pad(x, (0, 0, 0, tail)).unflatten(2, (-1, block_size)).sum(3)
+    if mask is None:
+        start = torch.arange(total.shape[2], device=x.device) * block_size
+        count = (length - start).clamp(max=block_size)[:, None]
+    else:
+        count = F.pad(mask.long(), (0, tail)).unflatten(1, (-1, block_size)).sum(2)
+        count = count[:, None, :, None]
+    return total / count.clamp(min=1)
+
+
+def choose_blocks(
+    scores: Tensor, block_size: int, top_k: int, mask: Tensor | None, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Choose for each token its own block, and those of the others that score highest.
+
+    Args:
+        scores: (B, H, N, G).
+        block_size: S.
+        top_k: Number of blocks of a token, its own among them.
+        mask: (B, N), True at real tokens; None means all real.
+        causal: Choose only blocks before its own.
+
+    Returns:
+        Blocks (B, H, N, T), T at most `top_k`, and whether each choice counts.
+    """
+    length, blocks = scores.shape[2:]
+    own = torch.arange(length, device=scores.device)[:, None] // block_size
+    block = torch.arange(blocks, device=scores.device)
+    allowed = (block <= own)[None, None] if causal else torch.ones_like(block, dtype=torch.bool)
+    if mask is not None:
+        allowed = allowed & (block * block_size < mask.sum(1)[:, None, None, None])
+    scores = scores.detach().masked_fill(~allowed, float("-inf"))
+    scores = scores.masked_fill(block == own, float("inf"))
+    chosen = top_k_indices(scores, torch.sym_min(top_k, blocks))
+    return chosen, scores.gather(-1, chosen) > float("-inf")

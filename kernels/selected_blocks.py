@@ -1,0 +1,101 @@
+"""Attention of each query to some blocks of keys of its own choice.
+
+B batch   H heads   N tokens   D head width   S block size   G blocks   T blocks chosen by a query
+P queries of a group
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.kernels.blocks import cluster_chunks
+from clusterformer.kernels.grouping import sort
+from clusterformer.kernels.rows import gather_own, resort
+
+GROUP = 32
+"""P: queries that meet a block together."""
+
+
+def selected_block_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    seen: Tensor,
+    *,
+    block_size: int,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float,
+) -> Tensor:
+    """Apply softmax attention of each query over the keys of the blocks that it chose.
+
+    Pairs of a query and a block are sorted by block, so that the queries of a block meet its keys
+    in dense products; each query then joins its blocks by their log-sum-exps.
+
+    Args:
+        q, k, v: (B, H, N, D). Keys g * S .. (g + 1) * S - 1 are block g; the last may be shorter.
+        chosen: (B, H, N, T) blocks of each query, each once.
+        seen: (B, H, N, T) bool, False for a choice that does not count.
+        block_size: S.
+        key_mask: (B, N), True at real tokens; None means all real.
+        causal: A token attends to itself and tokens before it only.
+        scale: Factor on the logits.
+
+    Returns:
+        (B, H, N, D), float32; 0 for a query without a key.
+
+    Cost: O(N T S D) time, O(N T (S + D)) memory.
+    """
+    batch, heads, length, width = q.shape
+    choices = chosen.shape[-1]
+    blocks = (length + block_size - 1) // block_size
+    seen = seen if key_mask is None else seen & key_mask[:, None, :, None]
+    block, real = chosen.reshape(batch * heads, -1), seen.reshape(batch * heads, -1)
+    pairs = cluster_chunks(sort(block, blocks, real), GROUP, real, look_back=0)
+    members = pairs.members  # (B * H, groups, P) pairs, of which query n has n * T .. n * T + T - 1
+    owner = block.gather(1, members[..., 0])  # (B * H, groups)
+
+    def of_pairs(x: Tensor) -> Tensor:
+        rows = x.float().flatten(0, 1).repeat_interleave(choices, 1)
+        return gather_own(rows, pairs)  # (B * H, groups, P, D)
+
+    def of_blocks(x: Tensor) -> Tensor:
+        tail = blocks * block_size - length
+        rows = F.pad(x.float().flatten(0, 1), (0, 0, 0, tail)).reshape(-1, block_size * width)
+        start = torch.arange(batch * heads, device=x.device)[:, None] * blocks
+        return _take_rows(rows, start + owner).unflatten(-1, (block_size, width))
+
+    position = torch.arange(block_size, device=q.device) + owner[..., None] * block_size
+    limit = (members // choices)[..., None] if causal else length - 1
+    within = position[:, :, None] <= limit  # (B * H, groups, P or 1, S)
+    if key_mask is not None:
+        table = key_mask.repeat_interleave(heads, 0)
+        held = table.gather(1, position.clamp(max=length - 1).flatten(1)).view_as(position)
+        within = within & (held & (position < length))[:, :, None]
+    logits = scale * of_pairs(q) @ of_blocks(k).transpose(2, 3)
+    logits = logits.masked_fill(~within, LOWEST)
+    largest = logits.detach().amax(-1, keepdim=True)
+    weights = (logits - largest).exp().masked_fill(~within, 0.0)
+    mass = weights.sum(-1, keepdim=True)
+    values = weights @ of_blocks(v)
+    columns = torch.cat([values, mass, largest], -1)
+    parts = resort(columns, pairs).unflatten(1, (length, choices))  # (B * H, N, T, D + 2)
+    largest = parts[..., -1].masked_fill(~seen.flatten(0, 1), LOWEST).detach()
+    share = (largest - largest.amax(-1, keepdim=True)).exp()[..., None]
+    total = (parts[..., :-1] * share).sum(2)
+    return (total[..., :-1] / total[..., -1:].clamp(min=TINY)).unflatten(0, (batch, heads))
+
+
+LOWEST = -1e30
+"""Logit of a key that is not seen; finite, so that no difference of two is NaN."""
+
+TINY = 1e-30
+"""Least denominator: a query without a key gets 0."""
+
+
+def _take_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Select rows; the gradient has the same bits each time."""
+    if table.device.type == "cpu":
+        return table.index_select(0, index.flatten()).unflatten(0, index.shape)
+    return table[index]  # the gradient of index_select adds in random order on CUDA
