@@ -81,6 +81,15 @@ def auxiliary(
     return Auxiliary(clustering.mean(), sorting.mean())
 
 
+def mechanism_loss(groupings: Iterable[Grouping | None]) -> Tensor | None:
+    """Sum the mechanisms' own losses over a batch, averaged over the layers that have one.
+
+    Such is the loss by which an indexer learns what attention wants. None where no layer has one.
+    """
+    found = [g.loss.sum() for g in groupings if g is not None and g.loss is not None]
+    return torch.stack(found).mean() if found else None
+
+
 def clustering_loss(
     grouping: Grouping,
     mask: Tensor,

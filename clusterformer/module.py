@@ -226,6 +226,10 @@ class ClusterFormer(LightningModule):
                 ):
                     before, counted, _ = parts.get(name, (0.0, 0, weight))
                     parts[name] = before + summed, counted + count, weight
+        for stack in stacks(output, batch):
+            if (own := losses.mechanism_loss(stack.groupings)) is not None:
+                before, counted, _ = parts.get("mechanism_loss", (0.0, 0, 1.0))
+                parts["mechanism_loss"] = before + own, counted + stack.mask.sum(), 1.0
         if measure and (seen := keys_seen(stacks(output, batch))):
             parts["keys_seen"] = (*seen, 0.0)
         return parts

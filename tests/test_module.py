@@ -1,6 +1,7 @@
 """The LightningModule from Python: optimiser, schedule, seeds, NaN, checkpoints."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from toy_task import Toy
 
 from clusterformer import ClusterFormer
-from clusterformer.attention import FullAttention
+from clusterformer.attention import FullAttention, IndexerAttention
 from clusterformer.errors import InputError
 from clusterformer.training.checkpoints import BestCheckpoint, CheckpointFiles, LastCheckpoint, read
 from clusterformer.training.nonfinite import first_nonfinite
@@ -68,6 +69,26 @@ def test_weights_of_linear_layers_alone_decay() -> None:
     linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     assert {id(p) for p in decayed["params"]} == linear
     assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
+
+
+def test_an_indexer_learns_by_its_own_loss_beside_the_task() -> None:
+    torch.manual_seed(0)
+    model = ClusterFormer(partial(IndexerAttention, top_k=2), **TINY)
+    run = trainer(max_epochs=1)
+    before = None
+
+    class Remember(Callback):
+        def on_train_start(self, trainer: Trainer, module: Any) -> None:
+            nonlocal before
+            core = module.network.encoder.layers[0].attention.core
+            before = core.index_keys.weight.detach().clone()
+
+    run.callbacks.append(Remember())
+    run.fit(model, Toy())
+    core = model.network.encoder.layers[0].attention.core
+    assert run.callback_metrics["train/mechanism_loss"] >= 0
+    assert before is not None
+    assert not torch.equal(core.index_keys.weight, before)
 
 
 @pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "constant"])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clusterformer.attention.block_top_k import BlockTopKAttention
     from clusterformer.attention.clustered import ClusteredAttention, ImprovedClusteredAttention
     from clusterformer.attention.full import FullAttention
+    from clusterformer.attention.indexer import IndexerAttention
     from clusterformer.attention.key_clustering import KeyClusteringAttention
     from clusterformer.attention.local import LocalAttention
     from clusterformer.attention.multipole import MultipoleAttention
@@ -44,6 +45,7 @@ __all__ = [
     "FullAttention",
     "Grouping",
     "ImprovedClusteredAttention",
+    "IndexerAttention",
     "KeyClusteringAttention",
     "LocalAttention",
     "Memory",

@@ -94,3 +94,20 @@ def choose_blocks(
     scores = scores.masked_fill(block == own, float("inf"))
     chosen = top_k_indices(scores, torch.sym_min(top_k, blocks))
     return chosen, scores.gather(-1, chosen) > float("-inf")
+
+
+def count_in_blocks(
+    chosen: Tensor, seen: Tensor, block_size: int, mask: Tensor | None, *, causal: bool
+) -> Tensor:
+    """Count the tokens in the blocks (B, H, N, T) that each token chose, (B, H, N, 1).
+
+    Of its own block a token sees those up to itself, where causal.
+    """
+    length = chosen.shape[2]
+    start = chosen * block_size
+    end = torch.arange(length, device=chosen.device)[:, None] if causal else length - 1
+    if mask is not None:
+        end = torch.minimum(
+            torch.as_tensor(end, device=chosen.device), mask.sum(1)[:, None, None, None] - 1
+        )
+    return ((end - start + 1).clamp(0, block_size) * seen).sum(-1, keepdim=True)

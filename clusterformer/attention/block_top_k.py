@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.attention.block_selection import Compaction, block_means, choose_blocks
+from clusterformer.attention.block_selection import (
+    Compaction,
+    block_means,
+    choose_blocks,
+    count_in_blocks,
+)
 from clusterformer.attention.text_cache import attend_rows, extend
+from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.selected_blocks import selected_block_attention
 from clusterformer.kernels.top_k import top_k_indices
@@ -68,7 +74,7 @@ class BlockTopKAttention(AttentionCore):
         query_mask: Tensor | None = None,
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Grouping]:
         size, causal = self.block_size, bool(self.causal)
         if not torch.compiler.is_exporting():
             size = min(size, q.shape[2])  # a text shorter than a block pays for its tokens
@@ -83,7 +89,14 @@ class BlockTopKAttention(AttentionCore):
                 query, key, value, chosen, seen,
                 block_size=size, key_mask=packed.mask, causal=causal, scale=self.head_width**-0.5,
             )  # fmt: skip
-        return packed.unpack(mixed).to(q.dtype), None
+        counts = packed.unpack(count_in_blocks(chosen, seen, size, packed.mask, causal=causal))
+        own, blocks = packed.unpack(chosen[:, 0, :, :1])[..., 0], scores.shape[3]
+        return packed.unpack(mixed).to(q.dtype), Grouping(own, blocks, counts=counts[..., 0])
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
+        assert grouping is not None
+        assert grouping.counts is not None
+        return share_of_tokens(grouping.counts, mask, bool(self.causal))
 
     def cache(self, like: Tensor) -> Cache:
         """Make an empty cache: keys, values, sums of keys of blocks (B, H, G, D), and a count."""

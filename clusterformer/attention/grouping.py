@@ -25,6 +25,10 @@ class Grouping(NamedTuple):
             where the blocks say it.
         queries: (B, H, C, S') tokens that each cluster takes as queries, -1 for none; None if each
             token is in the cluster of `assignment` alone.
+        counts: (B, N) or (B, H, N) number of tokens that each token attends to, where the mechanism
+            counts them as it selects.
+        loss: (B,) loss of the mechanism itself, summed over the real tokens of each sequence, in
+            training; None where the mechanism has none.
     """
 
     assignment: Tensor
@@ -35,3 +39,5 @@ class Grouping(NamedTuple):
     similarity: str = "cosine"
     keys: Tensor | None = None
     queries: Tensor | None = None
+    counts: Tensor | None = None
+    loss: Tensor | None = None

@@ -211,6 +211,8 @@ def test_gradients_are_finite(cls, causal, dtype: torch.dtype) -> None:
     if out.grouping is not None and out.grouping.centroids is not None:
         assert out.grouping.centroids.dtype == torch.float32
         loss = loss + out.grouping.centroids.sum()
+    if out.grouping is not None and out.grouping.loss is not None:
+        loss = loss + out.grouping.loss.sum()
     loss.backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()
