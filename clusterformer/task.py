@@ -21,7 +21,16 @@ from clusterformer.losses import IGNORE
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Output
 
-__all__ = ["IGNORE", "Batch", "Output", "StackGroupings", "Task", "TrainingPosition", "stacks"]
+__all__ = [
+    "IGNORE",
+    "Batch",
+    "Output",
+    "SimpleResult",
+    "StackGroupings",
+    "Task",
+    "TrainingPosition",
+    "stacks",
+]
 
 
 class Batch(NamedTuple):
@@ -98,6 +107,18 @@ class TrainingPosition(NamedTuple):
 
     epoch: int
     batch: int
+
+
+class SimpleResult(NamedTuple):
+    """Test result of a simple method.
+
+    Attributes:
+        measures: Measures by name, without the stage, that of the task's `monitor` among them.
+        parameters: Number of trained weights.
+    """
+
+    measures: dict[str, float]
+    parameters: int
 
 
 class Findings(ABC):
@@ -257,8 +278,12 @@ class Task(LightningDataModule, ABC):
         """Signatures of metrics, by name, to be quoted beside their values."""
         return {}
 
-    def baselines(self) -> dict[str, Callable[[], float]]:
-        """Simple methods by name; calling one gives its test result, in terms of `monitor`."""
+    def baselines(self, *, cheap: bool = False) -> dict[str, Callable[[], SimpleResult]]:
+        """Simple methods by name; calling one trains it and gives its test result.
+
+        Args:
+            cheap: Whether to leave out what takes much more than a minute on these data.
+        """
         return {}
 
     def describe(self, batch: Any, index: int) -> list[str]:

@@ -29,9 +29,10 @@ from clusterformer.data.tokenizers import (
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
 from clusterformer.losses import cross_entropy
-from clusterformer.task import IGNORE, Output, Task
+from clusterformer.task import IGNORE, Output, SimpleResult, Task
 from clusterformer.tasks.label_names import balanced_weights, check_labels, sorted_labels
 from clusterformer.tasks.label_report import LabelReport, all_probabilities
+from clusterformer.tasks.text_baselines import Labelled, label_measures, text_baselines
 
 _log = logging.getLogger(__name__)
 
@@ -251,6 +252,13 @@ class Labelling(Task):
     def learn_labels(self, examples: Sequence[Example]) -> list[str]:
         """List all labels, in the order of their numbers."""
         return sorted_labels(example.label for example in examples)
+
+    def baselines(self, *, cheap: bool = False) -> dict[str, Callable[[], SimpleResult]]:
+        return text_baselines(self.read, self.measure, cheap=cheap)
+
+    def measure(self, examples: Sequence[Any], found: Labelled) -> dict[str, float]:
+        """Measure the labels of a simple method, as `metrics()` does those of the network."""
+        return label_measures(examples, found)
 
     def _encode(self, split: Split, examples: Sequence[Example]) -> LabelledDataset:
         if split == "test":

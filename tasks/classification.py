@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,8 +18,6 @@ from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE
 from clusterformer.tasks.base import LabelledDataset, Labelling
-from clusterformer.tasks.linear_baseline import NAME as LINEAR
-from clusterformer.tasks.linear_baseline import linear_baseline, linear_baseline_is_cheap
 from clusterformer.tasks.listops import LABELS, generate
 
 
@@ -82,15 +79,6 @@ class Classification(Labelling):
 
     def learn_labels(self, examples: Sequence[Example]) -> list[str]:
         return LABELS if self._name == "listops" else super().learn_labels(examples)
-
-    def baselines(self) -> dict[str, Callable[[], float]]:
-        measure = self.monitor.removeprefix("val/")
-        if measure not in ("accuracy", "f1"):
-            return {}
-        train, test = self.read("train"), self.read("test")
-        if not linear_baseline_is_cheap([*train, *test]):
-            return {}
-        return {LINEAR: partial(linear_baseline, train, test, measure)}
 
     def encoded(
         self, examples: Sequence[Row], tokens: list[list[list[int]]], targets: list[int]

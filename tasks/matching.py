@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.retrieval import RetrievalMAP, RetrievalMRR
 
 from clusterformer.data.corpora import MatchingCorpus
-from clusterformer.data.labelled_text import Column, Example
+from clusterformer.data.labelled_text import Column, Example, TextPair
 from clusterformer.errors import InputError
 from clusterformer.task import Output
 from clusterformer.tasks.pairs import PairBatch, PairLabelling
+from clusterformer.tasks.text_baselines import Labelled
 
 
 class Matching(PairLabelling):
@@ -60,6 +62,19 @@ class Matching(PairLabelling):
                 "mrr": RetrievalMRR(empty_target_action="skip"),
             }
         )
+
+    def measure(self, examples: Sequence[TextPair], found: Labelled) -> dict[str, float]:
+        if not self._ranks:
+            return super().measure(examples, found)
+        numbers: dict[str, int] = {}
+        groups = [numbers.setdefault(pair.group, len(numbers)) for pair in examples]
+        metrics = self.metrics()
+        metrics.update(
+            torch.from_numpy(found.scores).sigmoid(),
+            torch.tensor([pair.label == "1" for pair in examples]),
+            indexes=torch.tensor(groups),
+        )
+        return {name: float(value) for name, value in metrics.compute().items()}
 
     def update(
         self, metrics: MetricCollection, output: Output, batch: PairBatch, network: nn.Module

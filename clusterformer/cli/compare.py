@@ -51,6 +51,7 @@ example. Shipped files are found by bare name.
     CR: {config: cr.yaml}
   grid: {model.lr: [0.001, 0.002]} lists of values; each combination makes further rows
   seeds: [0, 1, 2]
+  seed_options: [data.fold]        options that get the seed too: a fold for each
 
 examples:
   clusterformer compare quickstart

@@ -18,7 +18,9 @@ Train a model. Metrics, pictures and checkpoints go to a new directory, runs/NAM
                                   test --average
   --patience N                    stop after N validations without gain; the best one counts
   --monitor NAME                  value that chooses the best checkpoint, such as val/f1
-  --baselines false               no linear model beside the result of a text classifier
+  --baselines false               no simple methods beside the result of a text classifier
+  --method NAME                   train only such a method: "TF-IDF + linear SVM", "majority label",
+                                  and for pairs "second text alone"
   --against MODELS                train other models likewise, end with a table (quickstart.yaml)
 
 data
@@ -62,7 +64,7 @@ def run(arguments: list[str]) -> None:
     import time
 
     from clusterformer.cli.against import check_against, fit_against
-    from clusterformer.cli.fitting import fit_run, is_finished
+    from clusterformer.cli.fitting import fit_method, fit_run, is_finished
     from clusterformer.cli.options import Options, pop_option
     from clusterformer.compare.child import end_with_parent
     from clusterformer.training.runs import Run
@@ -79,6 +81,9 @@ def run(arguments: list[str]) -> None:
             f"{resumed.folder}: finished, nothing is left to train; to train on, raise "
             "--trainer.max_steps or --trainer.max_epochs"
         )
+        return
+    if options.config["method"]:
+        fit_method(options, resumed)
         return
     check_against(options)
     first = fit_run(options, resumed)

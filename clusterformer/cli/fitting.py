@@ -21,6 +21,7 @@ from clusterformer.training.fit import Fitted, fit
 from clusterformer.training.progress import counted, formatted
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.selection import selected_nothing
+from clusterformer.training.simple_method import fit_simple
 
 
 class FittedRun(NamedTuple):
@@ -72,6 +73,22 @@ def fit_run(options: Options, resumed: Run | None = None, name: str | None = Non
         if line := selected_nothing(model, validated | fitted.results):
             print(line)
     return FittedRun(run, fitted)
+
+
+def fit_method(options: Options, resumed: Run | None = None) -> None:
+    """Train a simple method of the task instead of the network, as the options say.
+
+    Args:
+        options: Options of `fit`, with a method.
+        resumed: Run directory of an earlier attempt.
+    """
+    config = options.resolved()
+    run = resumed or Run.create(config["runs"], options.name)
+    with run.locked():
+        print(f"run directory: {run.folder}", flush=True)
+        results = fit_simple(options.task, config["method"], run, config)
+    for name, value in results.items():
+        print(f"  {name}  {formatted(name, value)}")
 
 
 def is_finished(run: Run, options: Options) -> bool:

@@ -131,6 +131,13 @@ def _parser(fitting: bool) -> Parser:
             help="Set the task's simple methods beside the result, such as a linear model.",
         )
         parser.add_argument(
+            "--method",
+            type=str | None,
+            default=None,
+            help="Simple method of the task to train instead of the network, such as "
+            "'TF-IDF + linear SVM'.",
+        )
+        parser.add_argument(
             "--against",
             type=dict[str, dict] | None,
             default=None,

@@ -28,6 +28,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "columns": dict,
     "grid": dict,
     "seeds": list,
+    "seed_options": list,
     "metric": str,
     "baseline": str,
     "paper": dict,
@@ -122,8 +123,8 @@ def read_plan(path: Path) -> Plan:
 
     The file holds `config` (one or several, for all runs), `options` (dotted keys, for all runs),
     `rows` and `columns` (name to dotted keys, among them `config`), `grid` (dotted key to a list of
-    values; each combination makes further rows), `seeds`, and for the table `title`, `metric`,
-    `baseline` and `paper`.
+    values; each combination makes further rows), `seeds`, `seed_options` (dotted keys that get the
+    seed too, such as data.fold), and for the table `title`, `metric`, `baseline` and `paper`.
 
     Raises:
         InputError: if it holds anything else, no run, too many, or two runs of one name.
@@ -132,6 +133,7 @@ def read_plan(path: Path) -> Plan:
     _check_forms(file)
     content = file.content
     seeds = _seeds(file)
+    follow = _seed_options(file)
     rows, columns = _named(file, "rows", "run"), _named(file, "columns", "")
     grid = _grid(file)
     number = len(rows) * len(columns) * len(seeds) * math.prod(map(len, grid.values()))
@@ -142,7 +144,9 @@ def read_plan(path: Path) -> Plan:
     _check_options(file, shared, "options")
     with reading(path, "a comparison"):
         runs = [
-            _planned(row, column, seed, shared, rows[row], columns[column])
+            _planned(
+                row, column, seed, shared, rows[row], columns[column], dict.fromkeys(follow, seed)
+            )
             for row in rows
             for column in columns
             for seed in seeds
@@ -171,6 +175,16 @@ def _seeds(file: PlanFile) -> list[int]:
         allowed = f"whole numbers from 0 to {MAX_SEED}"
         file.refuse(f"seeds must be a list of {allowed}, got {shorten(seeds)}", "seeds")
     return list(seeds)
+
+
+def _seed_options(file: PlanFile) -> list[str]:
+    keys = file.content.get("seed_options", [])
+    for key in keys:
+        if not isinstance(key, str) or key == "config":
+            message = f"seed_options must be options of fit, such as data.fold, got {shorten(key)}"
+            file.refuse(message, "seed_options")
+        _check_options(file, {key: 0}, "seed_options")
+    return list(keys)
 
 
 def _grid(file: PlanFile) -> Mapping[str, list[Any]]:

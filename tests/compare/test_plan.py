@@ -48,9 +48,18 @@ def test_rows_columns_grid_and_seeds_multiply(tmp_path: Path) -> None:
     ]
 
 
+def test_folds_follow_the_seeds(tmp_path: Path) -> None:
+    content = {"config": "mr.yaml", "seeds": [0, 7], "seed_options": ["data.fold"]}
+    first, second = read_plan(write(tmp_path / "folds.yaml", content)).runs
+    assert first.arguments()[-2:] == ["--data.fold=0", "--seed_everything=0"]
+    assert second.arguments()[-2:] == ["--data.fold=7", "--seed_everything=7"]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        ({"seed_options": [3]}, "seed_options must be options of fit, such as data.fold, got 3"),
+        ({"seed_options": ["runs"]}, "runs is set by compare; remove it"),
         ({"rowz": {}}, "unknown key 'rowz'; allowed are title"),
         ({"rows": {}}, "rows is empty"),
         ({"rows": {"a": 3}}, "rows: a: must be dotted keys, got 3"),

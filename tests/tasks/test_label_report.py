@@ -150,8 +150,10 @@ def test_a_linear_model_stands_beside_the_result(folder: Path, tmp_path: Path, c
     command = [*fit(folder / "train.csv"), f"--data.test={folder / 'test.csv'}"]
     assert main([*command, f"--runs={tmp_path}", "--data.class_weights=balanced"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (row,) = [line.split() for line in lines if line.startswith("TF-IDF + logistic regression")]
+    (row,) = [line.split() for line in lines if line.startswith("TF-IDF + linear SVM")]
     assert 0.5 < float(row[4]) < 0.95
+    (row,) = [line.split() for line in lines if line.startswith("majority label")]
+    assert 0 < float(row[2]) < 0.7
     assert "60 test examples" in lines
     assert main([*command, f"--runs={tmp_path}", "--baselines=false"]) == 0
     assert "TF-IDF" not in capsys.readouterr().out
