@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from clusterformer.attention.local import LocalAttention
     from clusterformer.attention.multipole import MultipoleAttention
     from clusterformer.attention.neural_clustering import NeuralClusteringAttention
+    from clusterformer.attention.partly_local import PartlyLocalAttention
     from clusterformer.attention.reformer import ReformerAttention
     from clusterformer.attention.routing import RoutingAttention
 
@@ -52,6 +53,7 @@ __all__ = [
     "MultiHeadAttention",
     "MultipoleAttention",
     "NeuralClusteringAttention",
+    "PartlyLocalAttention",
     "ReformerAttention",
     "RoutingAttention",
     "mechanisms",

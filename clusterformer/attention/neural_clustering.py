@@ -72,6 +72,8 @@ class NeuralClusteringAttention(AttentionCore):
             2 * `local_window` - 1 tokens instead (`causal=True` only), like half of the heads of
             Routing Transformer.
         local_window: Number of tokens in a chunk of the local heads.
+        frozen: Keep the random start of the clustering space and of the centroids: for comparison,
+            clusters that nothing is learnt about.
 
     Cost: O(N (F + C F) + N S D) time, O(N (C + D)) memory.
     """
@@ -96,6 +98,7 @@ class NeuralClusteringAttention(AttentionCore):
         chunk_size: int = 64,
         local_heads: int = 0,
         local_window: int = 64,
+        frozen: bool = False,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
         if look_ahead is None:
@@ -136,6 +139,9 @@ class NeuralClusteringAttention(AttentionCore):
         width = cluster_width if similarity == "cosine" else d_model
         self.space = nn.Linear(d_model, width, bias=False)  # W^C
         self.centroids: nn.Parameter | None = nn.Parameter(torch.randn(num_clusters, width))
+        if frozen:
+            self.space.weight.requires_grad_(False)
+            self.centroids.requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha))) if coupling else None
 
     def read_width(self, width: int) -> None:

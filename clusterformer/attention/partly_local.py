@@ -1,0 +1,130 @@
+"""Full attention in some heads, a local window in the others: what a window alone adds.
+
+B batch   H heads   N tokens   D head width
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
+from clusterformer.errors import require_at_least
+from clusterformer.kernels.blocks import Blocks, window_blocks
+from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.masks import attention_mask
+
+
+class PartlyLocalAttention(AttentionCore):
+    """Softmax attention over all tokens in some heads, over those nearby in the others.
+
+    The yardstick of mechanisms with `local_heads` of their own: full attention with the same ones.
+    Without local heads it is full attention.
+
+    Args:
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: False or True (a token attends to itself and tokens before it).
+        local_heads: Number of heads that attend locally; None: half of them, rounded down.
+        local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the
+            one before it and, unless causal, the one after it.
+
+    Cost: O(N^2 D) time, O(N D) memory.
+    """
+
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        causal: Causal = False,
+        local_heads: int | None = None,
+        local_window: int = 64,
+    ) -> None:
+        super().__init__(d_model, num_heads, causal=causal)
+        require_at_least(1, local_window=local_window)
+        local_heads = num_heads // 2 if local_heads is None else local_heads
+        if not 0 <= local_heads <= num_heads:
+            raise ValueError(
+                f"local_heads must be in 0..num_heads, got {local_heads} with "
+                f"num_heads = {num_heads}"
+            )
+        self.local_heads = local_heads
+        self.local_window = local_window
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, None]:
+        local, parts = self.local_heads, []
+        if local:
+            near = self._windows(q.shape[0], q.shape[2], key_mask, q.device)
+            heads = q[:, :local], k[:, :local], v[:, :local]
+            scale = self.head_width**-0.5
+            parts.append(chunk_attention(*heads, near, scale=scale, causal=bool(self.causal)))
+        if local < self.num_heads:
+            parts.append(self._full(q[:, local:], k[:, local:], v[:, local:], key_mask))
+        return torch.cat([part.to(q.dtype) for part in parts], 1), None
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
+        causal, local = bool(self.causal), self.local_heads
+        near = count_in_blocks(self._windows(len(mask), mask.shape[1], mask, mask.device), causal)
+        seen = mask.float() * (self.num_heads - local)
+        return (seen + local * share_of_tokens(near, mask, causal)) / self.num_heads
+
+    def _full(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        mask = None if key_mask is None else attention_mask(key_mask, causal=bool(self.causal))
+        is_causal = mask is None and bool(self.causal)
+        if q.device.type != "cpu":
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        # On CPU bfloat16 attention is up to ten times slower backward than float32 (torch 2.13).
+        with torch.autocast("cpu", enabled=False):
+            return F.scaled_dot_product_attention(
+                q.float(), k.float(), v.float(), attn_mask=mask, is_causal=is_causal
+            )
+
+    def _windows(
+        self, batch: int, length: int, mask: Tensor | None, device: torch.device
+    ) -> Blocks:
+        ahead = 0 if self.causal else 1
+        return window_blocks(
+            length, batch, self.local_window, mask, device=device, look_ahead=ahead
+        )
+
+    def cache(self, like: Tensor) -> Cache:
+        if not self.causal:
+            return super().cache(like)
+        empty = like.new_zeros(like.shape[0], self.num_heads, 0, self.head_width)
+        return empty, empty, empty.new_zeros(empty.shape[0], dtype=torch.long)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """Decode one token; keys and values of all tokens are kept, also for the local heads."""
+        keys, values = (
+            torch.cat([old.to(new.dtype), new], 2)
+            for old, new in zip(cache[:2], (k, v), strict=True)
+        )
+        position = keys.shape[2] - 1
+        start = max(0, (position // self.local_window - 1) * self.local_window)
+        mask = torch.ones(self.num_heads, 1, position + 1, dtype=torch.bool, device=q.device)
+        mask[: self.local_heads, :, :start] = False
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        return mixed, (keys, values, cache[2] + 1)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, _ = self.forward(q, k, v, hidden=hidden)
+        return mixed, (k.contiguous(), v.contiguous(), cache[2] + k.shape[2])
