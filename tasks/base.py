@@ -82,7 +82,8 @@ class Labelling(Task):
             for bpe.
         vocab_size: Maximum number of words or subwords; no limit for words and 8000 for bpe by
             default.
-        vectors: File of word vectors in GloVe's format to start from; not for bpe.
+        vectors: File of word vectors in GloVe's format to start from, or "trained" for those of
+            `clusterformer prepare vectors`; not for bpe.
         max_length: Maximum number of tokens of a text; longer ones are cut, and counted. No limit
             by default.
         batch_size: Maximum number of examples in a batch, over all processes; 50 by default, or no

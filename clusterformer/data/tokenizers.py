@@ -117,7 +117,7 @@ class WordTokenizer(Tokenizer):
             split: Way to split, one of the class's.
         """
         empty = cls([], lowercase=lowercase, split=split)
-        counts = Counter(word for text in texts for word in empty._split_text(text))
+        counts = Counter(word for text in texts for word in empty.split_text(text))
         words = [word for word, count in counts.items() if count >= min_count]
         words.sort(key=lambda word: (-counts[word], word))
         return cls(words[:max_words], lowercase=lowercase, split=split)
@@ -127,7 +127,7 @@ class WordTokenizer(Tokenizer):
         return len(self._tokens)
 
     def encode(self, text: str) -> list[int]:
-        return [self._ids.get(word, UNK) for word in self._split_text(text)] or [UNK]
+        return [self._ids.get(word, UNK) for word in self.split_text(text)] or [UNK]
 
     def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
         return [self._tokens[i] for i in ids]
@@ -143,7 +143,8 @@ class WordTokenizer(Tokenizer):
             "split": self._split,
         }
 
-    def _split_text(self, text: str) -> list[str]:
+    def split_text(self, text: str) -> list[str]:
+        """Split a text into words, known or not."""
         return _SPLITS[self._split].findall(text.lower() if self._lowercase else text)
 
 

@@ -28,8 +28,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+TRAINED = "trained"
+"""Name, in the place of a file, of the vectors that `clusterformer prepare vectors` makes."""
+
 _VECTORS, _WORDS = "vectors.npy", "words.txt"
 _FORMAT = "word vectors in GloVe's format"
+
+
+def trained_vectors() -> Path:
+    """Path of the file that `clusterformer prepare vectors` makes."""
+    return cache_folder() / "trained-vectors" / "trained.300d.txt"
 
 
 def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -> Tensor:
@@ -38,7 +46,8 @@ def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -
     Words without a vector, and UNK, get normal random numbers of the same scale.
 
     Args:
-        path: File of a word and E numbers a line, also with word2vec's header line or `.gz`.
+        path: File of a word and E numbers a line, also with word2vec's header line or `.gz`; or
+            `TRAINED`.
         tokenizer: Tokenizer with the vocabulary.
         seed: Seed of the random vectors.
 
@@ -48,6 +57,10 @@ def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -
     Raises:
         InputError: if the file is missing or in another format, with the line.
     """
+    if str(path) == TRAINED:
+        path = trained_vectors()
+        if not path.exists():
+            raise InputError(f"vectors {TRAINED}: no file {path}; `prepare vectors` makes it")
     loaded = load_vectors(path)
     rows, vectors = loaded.key_to_index, loaded.vectors
     known = {
