@@ -99,7 +99,7 @@ def test_matching_without_questions_is_measured_by_accuracy(ranked_file):
 
 def test_ranking_needs_right_and_wrong_by_0_and_1(tmp_path):
     path = tmp_path / "a.tsv"
-    path.write_text("".join(f"{i}\tq{i}\ta\t{'yes' if i % 2 else 'no'}\n" for i in range(30)))
+    path.write_text("".join(f"{i}\tq{i}\ta{i}\t{'yes' if i % 2 else 'no'}\n" for i in range(30)))
     with pytest.raises(InputError, match=r"label 1 for right .* found \['no', 'yes'\]"):
         ranking(str(path)).setup("fit")
 

@@ -72,7 +72,7 @@ def _train(corpus: Path, report: Callable[[str], None]) -> Word2Vec:
     except ImportError:
         raise InputError("word vectors need gensim: pip install 'clusterformer[text]'") from None
 
-    class Epochs(CallbackAny2Vec):  # type: ignore[misc]
+    class Epochs(CallbackAny2Vec):
         """Report of each epoch."""
 
         done = 0
