@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypedDict
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -39,6 +40,7 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.task import IGNORE, Batch, Output, Task
 from clusterformer.tasks.metrics import CodeLength, Units
+from clusterformer.tasks.recurrence import distance_to_last
 
 
 class LanguageModelingState(TypedDict):
@@ -76,6 +78,10 @@ class LanguageModeling(Task):
         stride: Number of new tokens in each window of an evaluation, the others being context;
             `context` by default. A smaller stride gives a better score for more time.
         batch_size: Number of windows in a batch, over all processes.
+        far: Distance, in tokens: also measure bits per byte of the tokens that end an n-gram whose
+            last occurrence in the window is further back, such as those out of a local model's
+            sight. Not for words.
+        far_length: Number of tokens of such an n-gram.
     """
 
     monitor = "val/bits_per_byte"
@@ -97,12 +103,14 @@ class LanguageModeling(Task):
         context: int = 1024,
         stride: int | None = None,
         batch_size: int = 8,
+        far: int | None = None,
+        far_length: int = 8,
     ) -> None:
         super().__init__()
         if (name is None) == (train is None):
             found = f"name {name!r} and train {train!r}"
             raise InputError(f"give either a named set (name) or own text (train), got {found}")
-        require_at_least(1, context=context, batch_size=batch_size)
+        require_at_least(1, context=context, batch_size=batch_size, far=far, far_length=far_length)
         if stride is not None and not 1 <= stride <= context:
             raise InputError(f"stride must be in 1..context ({context}), got {stride}")
         minimum = {"bpe": StreamBytePairTokenizer.min_vocab_size, "word": 3}.get(tokenizer)
@@ -114,6 +122,7 @@ class LanguageModeling(Task):
         self._kind, self._vocab_size = tokenizer, vocab_size
         self._context, self._stride = context, stride or context
         self._batch_size = batch_size
+        self._far, self._far_length = far, far_length
         self._line_ends = name == "wikitext2" or tokenizer == "word"
         self._tokenizer: StreamTokenizer | None = None
         self._streams: dict[Split, NDArray[np.integer]] = {}
@@ -203,6 +212,8 @@ class LanguageModeling(Task):
         found: dict[str, Any] = {"word_perplexity": CodeLength("perplexity")}
         if not isinstance(self.tokenizer, StreamWordTokenizer):
             found["bits_per_byte"] = CodeLength("bits")
+            if self._far is not None:
+                found["bits_per_byte_far"] = CodeLength("bits")
         return MetricCollection(found, compute_groups=False)
 
     def update(
@@ -213,6 +224,20 @@ class LanguageModeling(Task):
         metrics["word_perplexity"].update(nats, words)
         if "bits_per_byte" in metrics:
             metrics["bits_per_byte"].update(nats, size)
+        if "bits_per_byte_far" in metrics:
+            far = self._is_far(batch)
+            target = batch.target.masked_fill(~far, IGNORE)
+            nats, _ = cross_entropy(output.logits, target, 0.0)
+            size, _ = self._units.count(batch.tokens, batch.target, far)
+            metrics["bits_per_byte_far"].update(nats, size)
+
+    def _is_far(self, batch: Batch) -> Tensor:
+        """Targets (B, N) that end an n-gram which was last seen further back than `far`."""
+        assert self._far is not None
+        # windows are cut from one stream: each target is the next token
+        text = torch.cat([batch.tokens[:, :1], batch.target.clamp(min=0)], 1)
+        distance = distance_to_last(text, self._far_length)[:, 1:]
+        return (distance > self._far) & (batch.target != IGNORE)
 
     @cached_property
     def _units(self) -> Units:
