@@ -22,8 +22,9 @@ from clusterformer.data.bitext import (
     find_bitext,
     translation_protocol,
 )
+from clusterformer.data.fairseq import FairseqSource
 from clusterformer.data.named_sets import Split
-from clusterformer.data.parallel import FairseqSource, ParallelTextSource, TranslationSource
+from clusterformer.data.parallel import ParallelTextSource, TranslationSource
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.tokenizers import (
     BOS_EOS,
@@ -82,8 +83,10 @@ class Translation(Task):
         lowercase: Conversion of all texts to lower case; done for lower-cased data sets by default.
         vocab_size: Number of subwords of the byte-pair encoding that both languages share, at
             least 259.
+        split_hyphens: Tokens of their own for hyphens within words, with Moses (its option -a).
         max_length: Maximum number of words in either sentence of a training pair.
         max_ratio: Maximum ratio of the lengths of both sentences of a training pair.
+        limit_unit: What these two count: words, or subwords, then of validation pairs too.
         unfit: Treatment of training pairs beyond these limits or with an empty sentence: "drop" or
             "error".
         batch_size: Maximum number of pairs in a batch, over all processes.
@@ -118,9 +121,11 @@ class Translation(Task):
         moses: bool | None = None,
         tokenised: bool = False,
         lowercase: bool | None = None,
+        split_hyphens: bool = False,
         vocab_size: int = 8000,
         max_length: int | None = 250,
         max_ratio: float | None = None,
+        limit_unit: Literal["words", "subwords"] = "words",
         unfit: Literal["drop", "error"] = "drop",
         batch_size: int | None = None,
         tokens_per_batch: int | None = 4000,
@@ -157,12 +162,12 @@ class Translation(Task):
             tokens = (bool(name) if moses is None else moses) or tokenised
             self.source = ParallelTextSource(
                 partial(find_bitext, name, languages, root, raw) if name else self._own,
-                *(TextForm(language, tokens, folded) for language in languages),
+                *(TextForm(language, tokens, folded, split_hyphens) for language in languages),
                 tokenised=tokenised,
-                limits=Limits(max_length, max_ratio, unfit),
+                limits=Limits(max_length, max_ratio, unfit, limit_unit),
                 vocab_size=vocab_size,
             )
-        self._compounds = name == "wmt14" and languages[1] == "de"
+        self._compounds = name == "wmt14" and languages[1] == "de" and not split_hyphens
         self._batch_size, self._tokens_per_batch = batch_size, tokens_per_batch
         self._valid_sentences = valid_sentences
         self.search = Search(beam, length_penalty, nbest)

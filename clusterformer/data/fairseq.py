@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.data.batches import PAD
-from clusterformer.data.tokenizers import BOS_EOS, UNK
+from clusterformer.data.named_sets import Split
+from clusterformer.data.parallel import TranslationSource, warn_no_test
+from clusterformer.data.text_form import TextForm
+from clusterformer.data.tokenizers import BOS_EOS, UNK, SubwordTokenizer, Tokenizer
+from clusterformer.data.translation_batches import Reference, TranslationDataset
 from clusterformer.errors import InputError, reading
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -148,3 +153,44 @@ def _dictionary(path: Path) -> list[str]:
         if line:
             words.append(word)
     return words
+
+
+class FairseqSource(TranslationSource):
+    """Pairs that fairseq-preprocess binarised, in its subwords.
+
+    Args:
+        folder: The `data-bin` folder.
+        languages: Source and target language; None for the one that is found.
+    """
+
+    def __init__(self, folder: str, languages: tuple[str | None, str | None]) -> None:
+        self._path, self._languages = folder, languages
+        self.source_form = self.target_form = TextForm()
+
+    @cached_property
+    def _folder(self) -> FairseqFolder:
+        return FairseqFolder(self._path, self._languages)
+
+    def learn_tokenizer(self) -> Tokenizer:
+        return SubwordTokenizer(self._folder.words)
+
+    def training_pairs(self, tokenizer: Tokenizer) -> TranslationDataset:
+        return self.evaluation_pairs("train", tokenizer, 0)
+
+    def evaluation_pairs(
+        self, split: Split, tokenizer: Tokenizer, num_references: int | None
+    ) -> TranslationDataset:
+        if tokenizer.state() != self.learn_tokenizer().state():
+            raise InputError(
+                f"{self._folder.folder}: its dictionaries are not those of the checkpoint"
+            )
+        part = self._folder.part(split)
+        if part is None and split == "test":
+            warn_no_test()
+            part = self._folder.part("valid")
+        if part is None:
+            raise InputError(f"{self._folder.folder}: no {split} part in it")
+        sources, targets = part
+        scored = range(len(targets))[:num_references]
+        texts = [tokenizer.decode(targets[index]) for index in scored]
+        return TranslationDataset(sources, targets, [Reference(text, text) for text in texts])

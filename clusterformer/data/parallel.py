@@ -11,7 +11,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -22,14 +22,12 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from clusterformer.data.bitext import NO_LIMITS, Bitext, Limits, SentencePair
 from clusterformer.data.cache import cache_folder, cached_folder
-from clusterformer.data.fairseq import FairseqFolder
 from clusterformer.data.named_sets import Split
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.token_store import TokenStore, TokenWriter
 from clusterformer.data.tokenizers import (
     BOS_EOS,
     BytePairTokenizer,
-    SubwordTokenizer,
     Tokenizer,
     tokenizer_from_state,
 )
@@ -85,6 +83,20 @@ class ParallelText:
             else:
                 dropped[violation] += 1
 
+    def fits(self, ids: Sequence[list[int]], dropped: Counter[str]) -> bool:
+        """Tell whether an encoded pair is within the limits, where these count subwords.
+
+        Raises:
+            InputError: for an unfit pair if these are an error.
+        """
+        source, target = map(len, ids)
+        violation = self.limits.excess((source, target)) if self.limits.unit == "subwords" else None
+        if violation and self.limits.unfit == "error":
+            raise InputError(f"{self.bitext.target}: a pair has {violation}")
+        if violation:
+            dropped[violation] += 1
+        return violation is None
+
     def preprocess(self, pair: SentencePair) -> tuple[str, str]:
         """Bring both sides to the form of the model."""
         if self.tokenised:
@@ -117,9 +129,10 @@ class ParallelText:
             writers = [TokenWriter(folder / side, tokenizer.vocab_size) for side in _SIDES]
             chunks = iter(lambda: list(islice(pairs, _CHUNK)), [])
             for number, chunk in enumerate(chunks, 1):
-                for writer, texts in zip(writers, zip(*chunk, strict=True), strict=True):
-                    encoded = tokenizer.encode_all(texts)
-                    writer.extend([*ids, BOS_EOS] for ids in encoded)
+                encoded = zip(*map(tokenizer.encode_all, zip(*chunk, strict=True)), strict=True)
+                kept = [pair for pair in encoded if self.fits(pair, dropped)]
+                for side, writer in enumerate(writers):
+                    writer.extend([*pair[side], BOS_EOS] for pair in kept)
                 if number * _CHUNK % _REPORT_EVERY == 0:
                     _log.info(f"{self.bitext.source}: {number * _CHUNK:,} pairs encoded")
             for writer in writers:
@@ -237,16 +250,18 @@ class ParallelTextSource(TranslationSource):
         for pair in pairs:
             if not pair.source.strip() or not pair.target.strip():
                 raise InputError(f"{text.bitext.target}:{pair.line}: empty side, allowed is text")
-        sources, targets = zip(*map(text.preprocess, pairs), strict=True)
-        references = [
-            Reference(
-                target, self.target_form.detokenise(target) if self._tokenised else pair.target
-            )
-            for pair, target in zip(pairs[:num_references], targets, strict=False)
+        texts = [text.preprocess(pair) for pair in pairs]
+        encoded = [self.encode(side, tokenizer) for side in zip(*texts, strict=True)]
+        rows = [
+            (pair.target, target, *ids)
+            for pair, (_, target), *ids in zip(pairs, texts, *encoded, strict=True)
+            if split == "test" or text.fits([side[:-1] for side in ids], Counter())
         ]
-        return TranslationDataset(
-            self.encode(sources, tokenizer), self.encode(targets, tokenizer), references
-        )
+        plain, tokenised, sources, targets = map(list, zip(*rows, strict=True))
+        if self._tokenised:
+            plain = [self.target_form.detokenise(target) for target in tokenised[:num_references]]
+        references = map(Reference, tokenised[:num_references], plain)
+        return TranslationDataset(sources, targets, list(references))
 
     @cached_property
     def _parts(self) -> tuple[Bitext, Bitext]:
@@ -263,7 +278,7 @@ class ParallelTextSource(TranslationSource):
     def _text(self, split: Split) -> ParallelText:
         bitext = self._find(split)
         if bitext is None and split == "test":
-            _warn_no_test()
+            warn_no_test()
             split, bitext = "valid", self._find("valid")
         if split != "test" and self._find("valid") is None:
             bitext = self._parts[split == "valid"]
@@ -273,48 +288,8 @@ class ParallelTextSource(TranslationSource):
         )
 
 
-class FairseqSource(TranslationSource):
-    """Pairs that fairseq-preprocess binarised, in its subwords.
-
-    Args:
-        folder: The `data-bin` folder.
-        languages: Source and target language; None for the one that is found.
-    """
-
-    def __init__(self, folder: str, languages: tuple[str | None, str | None]) -> None:
-        self._path, self._languages = folder, languages
-        self.source_form = self.target_form = TextForm()
-
-    @cached_property
-    def _folder(self) -> FairseqFolder:
-        return FairseqFolder(self._path, self._languages)
-
-    def learn_tokenizer(self) -> Tokenizer:
-        return SubwordTokenizer(self._folder.words)
-
-    def training_pairs(self, tokenizer: Tokenizer) -> TranslationDataset:
-        return self.evaluation_pairs("train", tokenizer, 0)
-
-    def evaluation_pairs(
-        self, split: Split, tokenizer: Tokenizer, num_references: int | None
-    ) -> TranslationDataset:
-        if tokenizer.state() != self.learn_tokenizer().state():
-            raise InputError(
-                f"{self._folder.folder}: its dictionaries are not those of the checkpoint"
-            )
-        part = self._folder.part(split)
-        if part is None and split == "test":
-            _warn_no_test()
-            part = self._folder.part("valid")
-        if part is None:
-            raise InputError(f"{self._folder.folder}: no {split} part in it")
-        sources, targets = part
-        scored = range(len(targets))[:num_references]
-        texts = [tokenizer.decode(targets[index]) for index in scored]
-        return TranslationDataset(sources, targets, [Reference(text, text) for text in texts])
-
-
-def _warn_no_test() -> None:
+def warn_no_test() -> None:
+    """Warn that the validation pairs test."""
     rank_zero_only(_log.warning)("there is no test part: the validation pairs test")
 
 

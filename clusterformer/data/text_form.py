@@ -24,6 +24,7 @@ class TextForm:
         language: Language code, such as "de"; needed for Moses only.
         moses: Whether the model reads and writes Moses tokens.
         lowercase: Whether it reads and writes lower case.
+        split_hyphens: Whether hyphens within words are tokens, `@-@` (Moses' option -a).
 
     Raises:
         InputError: for Moses without a language, or with one that it has no rules for.
@@ -32,8 +33,11 @@ class TextForm:
     language: str | None = None
     moses: bool = False
     lowercase: bool = False
+    split_hyphens: bool = False
 
     def __post_init__(self) -> None:
+        if self.split_hyphens and not self.moses:
+            raise InputError("split_hyphens is for Moses tokens; set data.moses")
         if self.moses and self.language is None:
             raise InputError("Moses tokens need data.source_lang and data.target_lang")
         if self.moses and self.language not in _languages():
@@ -45,7 +49,12 @@ class TextForm:
         if self.moses:
             if UNUSUAL.search(text):
                 text = self._moses.normaliser.normalize(text)
-            text = self._moses.tokenizer.tokenize(text.strip(), return_str=True, escape=False)
+            text = self._moses.tokenizer.tokenize(
+                text.strip(),
+                return_str=True,
+                escape=False,
+                aggressive_dash_splits=self.split_hyphens,
+            )
         return self.fold_case(text)
 
     def fold_case(self, text: str) -> str:

@@ -56,6 +56,25 @@ def test_text_comes_back_exactly(tmp_path):
     assert sources.lengths.tolist() == [len(sources[i]) for i in range(3)]
 
 
+def test_limits_may_count_subwords_and_then_hold_for_validation_too(tmp_path):
+    lines = [("a b", "a b"), ("ein-sehr-langes-wort", "a b"), ("c d", "c d e f"), ("", "a")]
+    prepared = text(tmp_path, lines, Limits(8, 1.5, unit="subwords"))
+    tokenizer, sources, targets = encoded(prepared, BytePairTokenizer.min_vocab_size)
+    assert [tokenizer.decode(sources[i]) for i in range(len(sources))] == ["a b"]
+    assert len(targets) == 1
+    assert len(text(tmp_path, lines, Limits(8, 2)).encode(tokenizer)[0]) == 3  # of words
+    source = parallel.ParallelTextSource(
+        lambda split: prepared.bitext, AS_IT_IS, AS_IT_IS,
+        tokenised=False, limits=prepared.limits, vocab_size=300,
+    )  # fmt: skip
+    prepared.bitext.source.write_text("a b\nein-sehr-langes-wort\nc d\n")
+    prepared.bitext.target.write_text("a b\na b\nc d e f\n")
+    assert len(source.evaluation_pairs("valid", tokenizer, None)) == 1
+    assert len(source.evaluation_pairs("test", tokenizer, None)) == 3
+    with pytest.raises(InputError, match="a pair has more than max_length 8 subwords"):
+        text(tmp_path, lines[:2], Limits(8, unfit="error", unit="subwords")).encode(tokenizer)
+
+
 def test_real_text_comes_back_exactly(data_root):
     bitext = find_bitext("multi30k", ("de", "en"), data_root, False, "valid")
     tokenizer, sources, targets = encoded(ParallelText(bitext, TextForm(), TextForm()), 2000)

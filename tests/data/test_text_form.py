@@ -45,6 +45,14 @@ def test_tokens_become_text_again():
     assert form.detokenise(form.preprocess(text)) == text
 
 
+def test_hyphens_may_be_tokens_and_become_text_again():
+    form = TextForm("en", moses=True, split_hyphens=True)
+    assert form.preprocess("A well-known firm.") == "A well @-@ known firm ."
+    assert form.detokenise("A well @-@ known firm .") == "A well-known firm."
+    with pytest.raises(InputError, match="split_hyphens is for Moses tokens"):
+        TextForm("en", split_hyphens=True)
+
+
 def test_without_moses_text_stays_as_it_is():
     form = TextForm()
     assert form.preprocess(" Ein  Hund, oder? ") == "Ein  Hund, oder?"

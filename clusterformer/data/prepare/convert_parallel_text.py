@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import IO
 
 from clusterformer.data.holding_out import linked_groups
 from clusterformer.data.prepare.archives import (
+    open_output,
     open_tar,
     open_tar_member,
     read_gzip,
@@ -28,6 +30,9 @@ _SEGMENT = re.compile(rb"<seg id=\"?\d+\"?>\s*(.*?)\s*</seg>", re.DOTALL)
 _MAX_LENGTH = 175  # tokens a side
 _MAX_RATIO = 1.5  # of the sides' lengths
 _VALID_EVERY = 23  # lines, of which the last validates
+
+# of WMT14, as fairseq prepares it
+_WMT_VALID_EVERY = 100
 
 
 def convert_multi30k(downloads: Path, folder: Path) -> None:
@@ -66,29 +71,32 @@ def convert_iwslt14(downloads: Path, folder: Path) -> None:
 
 
 def convert_wmt14(downloads: Path, folder: Path) -> None:
-    """Convert WMT14 English-German: Europarl 7, Common Crawl, then News Commentary 9."""
+    """Convert WMT14 English-German as fairseq's prepare-wmt14en2de.sh does before Moses and BPE.
+
+    Europarl 7, Common Crawl, then News Commentary 12, without characters that cannot be printed;
+    every hundredth line of them validates. newstest2014 tests.
+    """
     corpora = {
         "training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en.{}",
         "training-parallel-commoncrawl.tgz": "commoncrawl.de-en.{}",
-        "training-parallel-nc-v9.tgz": "training/news-commentary-v9.de-en.{}",
+        "training-parallel-nc-v12.tgz": "training/news-commentary-v12.de-en.{}",
     }
-    news = {
-        "newstest2013.{}": ("test.tgz", ["newstest2013-src.en.sgm", "newstest2013-src.de.sgm"]),
-        "newstest2014.{}": (
-            "test-full.tgz",
-            ["newstest2014-deen-src.en.sgm", "newstest2014-deen-ref.de.sgm"],
-        ),
-    }
+    tested = ["newstest2014-deen-src.en.sgm", "newstest2014-deen-ref.de.sgm"]
     for column, language in enumerate(("en", "de")):
         texts = (
             _corpus(downloads / archive, member.format(language))
             for archive, member in corpora.items()
         )
-        write_lines(folder / f"train.{language}.gz", chain.from_iterable(texts))
-        for name, (archive, members) in news.items():
-            with open_tar(downloads / archive) as file:
-                lines = _segments(open_tar_member(file, members[column]))
-            write_lines(folder / name.format(language), lines)
+        with (
+            open_output(folder / f"train.{language}.gz") as train,
+            open_output(folder / f"valid.{language}.gz") as valid,
+        ):
+            for number, line in enumerate(chain.from_iterable(texts), 1):
+                file = train if number % _WMT_VALID_EVERY else valid
+                file.write(f"{line}\n".encode())
+        with open_tar(downloads / "test-full.tgz") as archive:
+            lines = _segments(open_tar_member(archive, tested[column]))
+        write_lines(folder / f"newstest2014.{language}", lines)
 
 
 def convert_tatoeba(downloads: Path, folder: Path) -> None:
@@ -147,4 +155,11 @@ def _zip_sides(sources: Iterator[str], targets: Iterator[str]) -> list[tuple[str
 def _corpus(archive: Path, member: str) -> Iterator[str]:
     with open_tar(archive) as file:
         for line in open_tar_member(file, member):
-            yield line.decode().rstrip("\n").replace("\r", " ")
+            yield _printable(line.decode().rstrip("\n"))
+
+
+def _printable(line: str) -> str:
+    """Turn control characters and the like into spaces, as Moses' remove-non-printing-char does."""
+    if line.isprintable():
+        return line
+    return "".join(" " if unicodedata.category(letter)[0] == "C" else letter for letter in line)

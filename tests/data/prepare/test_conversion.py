@@ -185,42 +185,38 @@ def test_iwslt14_is_made_as_everyone_makes_it(downloads: Path, folder: Path) -> 
     ]
 
 
-def test_wmt14_joins_its_corpora_in_order(downloads: Path, folder: Path) -> None:
+def test_wmt14_joins_its_corpora_and_every_hundredth_line_validates(
+    downloads: Path, folder: Path
+) -> None:
     for archive, stem in (
         ("europarl-v7", "training/europarl-v7.de-en"),
         ("commoncrawl", "commoncrawl.de-en"),
-        ("nc-v9", "training/news-commentary-v9.de-en"),
+        ("nc-v12", "training/news-commentary-v12.de-en"),
     ):
         files = {
-            f"{stem}.{language}": f"{archive}\u2028 {language}\n\nlast\r{language}\n".encode()
+            f"{stem}.{language}": "".join(
+                f"{archive}\u2028 \u200b{language}\r{i}\n" for i in range(66)
+            ).encode()
             for language in ("de", "en")
         }
         files["training/europarl-v7.cs-en.en"] = b"other\n"
         tar_of(downloads / f"training-parallel-{archive}.tgz", files)
-    news = {
-        "test.tgz": ("test/newstest2013-src.en.sgm", "test/newstest2013-src.de.sgm"),
-        "test-full.tgz": (
-            "test-full/newstest2014-deen-src.en.sgm",
-            "test-full/newstest2014-deen-ref.de.sgm",
-        ),
-    }
-    for archive, members in news.items():
-        segments = '<srcset>\n<seg id="1">One’s  two</seg>\n<hl>\n<seg id="2">%s</seg>\n</hl>\n'
-        tar_of(downloads / archive, {member: (segments % member).encode() for member in members})
+    members = ("test-full/newstest2014-deen-src.en.sgm", "test-full/newstest2014-deen-ref.de.sgm")
+    segments = '<srcset>\n<seg id="1">One’s  two</seg>\n<hl>\n<seg id="2">%s</seg>\n</hl>\n'
+    files = {member: (segments % member).encode() for member in members}
+    tar_of(downloads / "test-full.tgz", files)
     CONVERTERS["wmt14"](downloads, folder)
     train = [pair[:2] for pair in Bitext(folder / "train.en.gz", folder / "train.de.gz")]
-    assert train[:3] == [
-        ("europarl-v7\u2028 en", "europarl-v7\u2028 de"),
-        ("", ""),
-        ("last en", "last de"),
-    ]
-    assert [source.partition("\u2028")[0] for source, _ in train[::3]] == [
+    assert len(train) == 197
+    assert train[0] == ("europarl-v7\u2028  en 0", "europarl-v7\u2028  de 0")
+    assert [source.partition("\u2028")[0] for source, _ in train[::66]] == [
         "europarl-v7",
         "commoncrawl",
-        "nc-v9",
+        "nc-v12",
     ]
-    assert lines_in(folder / "newstest2013.de") == ["One’s two", "test/newstest2013-src.de.sgm"]
-    assert lines_in(folder / "newstest2014.en")[1] == news["test-full.tgz"][0]
+    valid = [pair[:2] for pair in Bitext(folder / "valid.en.gz", folder / "valid.de.gz")]
+    assert valid == [("commoncrawl\u2028  en 33", "commoncrawl\u2028  de 33")]
+    assert lines_in(folder / "newstest2014.en")[1] == members[0]
 
 
 def test_no_sentence_of_one_tatoeba_part_occurs_in_another(downloads: Path, folder: Path) -> None:
