@@ -58,6 +58,8 @@ class ClusterFormer(LightningModule):
         weight_decay: Weight decay of linear layers' weights.
         warmup: Linear warm-up: number of steps, or below 1 a share of all steps of the training.
         schedule: Learning-rate schedule after the warm-up.
+        lr_floor: Share of the peak learning rate at which the schedule "cosine" ends.
+        betas: Decays of AdamW's moving averages of the gradient and of its square.
         label_smoothing: Probability spread over all labels, from 0 to below 1.
         task_weight: Weight of the task's loss, lambda of eq. 17.
         clustering_weight: Weight of the clustering loss L1 (eq. 6), mu of eq. 17.
@@ -93,6 +95,8 @@ class ClusterFormer(LightningModule):
         weight_decay: float = 0.01,
         warmup: int | float = 0.1,
         schedule: Schedule = "inverse-sqrt",
+        lr_floor: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
         label_smoothing: float = 0.0,
         task_weight: float = 1.0,
         clustering_weight: float = 0.02,
@@ -109,7 +113,8 @@ class ClusterFormer(LightningModule):
             clustering_weight=clustering_weight,
             sorting_weight=sorting_weight,
         )
-        require_share(label_smoothing=label_smoothing)
+        require_share(label_smoothing=label_smoothing, lr_floor=lr_floor)
+        require_share(**{f"betas[{number}]": beta for number, beta in enumerate(betas)})
         if warmup >= 1 and warmup != int(warmup):
             raise InputError(f"warmup is a share below 1 or a number of steps, got {warmup}")
         if not task_weight + clustering_weight + sorting_weight:
@@ -136,6 +141,8 @@ class ClusterFormer(LightningModule):
         self.weight_decay = weight_decay
         self.warmup = warmup
         self.schedule = schedule
+        self.lr_floor = lr_floor
+        self.betas = betas
         self.label_smoothing = label_smoothing
         self.task_weight = task_weight
         self.clustering_weight = clustering_weight
@@ -184,7 +191,7 @@ class ClusterFormer(LightningModule):
             self._seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
     def on_train_start(self) -> None:
-        """Take up the learning rate of the options also where a checkpoint brought another one."""
+        """Take up learning rate and betas of the options also where a checkpoint brought others."""
         for config in self.trainer.lr_scheduler_configs:
             scheduler = config.scheduler
             assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
@@ -193,6 +200,7 @@ class ClusterFormer(LightningModule):
             factors = (function(scheduler.last_epoch) for function in scheduler.lr_lambdas)
             for group, share in zip(scheduler.optimizer.param_groups, factors, strict=True):
                 group["initial_lr"], group["lr"] = self.lr, self.lr * share
+                group["betas"] = self.betas
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed each step by its number, so that a resumed run draws the same numbers."""
@@ -305,8 +313,10 @@ class ClusterFormer(LightningModule):
         needed = self.schedule == "cosine" or 0 < self.warmup < 1
         steps = step_limit(self.trainer) if needed else None
         try:
-            optimizer = make_adamw(self, lr=self.lr, weight_decay=self.weight_decay)
-            rate = factor(self.schedule, warmup_steps(self.warmup, steps), steps)
+            optimizer = make_adamw(
+                self, lr=self.lr, weight_decay=self.weight_decay, betas=self.betas
+            )
+            rate = factor(self.schedule, warmup_steps(self.warmup, steps), steps, self.lr_floor)
         except ValueError as error:
             raise InputError(str(error)) from error
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)

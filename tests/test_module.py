@@ -105,6 +105,24 @@ def test_every_schedule_rises_to_one_and_never_above(schedule: Any, warmup: int)
         assert rates[100] == pytest.approx(expected, abs=1e-12)
 
 
+def test_a_cosine_ends_at_its_floor() -> None:
+    at = factor("cosine", 10, 100, 0.1)
+    assert at(9) == at(10) == 1
+    assert at(55) == pytest.approx(0.55)
+    assert at(100) == pytest.approx(0.1)
+
+
+def test_betas_and_floor_are_options_of_the_model() -> None:
+    model = ClusterFormer(**TINY, betas=(0.8, 0.98), schedule="cosine", lr_floor=0.5, lr=1.0)
+    run = trainer(max_steps=6, max_epochs=-1, enable_checkpointing=False)
+    run.fit(model, Toy())
+    assert [group["betas"] for group in run.optimizers[0].param_groups] == [(0.8, 0.98)] * 2
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5)
+    for wrong, said in (({"betas": (0.9, 1.0)}, r"betas\[1\]"), ({"lr_floor": -1}, "lr_floor")):
+        with pytest.raises(InputError, match=f"{said} must be from 0 to below 1, got"):
+            ClusterFormer(**TINY, **wrong)
+
+
 @pytest.mark.parametrize(
     ("warmup", "steps", "expected"),
     [(0.1, 30, 3), (0.1, 5, 1), (0.5, 30, 15), (7, 30, 7), (0, 30, 0)],

@@ -16,6 +16,8 @@ Train a model. Metrics, pictures and checkpoints go to a new directory, runs/NAM
   --checkpoint_every N            steps between checkpoints within an epoch (default: 500)
   --keep N                        keep the weights of the last N and best N validations, for
                                   test --average
+  --average N                     test and use the mean of the weights after the last N validations
+                                  instead of the best checkpoint, as is usual in translation
   --patience N                    stop after N validations without gain; the best one counts
   --monitor NAME                  value that chooses the best checkpoint, such as val/f1
   --baselines false               no simple methods beside the result of a text classifier
@@ -38,7 +40,8 @@ model
   --model.outer_attention CLASS   mechanism of all but the central layer (default: as attention)
   --model.d_model 128             width; also num_heads, num_layers, d_ff, dropout, norm, pooling,
                                   positions (sinusoidal, learned, rotary, none)
-  --model.lr 0.001                peak learning rate; also weight_decay, warmup, schedule
+  --model.lr 0.001                peak learning rate; also weight_decay, warmup, schedule,
+                                  lr_floor (of a cosine), betas (of Adam), as in [0.9, 0.98]
   --model.clustering_weight 0.02  weight of the clustering loss; also sorting_weight
 
 trainer (any option of Lightning's Trainer)

@@ -56,6 +56,7 @@ def fit_run(options: Options, resumed: Run | None = None, name: str | None = Non
                 resume=resume,
                 checkpoint_every=config["checkpoint_every"],
                 keep=config["keep"],
+                average=config["average"],
                 patience=config["patience"],
                 config=config,
                 log_to_wandb=config["wandb"],
@@ -121,7 +122,7 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
     results = sorted(fitted.results.items())
     lines = {name: formatted(name, value) for name, value in results if "layer" not in name}
     lines |= task.signatures()
-    lines["checkpoint"] = str(run.best if run.best.exists() else run.last)
+    lines["checkpoint"] = str(run.chosen)
     lines["metrics"] = str(run.metrics)
     if fitted.pictures:
         names = ", ".join(path.name for path in fitted.pictures)

@@ -112,6 +112,13 @@ def _parser(fitting: bool) -> Parser:
             help="Number of last and of best validated weights to keep, for --average.",
         )
         parser.add_argument(
+            "--average",
+            type=int,
+            default=0,
+            help="Number of last validations, the mean of whose weights is tested and used "
+            "instead of the best checkpoint; 0 for none.",
+        )
+        parser.add_argument(
             "--patience",
             type=int | None,
             default=None,

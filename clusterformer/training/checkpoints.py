@@ -53,6 +53,10 @@ class Contents(TypedDict):
     global_step: int
 
 
+AVERAGE = "average.ckpt"
+"""File of a run with the mean of the weights after its last validations."""
+
+
 def read(path: str | Path) -> dict[str, Any]:
     """Load a checkpoint that `fit` wrote, onto the CPU.
 
@@ -220,17 +224,21 @@ class KeptCheckpoints(Checkpoint):
         monitor: Name of the logged value to compare.
         mode: "max" if a high value is best, "min" if a low one is.
         count: Number of last ones, and of best ones, to keep.
+        average: Number of last ones that are to be averaged, which are kept as well.
     """
 
-    def __init__(self, folder: str | Path | None, monitor: str, mode: str, count: int) -> None:
-        require_at_least(0, keep=count)
-        self._folder, self._monitor, self._mode, self._count = folder, monitor, mode, count
+    def __init__(
+        self, folder: str | Path | None, monitor: str, mode: str, count: int, average: int = 0
+    ) -> None:
+        require_at_least(0, keep=count, average=average)
+        self._folder, self._monitor, self._mode = folder, monitor, mode
+        self._last, self._best, self._averaged = max(count, average), count, average
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._folder = trainer.strategy.broadcast(self._folder)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._count or trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+        if not self._last or trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
             return
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -239,10 +247,28 @@ class KeptCheckpoints(Checkpoint):
         trainer.save_checkpoint(path, weights_only=True)
         if trainer.is_global_zero:
             kept = Kept.all(path.parent)
-            wanted = Kept.last(kept, self._count) + Kept.best(kept, self._count, self._mode)
+            wanted = Kept.last(kept, self._last) + Kept.best(kept, self._best, self._mode)
             for one in kept:
                 if one not in wanted:
                     one.path.unlink()
+
+    def write_average(self, trainer: Trainer) -> Path | None:
+        """Write the mean of the last weights to `average.ckpt`; every process calls this.
+
+        Returns:
+            Its path; None if nothing is to be averaged, and an earlier file is removed.
+        """
+        path = Path(str(self._folder)) / AVERAGE
+        kept = Kept.last(Kept.all(path.parent), self._averaged) if self._averaged else []
+        if trainer.is_global_zero:
+            if kept:
+                checkpoint = read(kept[-1].path)
+                checkpoint["state_dict"] = average([one.path for one in kept])
+                CheckpointFiles().save_checkpoint(checkpoint, path)
+            else:
+                path.unlink(missing_ok=True)
+        trainer.strategy.barrier()
+        return path if kept else None
 
 
 class LastCheckpoint(Checkpoint):

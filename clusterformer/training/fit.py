@@ -70,6 +70,7 @@ def fit(
     resume: Path | None = None,
     checkpoint_every: int = 500,
     keep: int = 0,
+    average: int = 0,
     patience: int | None = None,
     config: Mapping[str, Any] | None = None,
     log_to_wandb: bool = False,
@@ -88,6 +89,8 @@ def fit(
         resume: Checkpoint to start from; the other processes need it too.
         checkpoint_every: Optimiser steps between two checkpoints within an epoch.
         keep: Number of last and of best validated weights to keep.
+        average: Number of last validations, the mean of whose weights is tested instead of the best
+            checkpoint, and becomes the result of the run; 0: none.
         patience: Number of validations without gain after which training stops; None: never.
         config: Whole configuration, to write to config.yaml and to log.
         log_to_wandb: Whether to log to Weights & Biases too.
@@ -107,13 +110,14 @@ def fit(
     trainer: Trainer | None = None
     try:
         last, watch = LastCheckpoint(folder, checkpoint_every), ProcessWatch()
+        kept = KeptCheckpoints(folder, task.monitor, task.mode, keep, average)
         trainer = make_trainer(
             trainer_options,
             callbacks=[
                 *monitoring(task.monitor, task.mode, patience),
                 BestCheckpoint(folder, task.monitor, task.mode),
                 last,
-                KeptCheckpoints(folder, task.monitor, task.mode, keep),
+                kept,
                 CausalityProbe(),
                 clock,
                 Stopping(last),
@@ -139,7 +143,7 @@ def fit(
         if run:
             run.cancel()
     seconds, seconds_validating = clock.seconds, clock.seconds_validating
-    results = _test(trainer, model, task)
+    results = _test(trainer, model, task, kept)
     outcome = {
         "results": dict(sorted(results.items())),
         "monitor": task.monitor,
@@ -241,14 +245,22 @@ def _refuse_checkpoint(path: Path, error: Exception) -> None:
     ) from error
 
 
-def _test(trainer: Trainer, model: ClusterFormer, task: Task) -> dict[str, float]:
+def _test(
+    trainer: Trainer, model: ClusterFormer, task: Task, kept: KeptCheckpoints
+) -> dict[str, float]:
+    """Test the average of the last weights if one is wanted, else the best checkpoint."""
     best = trainer.checkpoint_callback
     if not isinstance(best, BestCheckpoint) or not best.best_model_path:
         return {}
     results: dict[str, Any] = {task.monitor: best.best_model_score}
+    path: str | Path = best.best_model_path
+    options: dict[str, Any] = {"verbose": False, "weights_only": True}
+    if averaged := kept.write_average(trainer):
+        path = averaged
+        [validated] = trainer.validate(model, task, ckpt_path=path, **options)
+        results[task.monitor] = validated[task.monitor]
     if is_overridden("test_dataloader", task):
-        path = best.best_model_path
-        [tested] = trainer.test(model, task, ckpt_path=path, verbose=False, weights_only=True)
+        [tested] = trainer.test(model, task, ckpt_path=path, **options)
         results |= tested
     return {name: float(value) for name, value in results.items()}
 

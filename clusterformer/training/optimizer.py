@@ -13,13 +13,16 @@ from torch.optim import Optimizer
 from clusterformer.errors import InputError
 
 
-def make_adamw(model: LightningModule, *, lr: float, weight_decay: float) -> torch.optim.AdamW:
+def make_adamw(
+    model: LightningModule, *, lr: float, weight_decay: float, betas: tuple[float, float]
+) -> torch.optim.AdamW:
     """Make AdamW for the weights of a model that are trained.
 
     Args:
         model: Model, attached to its trainer.
         lr: Peak learning rate.
         weight_decay: Weight decay of linear layers' weights; all others have none.
+        betas: Decays of the moving averages of the gradient and of its square.
     """
     decayed = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -29,7 +32,9 @@ def make_adamw(model: LightningModule, *, lr: float, weight_decay: float) -> tor
     ]
     # Fused takes an eighth of the time on a CPU, but cannot be clipped under a loss scaler.
     scaled = model.trainer.precision == "16-mixed"
-    optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, fused=not scaled)
+    optimizer = torch.optim.AdamW(
+        groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=not scaled
+    )
     # Lightning takes every fused optimizer under autocast for one that has a scaler to undo.
     optimizer._step_supports_amp_scaling = False
     return optimizer

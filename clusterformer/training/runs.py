@@ -79,6 +79,12 @@ class Run:
         return self.checkpoints / "best.ckpt"
 
     @property
+    def chosen(self) -> Path:
+        """Checkpoint whose results are those of the run: average, best or last."""
+        found = (self.checkpoints / "average.ckpt", self.best)
+        return next((path for path in found if path.exists()), self.last)
+
+    @property
     def metrics(self) -> Path:
         return self.folder / "metrics.csv"
 

@@ -44,7 +44,7 @@ class Saved(NamedTuple):
 
 
 def open_saved(run: str | Path, trust: Sequence[str] = ()) -> Saved:
-    """Read the best checkpoint of a run, or a checkpoint file, and check its configuration.
+    """Read the chosen checkpoint of a run, or a checkpoint file, and check its configuration.
 
     A file must not choose what is imported. So its classes must be those of clusterformer, or of a
     module that the program has already imported, or of a package in `trust`.
@@ -110,8 +110,7 @@ def _checkpoint(path: Path) -> Path:
         raise InputError(f"{path}: no such run directory or checkpoint file")
     if not path.is_dir():
         return path
-    run = Run.open(path)
-    return run.best if run.best.exists() else run.last
+    return Run.open(path).chosen
 
 
 class _Chosen(TypedDict):

@@ -24,17 +24,20 @@ def warmup_steps(warmup: float, total: int | None) -> int:
     return ENDLESS_WARMUP if total is None else max(1, round(warmup * total))
 
 
-def factor(schedule: Schedule, warmup: int, total: int | None) -> Callable[[int], float]:
+def factor(
+    schedule: Schedule, warmup: int, total: int | None, floor: float = 0.0
+) -> Callable[[int], float]:
     """Make the function that gives the factor, 0..1, at a step counted from 0.
 
     All rise linearly to 1 over `warmup` steps. Then "inverse-sqrt" falls as
-    sqrt(warmup / step) (Vaswani et al., 2017, section 5.3), "cosine" falls to 0 at step `total`,
-    and "constant" stays.
+    sqrt(warmup / step) (Vaswani et al., 2017, section 5.3), "cosine" falls to `floor` at step
+    `total`, and "constant" stays.
 
     Args:
         schedule: Name of the schedule.
         warmup: Steps of the rise; 0 starts at the peak.
         total: Steps of the whole training; only "cosine" needs them.
+        floor: Factor at which "cosine" ends, 0..1.
 
     Raises:
         ValueError: if "cosine" has no `total`.
@@ -52,7 +55,8 @@ def factor(schedule: Schedule, warmup: int, total: int | None) -> Callable[[int]
             return math.sqrt(start / (start + step - warmup))
         if schedule == "cosine" and total is not None:
             progress = (step - warmup) / max(1, total - warmup)
-            return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+            share = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+            return floor + (1 - floor) * share
         return 1.0
 
     return at

@@ -1,5 +1,6 @@
 """Kept checkpoints, and the mean of their weights."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,33 @@ def test_test_measures_the_average(run: Path, capsys: pytest.CaptureFixture[str]
     assert measured([*test, "--average=best:1"], capsys) == measured(test, capsys)
     losses = {measured([*test, f"--average={n}"], capsys)["test/loss"] for n in (1, 2)}
     assert len(losses) == 2
+
+
+def test_the_result_of_a_run_is_that_of_its_average_if_it_asks_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = [*TOY, f"--runs={tmp_path}", "--average=3", "--trainer.max_epochs=4"]
+    assert main(fit) == 0
+    assert "checkpoints/average.ckpt" in capsys.readouterr().out
+    run = tmp_path / "toy" / "1"
+    checkpoints = run / "checkpoints"
+    kept = Kept.all(checkpoints)
+    assert [one.step for one in kept] == [10, 15, 20]
+    weights = read(checkpoints / "average.ckpt")["state_dict"]
+    for name, tensor in average([one.path for one in kept]).items():
+        assert torch.equal(tensor, weights[name])
+    results = json.loads((run / "results.json").read_text())["results"]
+    tested = measured(["test", f"--checkpoint={run}", "--trainer.accelerator=cpu"], capsys)
+    assert tested["test/loss"] == pytest.approx(results["test/loss"], abs=1e-3)
+    best = ["test", f"--checkpoint={checkpoints / 'best.ckpt'}", "--trainer.accelerator=cpu"]
+    assert measured(best, capsys)["test/loss"] != tested["test/loss"]
+    # resumed, it averages the validations before and after
+    assert main(["fit", f"--resume={run}", "--trainer.max_epochs=5"]) == 0
+    assert [one.step for one in Kept.all(checkpoints)] == [15, 20, 25]
+    assert not torch.equal(read(checkpoints / "average.ckpt")["state_dict"][name], weights[name])
+    # without one, the best counts again
+    assert main(["fit", f"--resume={run}", "--trainer.max_epochs=6", "--average=0"]) == 0
+    assert not (checkpoints / "average.ckpt").exists()
 
 
 @pytest.mark.parametrize(
