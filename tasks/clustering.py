@@ -5,7 +5,8 @@ B batch   P points   F features   K neighbours   C clusters
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MetricCollection
 
+from clusterformer.clustering.measures import measures
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters, initial_clusters, neighbor_loss
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
@@ -24,7 +26,8 @@ from clusterformer.data.points import read_points
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.cluster_network import ClusterNetwork
 from clusterformer.models.config import TransformerConfig
-from clusterformer.task import IGNORE, Output, Task
+from clusterformer.task import IGNORE, Output, SimpleResult, Task
+from clusterformer.tasks.clustering_methods import METHODS, make_clustering
 from clusterformer.tasks.metrics import Purity
 
 _FITTED = 10_000  # points from which the principal components are learnt
@@ -227,6 +230,23 @@ class Clustering(Task):
     ) -> None:
         if self._labels:
             metrics.update(output.logits[:, 0].argmax(-1), batch.target)
+
+    def baselines(self, *, cheap: bool = False) -> dict[str, Callable[[], SimpleResult]]:
+        """Methods of `clusterformer cluster`, none of which is cheap."""
+        if cheap:
+            return {}
+        points = read_points(self._name, root=self._root, label_column=self._label_column)
+
+        def run(method: str) -> SimpleResult:
+            clustering = make_clustering(
+                method, self._n_clusters, run_seed(), hidden=self._hidden or 256, image=points.image
+            ).fit(points.train)
+            tested = clustering.predict(points.test)
+            given = points.train_labels, tested, points.test_labels
+            found = measures(clustering.labels_, *given, points.test)
+            return SimpleResult(found, int(clustering.cluster_centers_.size))
+
+        return {method: partial(run, method) for method in METHODS}
 
     def state(self) -> dict[str, Any]:
         assert self._features is not None

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clusterformer.bench.cluster_methods import make_clustering
 from clusterformer.bench.report import Row, write_report
 from clusterformer.clustering.measures import measures
 from clusterformer.data.points import Points
 from clusterformer.errors import InputError
+from clusterformer.tasks.clustering_methods import make_clustering
 from clusterformer.training.memory import reset_peak, resident
 
 SHOWN = 1500
@@ -58,7 +58,7 @@ def measure(
 
     Args:
         points: Training and test points, with labels where there are any.
-        methods: Names among `cluster_methods.METHODS`.
+        methods: Names among `clustering_methods.METHODS`.
         num_clusters: C.
         name: Name of the points, for messages.
         seeds: Seeds of the random numbers.

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterformer.bench.cluster_methods import METHODS
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
+from clusterformer.tasks.clustering_methods import METHODS
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row

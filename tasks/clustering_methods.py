@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.errors import InputError
+from clusterformer.tasks.paper_clustering import PaperClustering
 
 METHODS = {
     "neural": "NeuralClustering, W linear as in eq. 2",
     "neural-hidden": "NeuralClustering, with a hidden layer",
     "neural-augmented": "neural-hidden, with rotated and shifted copies of images",
+    "paper": "eq. 2-6 and 11 alone, inner product: losses without a lower bound",
+    "paper-bounded": "the same with both losses bounded, by the cosine",
     "kmeans": "scikit-learn's KMeans, n_init=1",
     "minibatch-kmeans": "scikit-learn's MiniBatchKMeans, n_init=1",
     "som": "a self-organising map of MiniSom, trained in two phases",
@@ -60,6 +63,10 @@ def make_clustering(
         if find_spec("minisom") is None:
             raise InputError("som needs minisom: pip install 'clusterformer[cluster]'")
         return SelfOrganisingMap(num_clusters, seed)
+    if method == "paper":
+        return PaperClustering(num_clusters, seed)
+    if method == "paper-bounded":
+        return PaperClustering(num_clusters, seed, form="bounded")
     if method == "neural":
         return NeuralClustering(num_clusters, random_state=seed, **neural)
     if method == "neural-augmented":
