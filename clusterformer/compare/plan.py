@@ -272,13 +272,16 @@ def _expand(
 
 
 def _planned(row: str, column: str, seed: int, *layers: Mapping[str, Any]) -> PlannedRun:
+    """Plan a run from the options of all, of its row, of its column, and those of its seed."""
+    shared, model, data, follow = layers
     configs: list[str] = []
-    options: FitOptions = {}
-    for layer in layers:
+    for layer in (shared, data, model):  # what a model overlays goes over its data's configuration
         named = layer.get("config", [])
         for config in [named] if isinstance(named, str) else named:
             find(config)
             configs.append(config)
+    options: FitOptions = {}
+    for layer in (shared, model, data, follow):
         options |= {key: value for key, value in layer.items() if key != "config"}
     return PlannedRun(row, column, seed, options, tuple(configs))
 

@@ -48,6 +48,20 @@ def test_rows_columns_grid_and_seeds_multiply(tmp_path: Path) -> None:
     ]
 
 
+def test_the_configuration_of_a_row_is_laid_over_that_of_its_column(tmp_path: Path) -> None:
+    content = {
+        "rows": {"ours": {}, "theirs": {"config": "paper-form.yaml", "model.lr": 1}},
+        "columns": {"MR": {"config": "mr.yaml"}, "CR": {"config": "cr.yaml"}},
+    }
+    plan = read_plan(write(tmp_path / "overlay.yaml", content))
+    assert [run.configs for run in plan.runs] == [
+        ("mr.yaml",),
+        ("cr.yaml",),
+        ("mr.yaml", "paper-form.yaml"),
+        ("cr.yaml", "paper-form.yaml"),
+    ]
+
+
 def test_folds_follow_the_seeds(tmp_path: Path) -> None:
     content = {"config": "mr.yaml", "seeds": [0, 7], "seed_options": ["data.fold"]}
     first, second = read_plan(write(tmp_path / "folds.yaml", content)).runs
@@ -187,7 +201,9 @@ def test_no_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", comparisons())
 def test_shipped_comparisons_name_options_that_exist(name: str) -> None:
     plan = read_plan(comparisons()[name])
-    for run in {(run.row, run.column): run for run in plan.runs}.values():
+    first = plan.runs[0]
+    cross = [run for run in plan.runs if run.row == first.row or run.column == first.column]
+    for run in {(run.row, run.column): run for run in cross}.values():
         Options(run.arguments(), fitting=True)
 
 
