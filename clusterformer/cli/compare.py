@@ -160,6 +160,7 @@ def _write(
         options.metric or (plan.metric if plan else None),
         options.baseline or (plan.baseline if plan else None),
         plan.paper if plan else None,
+        plan.also if plan else (),
     )
     for note in summary.notes:
         print(note, file=sys.stderr)

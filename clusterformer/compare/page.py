@@ -41,7 +41,8 @@ def page(summary: Summary, title: str, command: str) -> str:
         *(f'<p class="alarm">{_text(note)}</p>' for note in summary.notes),
         _section("Results", _table(summary) + _how_to_read(summary)),
         _section("Learning curves", _figure(validation_curves(summary), "Mean over seeds; the "
-                 "band spans the lowest and the highest.")),
+                 "band spans the lowest and the highest.")
+                 + _figure(validation_curves(summary, "second"), "The same by seconds.")),
         _section("Quality and cost", _pair([
             _figure(quality_against(summary, cost), f"Against {cost}.")
             for cost in ("seconds an epoch", "peak MiB")

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "seeds": list,
     "seed_options": list,
     "metric": str,
+    "also": list,
     "baseline": str,
     "paper": dict,
 }
@@ -89,6 +90,7 @@ class Plan:
         title: Title of the page.
         runs: Runs, ordered by row, column and seed.
         metric: Measure to compare, such as "test/accuracy"; None for that of the task.
+        also: Further measures, whose mean over all columns stands beside the costs.
         baseline: Row to test the others against; None for the first.
         paper: Row to column to the number that the paper reports, shown below ours.
     """
@@ -96,6 +98,7 @@ class Plan:
     title: str
     runs: list[PlannedRun]
     metric: str | None = None
+    also: Sequence[str] = ()
     baseline: str | None = None
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -158,7 +161,10 @@ def read_plan(path: Path) -> Plan:
         file.refuse(f"no row {shorten(baseline)} for a baseline; there are {names}", "baseline")
     title = content.get("title", path.stem.replace("-", " "))
     _check_name(file, title, "title")
-    return Plan(title, runs, content.get("metric"), baseline, _paper(file))
+    also = content.get("also", [])
+    if not all(isinstance(name, str) for name in also):
+        file.refuse(f"also must be names of measures, got {shorten(also)}", "also")
+    return Plan(title, runs, content.get("metric"), also, baseline, _paper(file))
 
 
 def _check_forms(file: PlanFile) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def validation_curves(summary: Summary) -> str | None:
-    """Draw validation against steps, in a panel for each column, as mean and range of the seeds.
+def validation_curves(summary: Summary, by: Literal["step", "second"] = "step") -> str | None:
+    """Draw validation against time, in a panel for each column, as mean and range of the seeds.
+
+    Args:
+        summary: The table.
+        by: Measure of time; seconds are those of training and validation, evenly spread over steps.
 
     Returns:
         SVG; None where no run validated more than once.
@@ -39,10 +43,12 @@ def validation_curves(summary: Summary) -> str | None:
     grid = list(picture.subplots(down, across, squeeze=False).flat)
     handles: dict[str, Any] = {}
     for axes, column in zip(grid, drawn, strict=False):
-        plain_axes(axes, column or summary.results[0].monitor, "step")
+        plain_axes(axes, column or summary.results[0].monitor, by)
         for row in summary.rows:
             curves = [
-                np.array(r.curve) for r in _of(summary, row=row, column=column) if len(r.curve) > 1
+                np.array(r.curve) * [[1.0 if by == "step" else _seconds_a_step(r), 1.0]]
+                for r in _of(summary, row=row, column=column)
+                if len(r.curve) > 1
             ]
             if not curves:
                 continue
@@ -56,6 +62,11 @@ def validation_curves(summary: Summary) -> str | None:
         axes.set_visible(False)
     _legend(picture, handles)
     return _svg(picture)
+
+
+def _seconds_a_step(result: Result) -> float:
+    """Seconds of a run over its last validated step."""
+    return result.seconds_an_epoch * result.epochs / max(1.0, result.curve[-1][0])
 
 
 def quality_against(summary: Summary, cost: str) -> str | None:

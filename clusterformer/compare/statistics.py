@@ -87,6 +87,7 @@ def summarise(
     metric: str | None = None,
     baseline: str | None = None,
     paper: Mapping[str, Mapping[str, float]] | None = None,
+    also: Sequence[str] = (),
 ) -> Summary:
     """Make the table of finished runs.
 
@@ -97,6 +98,7 @@ def summarise(
             left out, and noted.
         baseline: Row to test the others against; None: the first.
         paper: Row to column to the number that the paper reports.
+        also: Further measures, to stand beside the costs.
 
     Raises:
         InputError: if there is no run, all runs lack the metric, or higher values are better in one
@@ -152,7 +154,7 @@ def summarise(
         _cells(values, mode),
         {row: tested for row in rows if (tested := _significance(values, row, baseline))},
         baseline,
-        {row: _costs([result for result in results if result.row == row]) for row in rows},
+        {row: _costs([result for result in results if result.row == row], also) for row in rows},
         results,
         paper or {},
         notes,
@@ -204,9 +206,13 @@ def _significance(
     return None if row == baseline else sign_flip_test(pairs(values, row, baseline))
 
 
-def _costs(results: Sequence[Result]) -> dict[str, float]:
+def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:
     seen = [share for result in results if (share := result.keys_seen) is not None]
-    costs = {"keys seen": statistics.fmean(seen)} if seen else {}
+    costs = {}
+    for name in also:
+        if found := [value for r in results if (value := r.measures.get(name)) is not None]:
+            costs[name.partition("/")[2]] = statistics.fmean(found)
+    costs |= {"keys seen": statistics.fmean(seen)} if seen else {}
     costs |= {
         "parameters": statistics.fmean(result.parameters for result in results),
         "seconds an epoch": statistics.fmean(result.seconds_an_epoch for result in results),

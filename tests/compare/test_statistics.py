@@ -25,6 +25,18 @@ def test_mean_spread_average_and_best() -> None:
     assert summary.costs["ours"]["epochs to converge"] == 2
 
 
+def test_further_measures_stand_beside_the_costs() -> None:
+    runs = [
+        result(row, column, 0, 0.5, measures={"test/accuracy": 0.5, "test/mrr": value})
+        for row, column, value in (("a", "x", 0.2), ("a", "y", 0.4))
+    ]
+    runs.append(result("b", "x", 0, 0.5, measures={"test/accuracy": 0.5}))
+    summary = summarise(runs, also=["test/mrr"])
+    assert summary.costs["a"]["mrr"] == pytest.approx(0.3)
+    assert "mrr" not in summary.costs["b"]
+    assert summary.cost_names[0] == "mrr"
+
+
 def test_less_is_better_where_it_is() -> None:
     runs = [
         result(row, "", 0, 0.0, measures={"val/loss": loss}, monitor="val/loss", mode="min")

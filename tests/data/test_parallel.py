@@ -69,8 +69,8 @@ def test_limits_may_count_subwords_and_then_hold_for_validation_too(tmp_path):
     )  # fmt: skip
     prepared.bitext.source.write_text("a b\nein-sehr-langes-wort\nc d\n")
     prepared.bitext.target.write_text("a b\na b\nc d e f\n")
-    assert len(source.evaluation_pairs("valid", tokenizer, None)) == 1
-    assert len(source.evaluation_pairs("test", tokenizer, None)) == 3
+    assert len(source.evaluation_pairs("valid", tokenizer, None).lengths) == 1
+    assert len(source.evaluation_pairs("test", tokenizer, None).lengths) == 3
     with pytest.raises(InputError, match="a pair has more than max_length 8 subwords"):
         text(tmp_path, lines[:2], Limits(8, unfit="error", unit="subwords")).encode(tokenizer)
 
