@@ -33,7 +33,8 @@ def test_a_run_measures_what_lies_far_back(tmp_path, capsys) -> None:
     """Random letters that never repeat nearby have pairs that do further back."""
     generator = torch.Generator().manual_seed(0)
     letters = [chr(97 + int(i)) for i in torch.randint(0, 26, (400,), generator=generator)]
-    (tmp_path / "a.txt").write_text("".join(letters) * 3 + "\n")
+    lines = ["".join(letters[start : start + 20]) + "\n" for start in range(0, 400, 20)]
+    (tmp_path / "a.txt").write_text("".join(lines * 3))
     fit = [
         "fit",
         "--data=LanguageModeling",
