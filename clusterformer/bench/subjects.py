@@ -26,6 +26,14 @@ from clusterformer.working_folder import import_from_working_folder
 FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}
 """Forms of NeuralClusteringAttention and their options: the paper's own, and the default."""
 
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lsh-1": ("ReformerAttention", {"chunk_size": 32}),
+    "lsh-4": ("ReformerAttention", {"chunk_size": 32, "num_hashes": 4}),
+    "clustered-100": ("ClusteredAttention", {"num_clusters": 100}),
+    "i-clustered-100": ("ImprovedClusteredAttention", {"num_clusters": 100}),
+}
+"""Mechanisms and options of figure 4 of the paper on clustered attention, by its names."""
+
 NUM_CLUSTERS: dict[str, Callable[[int], int]] = {
     "NeuralClusteringAttention": lambda length: max(1, int(length**0.5)),
     "RoutingAttention": lambda length: max(1, length // 64),  # windows of 64, as in its package
@@ -200,9 +208,9 @@ def _make_layer(name: str, setting: Setting) -> nn.Module:
 
 
 def _make_core(name: str, setting: Setting) -> AttentionCore:
-    options = dict(FORMS.get(name, {}))
-    name = "NeuralClusteringAttention" if name in FORMS else name
-    kind = _mechanism(name, [*FORMS, *PEERS])
+    name, options = VARIANTS.get(name, (name, dict(FORMS.get(name, {}))))
+    name, options = "NeuralClusteringAttention" if name in FORMS else name, dict(options)
+    kind = _mechanism(name, [*FORMS, *VARIANTS, *PEERS])
     if setting.causal:
         options["causal"] = True
     if "num_clusters" in signature(kind).parameters:

@@ -39,6 +39,8 @@ at another share is another amount of work. All layers take turns; the table sho
                         clustering (paper: two blocks, no coupling; neural: the default), or a
                         public package: reformer-pytorch, routing-transformer,
                         fast-transformers-clustered, fast-transformers-improved
+                        or lsh-1, lsh-4, clustered-100, i-clustered-100: as in figure 4 of the
+                        paper on clustered attention
   --causal              measure the strictly causal forms
   --no-output           leave out the output projection
   --layers N            measure N encoder layers instead of one attention layer; --d_ff 4*d_model

@@ -12,6 +12,7 @@ from clusterformer.errors import InputError, making
 from clusterformer.task import Task
 from clusterformer.training import memory
 from clusterformer.training.config_files import to_yaml
+from clusterformer.training.environment import describe_environment
 from clusterformer.training.runs import Run
 
 
@@ -57,6 +58,7 @@ def fit_simple(task: Task, name: str, run: Run, config: Mapping[str, Any]) -> di
             "parameters": found.parameters,
             "peak_mib": round(memory.peak(torch.device("cpu")), 1),
             "device": "cpu",
+            "environment": describe_environment(),
         }
     )
     return results

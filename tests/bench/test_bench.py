@@ -44,6 +44,13 @@ def test_every_mechanism_at_every_length_is_measured(tmp_path: Path, capsys) -> 
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_layers_of_another_paper_have_its_names() -> None:
+    setting = Setting(length=40, tokens=80, d_model=16, num_heads=2)
+    cores = {name: Subject(name, setting)._layer.core for name in ("lsh-1", "lsh-4")}
+    assert [(core.num_hashes, core.chunk_size) for core in cores.values()] == [(1, 32), (4, 32)]
+    assert Subject("i-clustered-100", setting)._layer.core.num_clusters == 100
+
+
 def test_every_mechanism_is_measured_unless_told_otherwise(capsys) -> None:
     arguments = [*SMALL, "--lengths", "32", "--tokens", "32", "--no-memory"]
     for causal in ([], ["--causal"]):
