@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from clusterformer.attention.key_clustering import KeyClusteringAttention
     from clusterformer.attention.local import LocalAttention
     from clusterformer.attention.multipole import MultipoleAttention
+    from clusterformer.attention.native_sparse import NativeSparseAttention
     from clusterformer.attention.neural_clustering import NeuralClusteringAttention
     from clusterformer.attention.partly_local import PartlyLocalAttention
     from clusterformer.attention.reformer import ReformerAttention
@@ -52,6 +53,7 @@ __all__ = [
     "Memory",
     "MultiHeadAttention",
     "MultipoleAttention",
+    "NativeSparseAttention",
     "NeuralClusteringAttention",
     "PartlyLocalAttention",
     "ReformerAttention",

@@ -82,10 +82,14 @@ class IndexerAttention(AttentionCore):
         self.index_heads = index_heads
         self.block_size = block_size
         self.target = target
-        self.index_queries = nn.Linear(d_model, index_heads * index_width, bias=False)
-        self.index_keys = nn.Linear(d_model, index_width, bias=False)
         self.index_norm = nn.LayerNorm(index_width)
-        self.index_weights = nn.Linear(d_model, index_heads, bias=False)
+        self.read_width(d_model)
+
+    def read_width(self, width: int) -> None:
+        features = self.index_norm.weight.numel()
+        self.index_queries = nn.Linear(width, self.index_heads * features, bias=False)
+        self.index_keys = nn.Linear(width, features, bias=False)
+        self.index_weights = nn.Linear(width, self.index_heads, bias=False)
 
     def forward(
         self,

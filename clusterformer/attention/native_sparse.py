@@ -1,0 +1,203 @@
+"""Compressed, selected and near keys, joined by gates (NSA, Yuan et al., ACL 2025).
+
+B batch   H heads   N tokens   D head width   E model width   S block size   G blocks
+T blocks of a query
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.block_selection import Compaction, block_means, choose_blocks
+from clusterformer.attention.text_cache import attend_rows, extend
+from clusterformer.errors import require_at_least
+from clusterformer.kernels.blocks import window_blocks
+from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.selected_blocks import selected_block_attention
+from clusterformer.kernels.top_k import top_k_indices
+
+
+class NativeSparseAttention(AttentionCore):
+    """Attention to blocks in short, to the best blocks, and to a window (NSA, arXiv 2502.11089).
+
+    Three branches, each with a softmax of its own, joined by gates sigmoid(g) of the hidden state
+    (eq. 5):
+
+    - compressed: each whole block before the own one is one key and one value, its mean (as in
+      fla-org's code) under a learned map that starts as the identity (eq. 7);
+    - selected: the own block and the `top_k` - 1 blocks of highest weight in the compressed branch
+      (eq. 8-12), each head for itself. So the task's loss trains the choice through that branch;
+    - near: the last `window` tokens.
+
+    The published gates need not sum to 1, and a token before the end of the first block has no key
+    in the compressed branch. Here gates are divided by their sum over the branches that have keys:
+    no token loses value. `normalize=False` is the published form, 0 for a branch without keys.
+
+    As in the public code (fla-org, lucidrains), and unlike the paper, the branches share keys and
+    values, blocks do not overlap, and both kinds of block have one size. `causal=True` does not
+    leak. A form without causality is ours: every block is compressed, and the window reaches both
+    ways.
+
+    Args:
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: False or True.
+        block_size: Number of tokens in a block (S).
+        top_k: Number of blocks that a token attends to token by token, its own among them.
+        window: Distance, in tokens, from which on a token is out of the near branch.
+        normalize: Division of the gates by their sum.
+
+    Cost: O(N (N / S + top_k S + window) D) time; a cached step O((N / S + top_k S + window) D).
+    """
+
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
+    sees_all: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        causal: Causal = False,
+        block_size: int = 32,
+        top_k: int = 4,
+        window: int = 64,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(d_model, num_heads, causal=causal)
+        require_at_least(1, block_size=block_size, top_k=top_k, window=window)
+        self.block_size = block_size
+        self.top_k = top_k
+        self.window = window
+        self.normalize = normalize
+        self.read_width(d_model)
+        identity = torch.eye(self.head_width).expand(num_heads, -1, -1)
+        self.key_map = nn.Parameter(identity.clone())
+        self.value_map = nn.Parameter(identity.clone())
+
+    def read_width(self, width: int) -> None:
+        self.gates = nn.Linear(width, 3 * self.num_heads)
+        nn.init.zeros_(self.gates.weight)
+        nn.init.zeros_(self.gates.bias)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, None]:
+        size, causal = self.block_size, bool(self.causal)
+        if not torch.compiler.is_exporting():
+            size = min(size, q.shape[2])  # a text shorter than a block pays for its tokens
+        packed = Compaction(key_mask)
+        query, key, value = (packed.pack(x).float() for x in (q, k, v))
+        mask, scale = packed.mask, self.head_width**-0.5
+        with torch.autocast(q.device.type, enabled=False):
+            keys, values = (
+                block_means(x, size, mask).float() @ mapped.float()
+                for x, mapped in ((key, self.key_map), (value, self.value_map))
+            )
+            scores = scale * query @ keys.transpose(2, 3)  # (B, H, N, G)
+            there = self._compressed(scores, size, mask)
+            short = scores.masked_fill(~there, -1e30).softmax(-1).masked_fill(~there, 0.0) @ values
+            chosen, seen = choose_blocks(scores, size, self.top_k, mask, causal=causal)
+            best = selected_block_attention(
+                query, key, value, chosen, seen,
+                block_size=size, key_mask=mask, causal=causal, scale=scale,
+            )  # fmt: skip
+            near = self._near(query, key, value, mask)
+            gates = self._gates(packed.pack(hidden), there.any(-1))
+            mixed = _join(gates, (short, best, near))
+        return packed.unpack(mixed).to(q.dtype), None
+
+    def _compressed(self, scores: Tensor, size: int, mask: Tensor | None) -> Tensor:
+        """Tell which blocks a token reads in short, (B or 1, 1, N, G)."""
+        block = torch.arange(scores.shape[3], device=scores.device)
+        own = torch.arange(scores.shape[2], device=scores.device)[:, None] // size
+        there = (block < own if self.causal else block >= 0 * own)[None, None]
+        if mask is not None:
+            there = there & (block * size < mask.sum(1)[:, None, None, None])
+        return there
+
+    def _near(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        width = -(-self.window // 2)  # as `LocalAttention`
+        reach = -(-(self.window - 1) // width)
+        within: int | None = self.window
+        if q.shape[2] <= self.window and not torch.compiler.is_exporting():
+            width, within = q.shape[2], None
+        blocks = window_blocks(
+            q.shape[2], q.shape[0], width, mask, device=q.device,
+            look_back=reach, look_ahead=0 if self.causal else reach,
+        )  # fmt: skip
+        scale, causal = self.head_width**-0.5, bool(self.causal)
+        return chunk_attention(q, k, v, blocks, scale=scale, causal=causal, within=within)
+
+    def _gates(self, hidden: Tensor, compressed: Tensor) -> Tensor:
+        """Compute gates (B, H, N, 3); `compressed` tells which tokens read blocks in short."""
+        linear = self.gates
+        logits = F.linear(hidden.float(), linear.weight.float(), linear.bias.float())
+        gates = logits.unflatten(-1, (self.num_heads, 3)).transpose(1, 2).sigmoid()
+        others = torch.ones_like(gates[..., :2], dtype=torch.bool)
+        there = torch.cat([compressed[..., None].expand_as(gates[..., :1]), others], -1)
+        gates = gates.masked_fill(~there, 0.0)
+        # least 1e-30: gates of very large inputs may all be 0
+        return gates / (gates.sum(-1, keepdim=True) + 1e-30) if self.normalize else gates
+
+    def cache(self, like: Tensor) -> Cache:
+        """Make an empty cache: keys, values, their sums over blocks (B, H, G, D), and a count."""
+        if not self.causal:
+            return super().cache(like)
+        empty = like.new_zeros(like.shape[0], self.num_heads, 0, self.head_width)
+        count = empty.new_zeros(empty.shape[0], dtype=torch.long)
+        return empty, empty, empty.float(), empty.float(), count
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
+        keys, values, key_sums, value_sums, count = cache
+        at, size = int(count[0]), self.block_size  # the same in every row
+        own = at // size
+        keys, values = (extend(x, at, new) for x, new in ((keys, k), (values, v)))
+        key_sums, value_sums = (
+            extend(x, own, new + x[:, :, own : own + 1] if at % size else new)
+            for x, new in ((key_sums, k.float()), (value_sums, v.float()))
+        )
+        scores = q.float() @ ((key_sums[:, :, :own] / size) @ self.key_map.float()).mT
+        scores = scores * self.head_width**-0.5
+        short = scores.softmax(-1) @ ((value_sums[:, :, :own] / size) @ self.value_map.float())
+        chosen = top_k_indices(scores[:, :, 0], min(self.top_k - 1, own))
+        chosen = torch.cat([chosen, chosen.new_full((*chosen.shape[:2], 1), own)], -1)
+        index = (chosen[..., None] * size + torch.arange(size, device=q.device)).flatten(2)
+        best = attend_rows(q, keys, values, index, index <= at)
+        start = max(0, at + 1 - self.window)
+        last = (x[:, :, start : at + 1].to(q.dtype) for x in (keys, values))
+        near = F.scaled_dot_product_attention(q, *last)
+        gates = self._gates(hidden, hidden.new_full((1, 1, 1), own > 0, dtype=torch.bool))
+        mixed = _join(gates, (short, best.float(), near.float()))
+        return mixed.to(q.dtype), (keys, values, key_sums, value_sums, count + 1)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, _ = self.forward(q, k, v, hidden=hidden)
+        size = min(self.block_size, k.shape[2])
+        sums = (
+            F.pad(x.float(), (0, 0, 0, -x.shape[2] % size)).unflatten(2, (-1, size)).sum(3)
+            for x in (k, v)
+        )
+        return mixed, (k.contiguous(), v.contiguous(), *sums, cache[4] + k.shape[2])
+
+
+def _join(gates: Tensor, branches: tuple[Tensor, ...]) -> Tensor:
+    """Sum the branches (B, H, N, D) under their gates (B, H, N, 3)."""
+    parts = zip(gates.unbind(-1), branches, strict=True)
+    return torch.stack([gate[..., None] * branch for gate, branch in parts]).sum(0)

@@ -1,0 +1,66 @@
+"""Native sparse attention against a literal version of its three branches."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from clusterformer.attention import MultiHeadAttention, NativeSparseAttention
+
+
+def literal(core: NativeSparseAttention, q: Tensor, k: Tensor, v: Tensor, gates: Tensor) -> Tensor:
+    """Causal NSA of one head (N, D), token by token, with mean compression (fla-org's choice)."""
+    length, width = q.shape
+    size, mixed = core.block_size, torch.zeros_like(q)
+
+    def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return (keys @ query / width**0.5).softmax(0) @ values
+
+    for t in range(length):
+        own = t // size
+        cut = [slice(i * size, (i + 1) * size) for i in range(own)]
+        branches = [torch.zeros(width)]
+        best: list[int] = []
+        if own:
+            keys, values = (torch.stack([x[c].mean(0) for c in cut]) for x in (k, v))
+            branches = [attend(q[t], keys, values)]
+            best = (keys @ q[t]).argsort(descending=True)[: core.top_k - 1].tolist()
+        at = [j for i in [*best, own] for j in range(i * size, (i + 1) * size) if j <= t]
+        near = slice(max(0, t + 1 - core.window), t + 1)
+        branches += [attend(q[t], k[at], v[at]), attend(q[t], k[near], v[near])]
+        weight = gates[t].clone()
+        if core.normalize:
+            weight = weight * torch.tensor([float(own > 0), 1.0, 1.0])
+            weight = weight / weight.sum()
+        mixed[t] = sum(w * branch for w, branch in zip(weight, branches, strict=True))
+    return mixed
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("length", "size", "top_k"), [(23, 4, 3), (24, 5, 1), (6, 8, 2)])
+def test_equals_the_published_branches(length, size, top_k, normalize) -> None:
+    core = NativeSparseAttention(
+        16, 2, causal=True, block_size=size, top_k=top_k, window=6, normalize=normalize
+    )
+    torch.nn.init.normal_(core.gates.weight)
+    x, (q, k, v) = torch.randn(2, length, 16), torch.randn(3, 2, 2, length, 8).unbind()
+    with torch.no_grad():
+        found, _ = core(q, k, v, hidden=x)
+        gates = core.gates(x).sigmoid().view(2, length, 2, 3)
+    for row in range(2):
+        for head in range(2):
+            heads = (part[row, head] for part in (q, k, v))
+            expected = literal(core, *heads, gates[row, :, head])
+            torch.testing.assert_close(found[row, head], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_tasks_loss_trains_the_choice() -> None:
+    layer = MultiHeadAttention(NativeSparseAttention(16, 2, causal=True, block_size=4, top_k=2))
+    layer(torch.randn(2, 21, 16)).values.square().sum().backward()
+    for parameter in layer.core.parameters():
+        assert parameter.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("option", ["block_size", "top_k", "window"])
+def test_options_are_at_least_one(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
+        NativeSparseAttention(8, 2, **{option: 0})
