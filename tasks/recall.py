@@ -1,0 +1,140 @@
+"""Multi-query associative recall, MQAR (Arora et al., Zoology, 2023). Generated.
+
+A text begins with pairs of a key and a value. Then each key comes once more, somewhere among random
+tokens, and there the network names its value. The distances between a pair and its question follow
+a power law, as those between repeated words of a language do.
+
+    2 8 4 7 . . 4 . . . . . 2 . .        asked: 4 -> 7, 2 -> 8
+
+B batch   N tokens   A pairs
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clusterformer.errors import InputError, require_at_least
+from clusterformer.models.asked_tokens import AskedTokens
+from clusterformer.models.config import TransformerConfig
+from clusterformer.task import IGNORE
+from clusterformer.tasks.generated import GeneratedTask, GeneratedTexts
+
+
+class RecallBatch(NamedTuple):
+    """Texts that ask for values."""
+
+    tokens: Tensor  # (B, N) int64: 1..V-1; keys below V/2, values from V/2 on
+    mask: Tensor  # (B, N) bool
+    target: Tensor  # (B, A) int64: value of each asked key
+    asked: Tensor  # (B, A) int64: position at which each key is asked
+
+
+class Recall(GeneratedTask):
+    """Name the value of each key that comes again.
+
+    The network is a causal language model: mechanisms take their strictly causal form.
+
+    Args:
+        length: Number of tokens of every text (N), at least 4 * num_pairs; even.
+        num_pairs: Number of pairs (A).
+        vocab_size: Number of different tokens (V), above 2 * num_pairs + 1.
+        power: Exponent of the power law of distances; 1 for equal chances.
+        options: Options of `GeneratedTask`.
+    """
+
+    def __init__(
+        self,
+        *,
+        length: int = 512,
+        num_pairs: int = 64,
+        vocab_size: int = 8192,
+        power: float = 0.01,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        require_at_least(1, num_pairs=num_pairs)
+        if length % 2 or length < 4 * num_pairs:
+            raise InputError(
+                f"length must be even and at least 4 * num_pairs = {4 * num_pairs}, got {length}"
+            )
+        if vocab_size < 2 * num_pairs + 2:
+            raise InputError(
+                f"vocab_size must be at least 2 * num_pairs + 2 = {2 * num_pairs + 2}, "
+                f"got {vocab_size}"
+            )
+        if not 0 < power < float("inf"):
+            raise InputError(f"power must be above 0 and finite, got {power}")
+        self._length, self._num_pairs = length, num_pairs
+        self._vocab_size, self._power = vocab_size, power
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self._vocab_size - self._vocab_size // 2)
+
+    @property
+    def num_labels(self) -> int:
+        return self._vocab_size
+
+    def texts(self, *stream: int) -> RecallTexts:
+        return RecallTexts(self._length, self._num_pairs, self._vocab_size, self._power, stream)
+
+    def build(self, config: TransformerConfig) -> AskedTokens:
+        return AskedTokens(config, vocab_size=self._vocab_size, max_length=self._length)
+
+    def state(self) -> dict[str, Any]:
+        return {"vocab_size": self._vocab_size, "length": self._length}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._vocab_size, self._length = state["vocab_size"], state["length"]
+
+    def predictions(self, network: nn.Module, batch: RecallBatch) -> list[dict[str, Any]]:
+        """Value of each asked key, in the order of the pairs."""
+        return [{"values": row.tolist()} for row in network(batch).logits.argmax(-1)]
+
+    def links(self, batch: RecallBatch, index: int) -> list[tuple[int, int]]:
+        return [(2 * pair + 1, at) for pair, at in enumerate(batch.asked[index].tolist())]
+
+
+class RecallTexts(GeneratedTexts):
+    """Texts of multi-query associative recall.
+
+    Args:
+        length: Number of tokens of every text.
+        num_pairs: Number of pairs of a key and a value.
+        vocab_size: Number of different tokens.
+        power: Exponent of the power law of distances.
+        stream: Numbers that name this list of texts.
+    """
+
+    def __init__(
+        self, length: int, num_pairs: int, vocab_size: int, power: float, stream: tuple[int, ...]
+    ) -> None:
+        super().__init__(stream)
+        self._length, self._num_pairs, self._vocab_size = length, num_pairs, vocab_size
+        space = length // 2 - num_pairs  # every other token behind the pairs may ask
+        chance = np.arange(1, space + 1) ** (power - 1)
+        self._chance = chance / chance.sum()
+
+    def __getitem__(self, indices: list[int]) -> RecallBatch:
+        if not indices:
+            zero = torch.zeros(1, 1, dtype=torch.long)
+            return RecallBatch(zero, zero.bool(), zero + IGNORE, zero)
+        pairs, half = self._num_pairs, self._vocab_size // 2
+        tokens = np.empty((len(indices), self._length), dtype=np.int64)
+        values, asked = (np.empty((len(indices), pairs), dtype=np.int64) for _ in range(2))
+        for row, index in enumerate(indices):
+            generator = self.generator(index)
+            tokens[row] = generator.integers(1, self._vocab_size, size=self._length)
+            keys = 1 + generator.choice(half - 1, pairs, replace=False)
+            values[row] = half + generator.choice(self._vocab_size - half, pairs, replace=False)
+            gaps = generator.choice(len(self._chance), pairs, replace=False, p=self._chance)
+            asked[row] = 2 * (pairs + gaps)
+            tokens[row, 0 : 2 * pairs : 2], tokens[row, 1 : 2 * pairs : 2] = keys, values[row]
+            tokens[row, asked[row]] = keys
+        found = torch.from_numpy(tokens)
+        mask = torch.ones_like(found, dtype=torch.bool)
+        return RecallBatch(found, mask, torch.from_numpy(values), torch.from_numpy(asked))

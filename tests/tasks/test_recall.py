@@ -1,0 +1,86 @@
+"""Multi-query associative recall: its texts are Zoology's, and its network is causal."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from clusterformer.attention import (
+    BlockTopKAttention,
+    FullAttention,
+    IndexerAttention,
+    NeuralClusteringAttention,
+)
+from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
+from clusterformer.tasks.recall import Recall
+
+
+def test_each_key_comes_twice_and_its_value_is_the_answer() -> None:
+    task = Recall(length=64, num_pairs=8, vocab_size=64)
+    batch = task.texts(0, 1)[list(range(20))]
+    assert batch.tokens.shape == (20, 64)
+    assert batch.tokens.min() >= 1
+    assert batch.tokens.max() < 64
+    for tokens, target, asked in zip(batch.tokens, batch.target, batch.asked, strict=True):
+        keys, values = tokens[:16:2], tokens[1:16:2]
+        assert len(set(keys.tolist())) == len(set(values.tolist())) == 8
+        assert keys.max() < 32 <= values.min()
+        assert torch.equal(tokens[asked], keys)
+        assert torch.equal(target, values)
+        assert asked.min() >= 16
+        assert (asked % 2 == 0).all()
+        assert len(set(asked.tolist())) == 8
+
+
+def test_texts_are_the_same_for_a_seed_and_differ_between_streams() -> None:
+    task = Recall(length=64, num_pairs=8, vocab_size=64)
+    first, again, other = (task.texts(*stream)[[3, 4]] for stream in ((1,), (1,), (2,)))
+    assert torch.equal(first.tokens, again.tokens)
+    assert not torch.equal(first.tokens, other.tokens)
+    assert torch.equal(task.texts(1)[[4]].tokens, first.tokens[1:])
+
+
+def test_short_distances_are_more_frequent() -> None:
+    task = Recall(length=128, num_pairs=4, vocab_size=64)
+    asked = task.texts(0)[list(range(200))].asked.numpy()
+    assert np.median(asked) < 40
+    even = Recall(length=128, num_pairs=4, vocab_size=64, power=1.0)
+    assert 60 < np.median(even.texts(0)[list(range(200))].asked.numpy()) < 76
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        FullAttention,
+        partial(NeuralClusteringAttention, num_clusters=4, chunk_size=4),
+        partial(BlockTopKAttention, block_size=8, top_k=2),
+        partial(IndexerAttention, top_k=8),
+    ],
+)
+def test_no_answer_depends_on_later_tokens(mechanism) -> None:
+    task = Recall(length=64, num_pairs=8, vocab_size=64)
+    config = TransformerConfig(mechanism, 32, 2, 2, 64, 0.0, positions="rotary")
+    network, batch = task.build(config).eval(), task.texts(0)[[0, 1]]
+    logits = network(batch).logits
+    cut = int(batch.asked[0].sort().values[4])
+    changed = batch.tokens.clone()
+    changed[:, cut + 1 :] = torch.randint(1, 64, changed[:, cut + 1 :].shape)
+    before = batch.asked <= cut
+    found = network(batch._replace(tokens=changed)).logits
+    torch.testing.assert_close(found[before], logits[before], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 63}, "length must be even and at least"),
+        ({"length": 32, "num_pairs": 16}, r"at least 4 \* num_pairs = 64, got 32"),
+        ({"vocab_size": 100}, r"vocab_size must be at least 2 \* num_pairs \+ 2 = 130, got 100"),
+        ({"power": 0.0}, "power must be above 0 and finite, got 0.0"),
+    ],
+)
+def test_impossible_sizes_are_refused(options, message) -> None:
+    with pytest.raises(InputError, match=message):
+        Recall(**options)
