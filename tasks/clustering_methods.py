@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.errors import InputError
-from clusterformer.tasks.paper_clustering import PaperClustering
 
 METHODS = {
     "neural": "NeuralClustering, W linear as in eq. 2",
@@ -53,6 +52,7 @@ def make_clustering(
 
         from clusterformer.clustering import NeuralClustering
         from clusterformer.clustering.images import RandomAffine
+        from clusterformer.tasks.paper_clustering import PaperClustering
     except ImportError as error:
         raise InputError(f"{error}: pip install 'clusterformer[cluster]'") from None
     if method == "kmeans":

@@ -79,10 +79,14 @@ def fit_run(options: Options, resumed: Run | None = None, name: str | None = Non
 def fit_method(options: Options, resumed: Run | None = None) -> None:
     """Train a simple method of the task instead of the network, as the options say.
 
+    Of several processes one trains.
+
     Args:
         options: Options of `fit`, with a method.
         resumed: Run directory of an earlier attempt.
     """
+    if not first_process():
+        return
     config = options.resolved()
     run = resumed or Run.create(config["runs"], options.name)
     with run.locked():
