@@ -274,8 +274,16 @@ def test_rows_do_not_depend_on_each_other(cls, causal) -> None:
     torch.testing.assert_close(layer(x).values[1:], layer(x[1:]).values)
 
 
-@every_form
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("cls", "causal", "backend"),
+    [
+        pytest.param(cls, causal, backend, marks=[] if quick else pytest.mark.slow)
+        for cls, causal in FORMS
+        for backend in ("eager", "aot_eager")
+        for quick in [backend == "eager" and cls is attention.NeuralClusteringAttention]
+    ],
+    ids=name,
+)
 def test_compiles_once_for_all_lengths(cls, causal, backend: str) -> None:
     """Dynamo's graph and guards; AOTAutograd's own pass is also that of the export below."""
     torch._dynamo.reset()

@@ -29,6 +29,11 @@ pytest.importorskip("triton")
 
 CHUNKED = (NeuralClusteringAttention, ReformerAttention, RoutingAttention, LocalAttention)
 FORMS = [(cls, causal) for cls in CHUNKED for causal in cls.causal_forms]
+QUICK = [(NeuralClusteringAttention, False), (ReformerAttention, True), (RoutingAttention, False)]
+FORMS_OR_SLOW = [
+    pytest.param(*form, marks=[] if form in QUICK else pytest.mark.slow) for form in FORMS
+]
+"""Interpreted kernels are slow; by default one form each of those that differ in their blocks."""
 SMALL = {"num_clusters": 2, "chunk_size": 3, "window": 3, "local_window": 3}
 
 
@@ -55,7 +60,7 @@ def step(layer: MultiHeadAttention, x: Tensor, mask: Tensor, dtype: torch.dtype)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
+@pytest.mark.parametrize(("cls", "causal"), FORMS_OR_SLOW, ids=name)
 def test_values_and_gradients_are_those_of_plain_pytorch(cls, causal, dtype, monkeypatch) -> None:
     layer = build(cls, causal)
     mask = torch.arange(7) < torch.tensor([[7], [4]])
