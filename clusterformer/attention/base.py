@@ -134,10 +134,11 @@ class AttentionCore(nn.Module, ABC):
         """Drop weights that `previous` replaces; called on layers above the first."""
 
     def read_width(self, width: int) -> None:
-        """Make a new mechanism take hidden states of another width than d_model.
-
-        Only one that computes with `hidden` overrides it.
-        """
+        """Make a new mechanism take hidden states of another width than d_model."""
+        for name, part in list(self.named_children()):
+            if isinstance(part, nn.Linear) and part.in_features == self.d_model != width:
+                wide = nn.Linear(width, part.out_features, part.bias is not None)
+                self.add_module(name, wide.requires_grad_(part.weight.requires_grad))
 
     def cache(self, like: Tensor) -> Cache:
         """Make an empty cache for decoding; `like` (B, ...) gives batch size, dtype and device."""

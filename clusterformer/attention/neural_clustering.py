@@ -145,14 +145,12 @@ class NeuralClusteringAttention(AttentionCore):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha))) if coupling else None
 
     def read_width(self, width: int) -> None:
-        if width == self.space.in_features:
-            return
-        if self.similarity == "dot":
+        if self.similarity == "dot" and width != self.d_model:
             raise ValueError(
                 f'similarity="dot" needs hidden states as wide as all heads together, '
                 f"{self.d_model}, got {width}"
             )
-        self.space = nn.Linear(width, self.space.out_features, bias=False)
+        super().read_width(width)
 
     def inherit(self) -> None:
         if self.causal is not True:

@@ -12,7 +12,17 @@ Needs the extra `pretrained`. Nothing of transformers is imported before a funct
 """
 
 from clusterformer.huggingface.attaching import attach, detach, is_attached
+from clusterformer.huggingface.calibration import calibrate
 from clusterformer.huggingface.dispatch import groupings
+from clusterformer.huggingface.positions import extend_positions
 from clusterformer.huggingface.saving import load
 
-__all__ = ["attach", "detach", "groupings", "is_attached", "load"]
+__all__ = [
+    "attach",
+    "calibrate",
+    "detach",
+    "extend_positions",
+    "groupings",
+    "is_attached",
+    "load",
+]

@@ -44,12 +44,12 @@ def attend_with_cache(
     new = q.shape[2]
     state: _State | None = getattr(layer, "clusterformer", None)
     if state is None:
+        _hold_state(layer)
         if k.shape[2] != new:
             raise ValueError(
                 f"the KV cache holds {k.shape[2] - new} tokens that this mechanism has not seen; "
                 "start with an empty cache"
             )
-        _hold_state(layer)
         mixed, _ = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
         layer.clusterformer = _State((q, k, v, hidden, mask))
         return mixed

@@ -78,7 +78,8 @@ class AttachedMechanism(nn.Module):
 
 def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Forward pre-hook of an attention layer."""
-    hidden = args[0] if args else kwargs["hidden_states"]
+    given = kwargs.get("hidden_states")
+    hidden = next(x for x in (given, *args, *kwargs.values()) if isinstance(x, Tensor))
     getattr(module, SLOT).give(hidden, kwargs.get("past_key_values"))
 
 

@@ -153,17 +153,27 @@ class _Converted:
     config: Any
 
     def __init__(
-        self, config: PreTrainedConfig, *args: Any, mechanism: Mechanism, **kwargs: Any
+        self,
+        config: PreTrainedConfig,
+        *args: Any,
+        mechanism: Mechanism | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         layers = attention_layers(self)
-        options = config.clusterformer["options"]
-        install(layers, build(layers, find_mechanism(mechanism), options))
+        saved = config.clusterformer
+        kind = find_mechanism(mechanism or saved["mechanism"])
+        install(layers, build(layers, kind, saved["options"]))
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
-        super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
-        code = CODE.format(names=sorted(self.config.auto_map))
-        (Path(save_directory) / CODE_FILE).write_text(code, encoding="utf-8")
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> None:
+        folder = Path(save_directory)
+        if not folder.is_file():  # which transformers reports
+            folder.mkdir(parents=True, exist_ok=True)
+            code = CODE.format(names=sorted(self.config.auto_map))
+            (folder / CODE_FILE).write_text(code, encoding="utf-8")
+        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty, (type(self).__mro__[2],), self.__dict__

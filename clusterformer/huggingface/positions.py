@@ -1,0 +1,125 @@
+"""More context: positions beyond those that a model was trained with.
+
+E model width
+"""
+
+from __future__ import annotations
+
+import inspect
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from clusterformer.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Model = TypeVar("Model", bound="PreTrainedModel")
+
+
+def extend_positions(
+    model: Model, positions: int, *, scaling: Literal["yarn", "linear"] = "yarn"
+) -> Model:
+    """Give a model room for longer texts, in place.
+
+    Learned positions are repeated: position p of n gets the embedding of p modulo n, so what was
+    learnt about near tokens holds everywhere (as in Longformer, Beltagy et al., 2020, section 5).
+    Texts within the old limit give the same bits as before. Rotary positions are rescaled for all
+    texts, as `scaling` says; layers with a sliding window keep theirs. The config is changed with
+    the model, so a saved folder has the new limit. Tokenizers have limits of their own:
+    `tokenizer.model_max_length`.
+
+    Args:
+        model: Model with learned or rotary positions.
+        positions: Number of tokens that a text may then have.
+        scaling: Kind of rescaling of rotary positions: "yarn" (Peng et al., 2023) keeps the fast
+            frequencies, "linear" divides every position.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: if the model has other positions, or as many as that already.
+    """
+    if scaling not in ("yarn", "linear"):
+        raise InputError(f'scaling must be "yarn" or "linear", got {scaling!r}')
+    table = _learned(model)
+    offset = 0 if table is None else _offset(*table)
+    limit = getattr(model.config, "max_position_embeddings", 0) or 0
+    if not isinstance(positions, int) or positions <= limit - offset:
+        raise InputError(
+            f"positions must be above {limit - offset}, which the model has, got {positions}"
+        )
+    if table is not None:
+        _repeat(*table, positions, offset)
+    elif getattr(model.config, "rope_parameters", None):
+        _rescale(model, positions, limit, scaling)
+    else:
+        raise InputError(f"{type(model).__name__} has neither learned nor rotary positions")
+    model.config.max_position_embeddings = positions + offset
+    return model
+
+
+def _learned(model: nn.Module) -> tuple[nn.Module, str] | None:
+    """Find the table of learned positions: the module that holds it, and its name there."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            positional = name in ("position_embeddings", "embed_positions", "wpe")
+            if positional and isinstance(child, nn.Embedding):
+                return module, name
+    return None
+
+
+def _offset(module: nn.Module, name: str) -> int:
+    """Count the rows before the first position: RoBERTa's begin behind the padding index."""
+    table: Any = getattr(module, name)
+    if table.padding_idx is not None:
+        return int(table.padding_idx) + 1
+    return int(getattr(table, "offset", 0))
+
+
+@torch.no_grad()
+def _repeat(module: nn.Module, name: str, positions: int, offset: int) -> None:
+    table: Any = getattr(module, name)
+    old = table.weight[offset:]
+    index = torch.arange(positions, device=old.device) % len(old)
+    weight = torch.cat([table.weight[:offset], old[index]])
+    total = len(weight)
+    table.weight = nn.Parameter(weight, requires_grad=table.weight.requires_grad)
+    before, table.num_embeddings = table.num_embeddings, total
+    for key, buffer in list(module.named_buffers(recurse=False)):
+        if buffer.shape == (1, before):  # position_ids counts up, token_type_ids holds zeros
+            counts = torch.arange(total, device=buffer.device)[None]
+            filled = counts if key == "position_ids" else torch.zeros_like(counts)
+            setattr(module, key, nn.Buffer(filled.to(buffer.dtype), persistent=False))
+
+
+def _rescale(model: PreTrainedModel, positions: int, limit: int, scaling: str) -> None:
+    config: Any = model.config
+    parameters = deepcopy(config.rope_parameters)
+    nested = {kind: value for kind, value in parameters.items() if isinstance(value, dict)}
+    for kind, found in (nested or {"": parameters}).items():
+        if kind == "sliding_attention":
+            continue
+        if found.get("rope_type", "default") == "default":
+            found.update(rope_type=scaling, factor=positions / limit)
+            if scaling == "yarn":
+                found["original_max_position_embeddings"] = limit
+        elif "factor" in found:
+            found["factor"] *= positions / limit
+        else:
+            raise InputError(f"rotary positions of type {found['rope_type']!r} cannot be extended")
+    config.rope_parameters = parameters
+    config.max_position_embeddings = positions
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            parent = model.get_submodule(name.rpartition(".")[0])
+            device = next(buffer.device for buffer in module.buffers())
+            accepted = inspect.signature(type(module)).parameters
+            fresh = type(module)(config=config) if "config" in accepted else None
+            if fresh is None:
+                raise InputError(f"{name} takes no config; its positions cannot be extended")
+            setattr(parent, name.rpartition(".")[2], fresh.to(device))

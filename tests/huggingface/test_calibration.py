@@ -1,0 +1,66 @@
+"""A start near the attention that is replaced."""
+
+import pytest
+import torch
+
+from clusterformer import huggingface
+
+pytest.importorskip("transformers")
+
+
+def batches(count: int, groups: int = 4) -> list[dict[str, torch.Tensor]]:
+    """Texts of tokens from groups, in random order."""
+    found = []
+    for _ in range(count):
+        tokens = 3 + torch.randint(11, (4, 48)) + 11 * torch.randint(groups, (4, 48))
+        mask = torch.arange(48) < torch.tensor([48, 48, 40, 31])[:, None]
+        found.append({"input_ids": tokens.masked_fill(~mask, 0), "attention_mask": mask.long()})
+    return found
+
+
+def grouped(tiny):
+    """A model whose tokens attend to those of their own group: a quarter of their features."""
+    model = tiny("Bert", num_hidden_layers=1)
+    words = model.embeddings.word_embeddings.weight.data
+    words[3:] = torch.randn(47, 64)
+    for group in range(4):
+        words[3 + 11 * group : 14 + 11 * group, :16] = torch.randn(16)
+    attention = model.encoder.layer[0].attention.self
+    for projection in (attention.query, attention.key):
+        projection.weight.data = torch.eye(64)[:16].repeat(4, 1)  # every head reads them
+    return model
+
+
+def test_clusters_gather_tokens_that_attend_to_each_other(tiny) -> None:
+    model = huggingface.attach(grouped(tiny), "NeuralClusteringAttention", num_clusters=8)
+    before = {name: x.clone() for name, x in model.named_parameters() if "clusterf" not in name}
+    (found,) = huggingface.calibrate(model, batches(12), steps=20)
+    assert 0.3 < found.keys_seen < 0.5  # three blocks of eight
+    assert found.mass_after > found.mass_before + 0.15
+    assert found.mass_after > 0.75
+    for name, x in model.named_parameters():
+        if name in before:
+            assert torch.equal(x, before[name])
+
+
+@torch.no_grad()
+def test_short_texts_come_out_as_before(tiny, batch) -> None:
+    model = tiny("Bert")
+    inputs, mask = batch([19, 7], 19)
+    expected = model(**inputs).last_hidden_state[mask]
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=8, min_width=16)
+    far = (model(**inputs).last_hidden_state[mask] - expected).norm()
+    huggingface.calibrate(model, [inputs], alpha=0.01)
+    near = (model(**inputs).last_hidden_state[mask] - expected).norm()
+    assert near < far / 10
+
+
+def test_what_cannot_be_calibrated_is_refused(tiny) -> None:
+    model = huggingface.attach(tiny("Bert"), "FullAttention")
+    with pytest.raises(ValueError, match="NeuralClusteringAttention attached"):
+        huggingface.calibrate(model, batches(1))
+    huggingface.attach(model, "NeuralClusteringAttention")
+    with pytest.raises(ValueError, match="at least one text"):
+        huggingface.calibrate(model, [])
+    with pytest.raises(ValueError, match="need their tokenizer"):
+        huggingface.calibrate(model, ["a text"])

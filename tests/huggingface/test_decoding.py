@@ -1,0 +1,98 @@
+"""Decoders generate with the cache what they generate without it."""
+
+import copy
+
+import pytest
+import torch
+
+from clusterformer import huggingface
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "FullAttention": {},
+    "LocalAttention": {"window": 5},
+    "NeuralClusteringAttention": {"num_clusters": 3, "chunk_size": 4, "local_heads": 1},
+    "MultipoleAttention": {"num_clusters": 2, "block_size": 4},
+    "ReformerAttention": {"num_hashes": 2},
+    "RoutingAttention": {"num_clusters": 3},
+}
+GREEDY = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+def decoder(tiny, family: str, name: str, **further: object):
+    model = tiny(family, "ForCausalLM", num_hidden_layers=2, max_position_embeddings=128, **further)
+    return huggingface.attach(model, name, **SMALL[name])
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [(f, "NeuralClusteringAttention") for f in ("Llama", "Qwen3", "Mistral", "Gemma")]
+    + [("Llama", name) for name in SMALL if name != "NeuralClusteringAttention"],
+)
+@torch.no_grad()
+def test_the_cache_changes_no_token(tiny, batch, family: str, name: str) -> None:
+    model = decoder(tiny, family, name)
+    inputs, _ = batch([13, 6, 1], 13, left=True)
+    tokens = 64 if family == "Qwen3" else 10
+    cached = model.generate(**inputs, max_new_tokens=tokens, use_cache=True, **GREEDY)
+    whole = model.generate(**inputs, max_new_tokens=tokens, use_cache=False, **GREEDY)
+    assert cached.shape == (3, 13 + tokens)
+    assert torch.equal(cached, whole)
+    single = inputs["input_ids"][1:2, -6:]
+    alone = model.generate(single, max_new_tokens=tokens, **GREEDY)
+    assert torch.equal(alone[0, 6:], cached[1, 13:])
+
+
+@torch.no_grad()
+def test_layers_with_a_window_decode_beside_the_others(tiny, batch) -> None:
+    model = decoder(tiny, "Mistral", "NeuralClusteringAttention", sliding_window=5)
+    inputs, _ = batch([9, 4], 9, left=True)
+    found = [
+        model.generate(**inputs, max_new_tokens=12, use_cache=c, **GREEDY) for c in (True, False)
+    ]
+    assert torch.equal(*found)
+
+
+@torch.no_grad()
+def test_beams_take_their_caches_along(tiny, batch) -> None:
+    model = decoder(tiny, "Llama", "NeuralClusteringAttention")
+    inputs, _ = batch([9, 4], 9, left=True)
+    options = {"num_beams": 3, "max_new_tokens": 10, **GREEDY}
+    found = [model.generate(**inputs, use_cache=c, **options) for c in (True, False)]
+    assert torch.equal(*found)
+
+
+@torch.no_grad()
+def test_steps_and_several_tokens_at_once_equal_the_whole_forward(tiny) -> None:
+    model = decoder(tiny, "Llama", "NeuralClusteringAttention")
+    tokens = torch.randint(3, 50, (2, 21))
+    expected = model(tokens, use_cache=False).logits
+    past = transformers.DynamicCache(config=model.config)
+    model(tokens[:, :7], past_key_values=past)
+    twin = copy.deepcopy(past)  # a prompt that is read once, and gone on from twice
+    for one in range(7, 12):
+        logits = model(tokens[:, one : one + 1], past_key_values=past).logits
+        torch.testing.assert_close(logits[:, 0], expected[:, one])
+    for cache, start in ((past, 12), (twin, 7)):
+        logits = model(tokens[:, start:], past_key_values=cache).logits
+        torch.testing.assert_close(logits, expected[:, start:])
+
+
+@torch.no_grad()
+def test_what_the_cache_cannot_do_is_refused(tiny) -> None:
+    model = decoder(tiny, "Llama", "FullAttention")
+    tokens = torch.randint(3, 50, (1, 9))
+    with pytest.raises(ValueError, match="beside a DynamicCache only, got StaticLayer"):
+        model(tokens, past_key_values=transformers.StaticCache(model.config, max_cache_len=16))
+    past = transformers.DynamicCache(config=model.config)
+    model(tokens, past_key_values=past)
+    with pytest.raises(ValueError, match="cannot forget tokens"):
+        past.crop(-2)
+    huggingface.attach(model, "LocalAttention", window=3)
+    own = transformers.DynamicCache(config=model.config)
+    huggingface.detach(model)
+    model(tokens, past_key_values=own)
+    huggingface.attach(model, "LocalAttention", window=3)
+    with pytest.raises(ValueError, match="9 tokens that this mechanism has not seen"):
+        model(tokens[:, :1], past_key_values=own)

@@ -1,0 +1,63 @@
+"""More context than a model was trained with."""
+
+import pytest
+import torch
+
+from clusterformer import huggingface
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert"])
+@torch.no_grad()
+def test_learned_positions_are_repeated(tiny, tmp_path, family: str) -> None:
+    offset = 1 if family == "Roberta" else 0  # behind its padding index, 0
+    model = tiny(family, max_position_embeddings=32 + offset)
+    tokens = torch.randint(3, 50, (2, 32))
+    expected = model(tokens).last_hidden_state
+    assert huggingface.extend_positions(model, 80) is model
+    assert torch.equal(model(tokens).last_hidden_state, expected)
+    table = model.embeddings.position_embeddings.weight[offset:]
+    assert table.shape[0] == 80
+    assert torch.equal(table[32:64], table[:32])
+    assert torch.equal(table[64:], table[:16])
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=3)
+    long = torch.randint(3, 50, (2, 80))
+    expected = model(long).last_hidden_state
+    model.save_pretrained(tmp_path)
+    again = huggingface.load(tmp_path)
+    assert again.config.max_position_embeddings == 80 + offset
+    assert torch.equal(again(long).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("family", ["Llama", "ModernBert"])
+@pytest.mark.parametrize("scaling", ["yarn", "linear"])
+@torch.no_grad()
+def test_rotary_positions_are_rescaled(tiny, tmp_path, family: str, scaling: str) -> None:
+    model = tiny(family, max_position_embeddings=32)
+    tokens = torch.randint(3, 50, (2, 100))
+    before = model(tokens).last_hidden_state
+    huggingface.extend_positions(model, 128, scaling=scaling)
+    found = model(tokens).last_hidden_state
+    assert not torch.allclose(found, before, atol=1e-3)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert again.config.max_position_embeddings == 128
+    assert torch.equal(again(tokens).last_hidden_state, found)
+
+
+@torch.no_grad()
+def test_linear_scaling_divides_every_position(tiny) -> None:
+    model = tiny("Llama", max_position_embeddings=32)
+    tokens, positions = torch.randint(3, 50, (1, 20)), torch.arange(20)[None]
+    expected = model(tokens, position_ids=positions).last_hidden_state
+    huggingface.extend_positions(model, 128, scaling="linear")
+    found = model(tokens, position_ids=4 * positions).last_hidden_state
+    torch.testing.assert_close(found, expected)
+
+
+def test_fewer_or_unknown_positions_are_refused(tiny) -> None:
+    with pytest.raises(ValueError, match="positions must be above 64, which the model has, got 64"):
+        huggingface.extend_positions(tiny("Bert"), 64)
+    with pytest.raises(ValueError, match="scaling must be"):
+        huggingface.extend_positions(tiny("Llama"), 128, scaling="ntk")  # type: ignore[arg-type]
