@@ -7,7 +7,6 @@ blocks.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.kernels.autograd import register_backward
@@ -55,44 +54,6 @@ def chunk_attention(
     slot_rows = members * split + start[:, None, None]
     out, _ = _forward(*rows, *columns, slot_rows, filled, mask, blocks.look_back, scale, self_bias)
     return out.view(batch, length, heads, -1).transpose(1, 2)
-
-
-def whole_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    real: Tensor,
-    *,
-    scale: float,
-    causal: bool,
-    self_bias: float,
-    extra: tuple[Tensor, Tensor],
-) -> Tensor:
-    """Apply the same where every token sees all of its sequence: nothing is sorted or gathered.
-
-    Args:
-        q, k, v: (B, H, N, D).
-        real: (B, N), False at padding.
-        scale, causal, self_bias, extra: As in the public operation.
-    """
-    heads, length, width = q.shape[1], q.shape[2], v.shape[-1]
-    num_columns = extra[0].shape[-1]
-    columns = (x.float()[:, None].expand(-1, heads, -1, -1) for x in extra)
-    with torch.autocast("cpu", enabled=False):
-        query, key = (torch.cat([x.float(), y], -1) for x, y in zip((q, k), columns, strict=True))
-        mask = (real | ~real.any(1, keepdim=True))[:, None]  # a row without a key gives NaN
-        if causal:
-            mask = mask & torch.ones(length, length, dtype=torch.bool).tril()
-            mask = mask | ~real[..., None]
-        if self_bias:
-            mask = _bias(mask.expand(-1, length, -1)[:, None], length, 0, self_bias)
-        else:
-            mask = mask[:, None]
-        # fused attention wants values as wide as keys
-        out = F.scaled_dot_product_attention(
-            query, key, F.pad(v.float(), (0, num_columns)), attn_mask=mask, scale=scale
-        )
-    return out[..., :width].masked_fill(~real[:, None, :, None], 0.0).to(q.dtype)
 
 
 @torch.library.custom_op("clusterformer::chunk_attention", mutates_args=())

@@ -44,6 +44,7 @@ class Blocks(NamedTuple):
         look_back: Number of blocks seen before the own one.
         padded: True if some token may be padding.
         whole: True if every token sees all of its sequence: the circle is no longer than a window.
+        short: True if the sequences are no longer than a window of J * S tokens.
     """
 
     members: Tensor
@@ -54,6 +55,7 @@ class Blocks(NamedTuple):
     look_back: int
     padded: bool
     whole: bool = False
+    short: bool = False
 
     @property
     def own(self) -> slice:
@@ -134,7 +136,7 @@ def equal_blocks(
     slot, padded = copies[..., 0], key_mask is not None
     guarded = exporting and _is_symbolic(num_blocks)
     whole = not guarded and num_blocks <= look_back + 1 + look_ahead
-    return Blocks(members, filled, slot, copies, visible, look_back, padded, whole)
+    return Blocks(members, filled, slot, copies, visible, look_back, padded, whole, whole)
 
 
 def cluster_chunks(
@@ -154,8 +156,9 @@ def cluster_chunks(
     order, inverse, counts = grouped
     batch, length = order.shape
     clusters = counts.shape[1]
-    device = order.device
+    device, padded, short = order.device, key_mask is not None, False
     if not torch.compiler.is_exporting():
+        short = length <= (look_back + 1) * chunk_size
         chunk_size = min(chunk_size, length)  # a text shorter than a chunk pays for its tokens
     # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall.
     blocks = (length + clusters * (chunk_size - 1)) // chunk_size
@@ -180,7 +183,8 @@ def cluster_chunks(
     offset = torch.arange(-look_back, 1, device=device)
     live = filled[:, look_back:].any(-1, keepdim=True)  # (B, G, 1)
     visible = live & (within[:, look_back:, None] + offset >= 0)
-    return Blocks(members, filled, slot, slot[..., None], visible, look_back, key_mask is not None)
+    copies = slot[..., None]
+    return Blocks(members, filled, slot, copies, visible, look_back, padded, short=short)
 
 
 def window_blocks(
@@ -228,8 +232,9 @@ def window_blocks(
     used = filled.any(-1)
     visible = used.unfold(1, look_back + look_ahead + 1, 1)  # (B, G, J)
     visible = visible & visible[..., look_back, None]
-    members = members.masked_fill(~filled, 0)
-    return Blocks(members, filled, slot, slot[..., None], visible, look_back, key_mask is not None)
+    members, copies, padded = members.masked_fill(~filled, 0), slot[..., None], key_mask is not None
+    short = not torch.compiler.is_exporting() and length <= (look_back + look_ahead + 1) * width
+    return Blocks(members, filled, slot, copies, visible, look_back, padded, short=short)
 
 
 def capped_blocks(grouped: Sorted, capacity: int, key_mask: Tensor | None = None) -> Blocks:
@@ -271,7 +276,7 @@ def single_block(
     live = filled.any(-1)[:, None, None]
     return Blocks(
         slot[:, None], filled[:, None], own, own[..., None], live,
-        look_back=0, padded=key_mask is not None, whole=True,
+        look_back=0, padded=key_mask is not None, whole=True, short=True,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clusterformer.kernels import _chunk_attention_cpu, reference
 from clusterformer.kernels.blocks import Blocks, window_mask
+from clusterformer.kernels.dense_attention import dense_attention, is_dense
 from clusterformer.kernels.dispatch import forced, use_triton
 
 LAST_RESORT = -5e4
@@ -52,13 +53,14 @@ def chunk_attention(
 
     Cost: O(N J S (D + A)) time; O(N D) memory, O(N J D) for the reference on a GPU.
     """
-    extra = extra or 2 * (q.new_empty(*q.shape[0::2], 0),)
+    none = q.new_empty(*q.shape[0::2], 0)
+    columns = extra or (none, none)
     if use_triton(q.device):
         from clusterformer.kernels import _chunk_attention_triton
 
         return _chunk_attention_triton.chunk_attention(
             q, k, v, blocks, mask=mask, causal=causal, within=within, scale=scale,
-            self_bias=self_bias, extra=extra,
+            self_bias=self_bias, extra=columns,
         )  # fmt: skip
     use_reference = (
         q.device.type != "cpu" or forced() == "reference" or torch.onnx.is_in_onnx_export()
@@ -66,12 +68,11 @@ def chunk_attention(
     kernel = reference if use_reference else _chunk_attention_cpu
     if mask is None:
         one_round = len(blocks.slot) <= q.shape[0] * q.shape[1]
-        if blocks.whole and one_round and not (use_reference or within):
-            real = blocks.slot.unflatten(0, (len(q), -1))[:, 0] >= 0
-            return _chunk_attention_cpu.whole_attention(
-                q, k, v, real, scale=scale, causal=causal, self_bias=self_bias, extra=extra
+        if one_round and within is None and is_dense(blocks, q.device):
+            return dense_attention(
+                q, k, v, blocks, scale=scale, causal=causal, self_bias=self_bias, extra=extra
             )
         mask = window_mask(blocks, causal, within)
     return kernel.chunk_attention(
-        q, k, v, blocks, mask=mask, scale=scale, self_bias=self_bias, extra=extra
+        q, k, v, blocks, mask=mask, scale=scale, self_bias=self_bias, extra=columns
     )

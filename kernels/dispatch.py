@@ -32,9 +32,9 @@ def use_triton(device: torch.device) -> bool:
         ValueError: if the environment asks for Triton and it is not installed.
     """
     choice = forced()
-    if choice == "reference":
+    if choice == "reference" or (choice is None and device.type != "cuda"):
         return False
     installed = find_spec("triton") is not None
     if choice == "triton" and not installed:
         raise ValueError(f"{VARIABLE}=triton: triton is not installed: pip install triton")
-    return choice == "triton" or (device.type == "cuda" and installed)
+    return installed

@@ -16,6 +16,7 @@ from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
+from clusterformer.kernels.dense_attention import dense_attention, is_dense
 from clusterformer.kernels.grouping import sort
 
 MAX_BUCKETS = 512
@@ -96,21 +97,19 @@ class ReformerAttention(AttentionCore):
     ) -> tuple[Tensor, Grouping]:
         buckets, num_buckets = self._hash(q.detach(), key_mask)
         blocks = self._blocks(buckets.flatten(0, 2), num_buckets, key_mask)
+        grouping = Grouping(buckets[0], num_buckets, blocks)
+        causal, scale = bool(self.causal), self.head_width**-0.5
+        if is_dense(blocks, q.device):
+            return dense_attention(
+                q, _unit(q), v, blocks, scale=scale, causal=causal, self_bias=LAST_RESORT
+            ), grouping
         mask = None
         if self.num_hashes > 1:
-            mask = window_mask(blocks, bool(self.causal))
-            mask = _mask_repeated_keys(mask, blocks, self.num_hashes)
-        out = chunk_attention(
-            q,
-            _unit(q),
-            v,
-            blocks,
-            scale=self.head_width**-0.5,
-            causal=bool(self.causal),
-            mask=mask,
-            self_bias=LAST_RESORT,
-        )
-        return out, Grouping(buckets[0], num_buckets, blocks)
+            mask = _mask_repeated_keys(window_mask(blocks, causal), blocks, self.num_hashes)
+        return chunk_attention(
+            q, _unit(q), v, blocks,
+            scale=scale, causal=causal, mask=mask, self_bias=LAST_RESORT,
+        ), grouping  # fmt: skip
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         """Compute the share; a token counts as seen by itself, although only as a last resort."""

@@ -12,6 +12,7 @@ from clusterformer.kernels.blocks import (
     window_mask,
 )
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.dense_attention import dense_attention
 
 
 def some_blocks(kind: str, batch: int, length: int, mask: torch.Tensor | None) -> Blocks:
@@ -88,6 +89,39 @@ def test_what_sees_all_is_the_reference(heads, causal, self_bias, clusters, ahea
     expected = torch.autograd.grad((theirs * weight).sum(), tensors)
     for gradient, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("rows", ["sequences", "heads"])
+@pytest.mark.parametrize("kind", ["blocks", "chunks", "window"])
+@pytest.mark.parametrize(("causal", "self_bias"), [(False, -2.0), (True, 0.0)])
+def test_one_dense_product_is_the_reference(kind, rows, causal, self_bias, padded) -> None:
+    """For blocks of any length; `chunk_attention` chooses it where they are short."""
+    batch, length = 3, 17
+    mask = torch.arange(length) < torch.tensor([length, 5, 0])[:, None] if padded else None
+    each = None if mask is None else mask.repeat_interleave(ROWS[rows], 0)
+    blocks = some_blocks(kind, ROWS[rows] * batch, length, each)
+    assert not blocks.short
+    tensors = inputs(batch, length, 12)
+    q, k, v, *columns = tensors
+    options = {"scale": 0.3, "self_bias": self_bias, "extra": tuple(columns)}
+    ours = dense_attention(q, k, v, blocks, causal=causal, **options)
+    options["mask"] = window_mask(blocks, causal)
+    theirs = reference.chunk_attention(q, k, v, blocks, **options)
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(ours)
+    gradients = torch.autograd.grad((ours * weight).sum(), tensors)
+    expected = torch.autograd.grad((theirs * weight).sum(), tensors)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+def test_a_text_no_longer_than_a_window_is_short() -> None:
+    for length, short in ((1, True), (12, True), (13, False)):
+        grouped = reference.sort(torch.randint(0, 4, (2, length)), 4)
+        assert cluster_chunks(grouped, 4, look_back=2).short == short
+        blocks = window_blocks(length, 2, 4, look_back=2, device=torch.device("cpu"))
+        assert blocks.short == short
 
 
 def test_the_operator_is_sound_for_compilers() -> None:
