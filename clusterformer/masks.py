@@ -6,6 +6,8 @@ B batch   H heads   N tokens   M keys
 import torch
 from torch import Tensor
 
+from clusterformer.kernels.rows import repeat_rows
+
 
 def attention_mask(key_mask: Tensor, causal: bool = False) -> Tensor:
     """Make the mask of the keys that each query may see; every query sees at least one.
@@ -35,4 +37,4 @@ def mask_by_head(mask: Tensor | None, num_heads: int) -> Tensor | None:
     """
     if mask is None:
         return None
-    return (mask | ~mask.any(-1, keepdim=True)).repeat_interleave(num_heads, 0)
+    return repeat_rows(mask | ~mask.any(-1, keepdim=True), num_heads)

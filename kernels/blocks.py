@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clusterformer.kernels.ordering import ceil_div, count_up_to, stable_order
+
 
 class Sorted(NamedTuple):
     """Tokens in the order of their clusters.
@@ -107,8 +109,8 @@ def equal_blocks(
         lengths = torch.full((batch, 1), length, device=device)
     else:
         lengths = key_mask.sum(-1, keepdim=True)
-    widths = _ceil_div(lengths, max_blocks).clamp(min=min_width)
-    used = _ceil_div(lengths, widths).clamp(min=1)  # (B, 1) blocks that hold tokens
+    widths = ceil_div(lengths, max_blocks).clamp(min=min_width)
+    used = ceil_div(lengths, widths).clamp(min=1)  # (B, 1) blocks that hold tokens
 
     entry = torch.arange(num_blocks + look_back + look_ahead, device=device)
     block = entry - look_back
@@ -162,12 +164,12 @@ def cluster_chunks(
         chunk_size = min(chunk_size, length)  # a text shorter than a chunk pays for its tokens
     # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall.
     blocks = (length + clusters * (chunk_size - 1)) // chunk_size
-    chunks = _ceil_div(counts, chunk_size)  # (B, C)
+    chunks = ceil_div(counts, chunk_size)  # (B, C)
     chunk_end, token_end = chunks.cumsum(1), counts.cumsum(1)
     chunk_start, token_start = chunk_end - chunks, token_end - counts
 
     block = torch.arange(-look_back, blocks, device=device).expand(batch, -1).contiguous()
-    owner = _count_up_to(chunk_end, block).clamp(max=clusters - 1)
+    owner = count_up_to(chunk_end, block).clamp(max=clusters - 1)
     within = block - chunk_start.gather(1, owner)  # chunk of its cluster; negative before all
     rank = within[..., None] * chunk_size + torch.arange(chunk_size, device=device)
     filled = (rank >= 0) & (rank < counts.gather(1, owner)[..., None])
@@ -280,15 +282,6 @@ def single_block(
     )  # fmt: skip
 
 
-def stable_order(keys: Tensor) -> Tensor:
-    """Sort integers (B, N): the indices in ascending order, equal ones by position."""
-    if torch.onnx.is_in_onnx_export():  # ONNX has no stable sort, so no two keys may be equal
-        length = keys.shape[-1]
-        keys = keys * length + torch.arange(length, device=keys.device)
-        return keys.sort(dim=-1).indices
-    return keys.sort(dim=-1, stable=True).indices
-
-
 def windows(x: Tensor, reach: int) -> Tensor:
     """Join the entries that each block sees: (B, G + J - 1, S, ...) -> (B, G, J * S, ...)."""
     seen = x.unfold(1, reach, 1)  # (B, G, S, ..., J)
@@ -330,18 +323,7 @@ def window_mask(blocks: Blocks, causal: bool = False, within: int | None = None)
 def _cluster_of_each(grouped: Sorted) -> Tensor:
     """Cluster of each token, (B, N); any at padding."""
     ends = grouped.counts.cumsum(1)
-    return _count_up_to(ends, grouped.inverse.contiguous()).clamp(max=ends.shape[1] - 1)
-
-
-def _count_up_to(bounds: Tensor, values: Tensor) -> Tensor:
-    """Count the ascending bounds (B, C) that are no larger than each value (B, N)."""
-    if torch.onnx.is_in_onnx_export():  # ONNX has no binary search
-        return (bounds[:, None] <= values[..., None]).long().sum(-1)
-    return torch.searchsorted(bounds, values, right=True)
-
-
-def _ceil_div(dividend: Tensor, divisor: Tensor | int) -> Tensor:
-    return (dividend + divisor - 1).div(divisor, rounding_mode="floor")
+    return count_up_to(ends, grouped.inverse.contiguous()).clamp(max=ends.shape[1] - 1)
 
 
 def _is_symbolic(number: object) -> bool:

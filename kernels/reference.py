@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clusterformer.kernels.blocks import Blocks, Sorted, stable_order, windows
-from clusterformer.kernels.rows import gather_own, gather_rows, resort
+from clusterformer.kernels.blocks import Blocks, Sorted, windows
+from clusterformer.kernels.ordering import stable_order
+from clusterformer.kernels.rows import gather_own, gather_rows, repeat_rows, resort
 
 LATER_ROUNDS = 1.2
 """Factor on `self_bias` in hash rounds after the first: a token that sees nothing else then counts
@@ -116,7 +117,7 @@ def chunk_attention(
         return _attend(q, k, v, blocks, mask, scale, self_bias, extra, batch)[0]
     rounds = blocks.members.shape[0] // (batch * heads)
     q, k, v = (x.flatten(0, 1)[:, None].repeat(rounds, 1, 1, 1) for x in (q, k, v))
-    columns = tuple(x.repeat_interleave(heads, 0).repeat(rounds, 1, 1) for x in extra)
+    columns = tuple(repeat_rows(x, heads).repeat(rounds, 1, 1) for x in extra)
     out, logsumexp = _attend(q, k, v, blocks, mask, scale, self_bias, columns, batch * heads)
     if rounds > 1:
         weights = logsumexp.unflatten(0, (rounds, -1)).softmax(0).to(out.dtype)

@@ -40,6 +40,11 @@ def resort(blocked: Tensor, blocks: Blocks) -> Tensor:
     return rows.view(batch, length, -1)
 
 
+def repeat_rows(x: Tensor, count: int) -> Tensor:
+    """Repeat each row of x (B, ...), giving (B * count, ...); ONNX has no repeat_interleave."""
+    return x[:, None].expand(-1, count, *x.shape[1:]).flatten(0, 1)
+
+
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
     """Select rows of x (rows, ...) at an index of any shape, in float32."""
     return x.index_select(0, index.flatten()).float().unflatten(0, index.shape)

@@ -85,6 +85,11 @@ def tree_attention(
     Returns:
         (B, N, D); any values at padding.
     """
+    if torch.onnx.is_in_onnx_export():
+        raise ValueError(
+            "MultipoleAttention(causal=True) has no ONNX form: the depth of its tree depends on "
+            "the length; export causal=False, or use torch.export"
+        )
     if torch.compiler.is_exporting() or (
         torch.compiler.is_compiling() and not torch.is_grad_enabled()
     ):

@@ -18,6 +18,7 @@ from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, w
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
 from clusterformer.kernels.dense_attention import dense_attention, is_dense
 from clusterformer.kernels.grouping import sort
+from clusterformer.kernels.rows import repeat_rows
 
 MAX_BUCKETS = 512
 """Maximum number of buckets without `num_buckets`; longer texts have more chunks per bucket."""
@@ -155,7 +156,7 @@ class ReformerAttention(AttentionCore):
         """Cut each round, sequence and head into chunks, (R * B * H, ...)."""
         mask = None
         if key_mask is not None:
-            mask = key_mask.repeat_interleave(self.num_heads, 0).repeat(self.num_hashes, 1)
+            mask = repeat_rows(key_mask, self.num_heads).repeat(self.num_hashes, 1)
         grouped = sort(buckets, num_buckets, mask)
         if self.causal is True:
             return cluster_chunks(grouped, self.chunk_size, mask)

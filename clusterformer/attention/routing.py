@@ -22,6 +22,7 @@ from clusterformer.kernels.blocks import Blocks, cluster_chunks, single_block, w
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.reference import argmax_first
+from clusterformer.kernels.rows import repeat_rows
 
 
 class RoutingAttention(AttentionCore):
@@ -128,7 +129,7 @@ class RoutingAttention(AttentionCore):
             if self.causal is True:
                 mask = key_mask
                 if mask is not None:
-                    mask = mask.repeat_interleave(self.num_heads - local, 0)
+                    mask = repeat_rows(mask, self.num_heads - local)
                 grouped = sort(nearest.flatten(0, 1), self.num_clusters, mask)
                 far = cluster_chunks(grouped, self.chunk_size, mask)
                 parts.append(self._chunks(q[:, local:], k[:, local:], v[:, local:], far))

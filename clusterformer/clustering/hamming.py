@@ -12,7 +12,6 @@ from clusterformer.clustering.seeding import seeds
 _CPU_HAS_BFLOAT16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
 
 
-@torch.library.custom_op("clusterformer::hamming_kmeans", mutates_args=())
 def hamming_kmeans(
     codes: Tensor, num_clusters: int, mask: Tensor | None = None, iterations: int = 10
 ) -> Tensor:
@@ -36,6 +35,13 @@ def hamming_kmeans(
     packed integers, for which PyTorch has no operation. Cost: O(N C) an iteration. One node of
     a compiled graph.
     """
+    if torch.onnx.is_in_onnx_export():  # ONNX has no such node
+        return _kmeans(codes, num_clusters, mask, iterations)
+    return _kmeans_op(codes, num_clusters, mask, iterations)
+
+
+def _kmeans(codes: Tensor, num_clusters: int, mask: Tensor | None, iterations: int) -> Tensor:
+    exporting = torch.onnx.is_in_onnx_export()
     batch, length = codes.shape
     signs = unpack(codes)
     signs[..., -1] = 1.0  # the sign bit of int64 is free: it counts points
@@ -44,11 +50,11 @@ def hamming_kmeans(
         signs = signs * weights[..., None]
     start = seeds(weights, num_clusters, 0.5)
     centroids = signs.gather(1, start[..., None].expand(-1, -1, signs.shape[-1]))
-    fast = codes.device.type != "cpu" or _CPU_HAS_BFLOAT16
+    fast = (codes.device.type != "cpu" or _CPU_HAS_BFLOAT16) and not exporting
     points = signs.to(torch.bfloat16 if fast else torch.float32)  # exact in both
     row = torch.arange(batch, device=codes.device)[:, None] * num_clusters
     flat, total = signs.flatten(0, 1), torch.empty_like(centroids).flatten(0, 1)
-    if length <= num_clusters:
+    if not exporting and length <= num_clusters:
         iterations = 0  # each point starts a cluster, and no centroid would move
     for _ in range(iterations):
         assignment = _nearest(points, centroids)
@@ -59,7 +65,10 @@ def hamming_kmeans(
     return _nearest(points, centroids)
 
 
-@hamming_kmeans.register_fake
+_kmeans_op = torch.library.custom_op("clusterformer::hamming_kmeans", _kmeans, mutates_args=())
+
+
+@_kmeans_op.register_fake
 def _(codes: Tensor, *_others: object, **_options: object) -> Tensor:
     return torch.empty_like(codes)
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from clusterformer.clustering.seeding import seeds
+from clusterformer.kernels.ordering import count_up_to, stable_order
 from clusterformer.kernels.reference import argmax_first, sort
 
 ROUNDING = 1e-6
 """Differences of squared distances, relative to squared norms, that count as rounding errors."""
 
 
-@torch.library.custom_op("clusterformer::kmeans", mutates_args=())
 def kmeans(
     points: Tensor,
     num_clusters: int,
@@ -50,11 +50,24 @@ def kmeans(
 
     Cost: O(N C D) an iteration. One node of a compiled graph. No gradients.
     """
+    if torch.onnx.is_in_onnx_export():  # ONNX has no such node
+        return _kmeans(points, num_clusters, offset, mask, iterations, cap)
+    return _kmeans_op(points, num_clusters, offset, mask, iterations, cap)
+
+
+def _kmeans(
+    points: Tensor,
+    num_clusters: int,
+    offset: Tensor,
+    mask: Tensor | None,
+    iterations: int,
+    cap: float | None,
+) -> Tensor:
     batch, length, width = points.shape
     if mask is None:
         mask = torch.ones(batch, length, dtype=torch.bool, device=points.device)
     own = (mask.cumsum(-1) - 1).clamp(min=0)
-    if length <= num_clusters:
+    if not torch.onnx.is_in_onnx_export() and length <= num_clusters:
         return own
     points = points.float()
     squares = points.square().sum(-1)
@@ -73,7 +86,10 @@ def kmeans(
     return torch.where(mask.sum(-1, keepdim=True) <= num_clusters, own, assignment)
 
 
-@kmeans.register_fake
+_kmeans_op = torch.library.custom_op("clusterformer::kmeans", _kmeans, mutates_args=())
+
+
+@_kmeans_op.register_fake
 def _(points: Tensor, *_others: object, **_options: object) -> Tensor:
     return points.new_empty(points.shape[:2], dtype=torch.long)
 
@@ -116,7 +132,8 @@ Number = TypeVar("Number", int, Tensor)
 def cluster_capacity(length: Number, num_clusters: int, cap: float) -> Number:
     """Return the maximum size of a cluster of `length` points: cap * length / C, rounded up."""
     hundredths = round(100 * cap)
-    return -(-length * hundredths // (100 * num_clusters))
+    share = 100 * num_clusters
+    return (length * hundredths + share - 1) // share  # ONNX rounds a negative quotient up
 
 
 def _closeness(points: Tensor, centroids: Tensor) -> Tensor:
@@ -155,17 +172,17 @@ def _assign_capped(
         waiting, room = waiting & ~taken, room - counts
     free = room.cumsum(-1)
     rank = waiting.cumsum(-1) - 1
-    anywhere = torch.searchsorted(free, rank, right=True).clamp(max=num_clusters - 1)
+    anywhere = count_up_to(free, rank).clamp(max=num_clusters - 1)
     return torch.where(waiting, anywhere, assignment)
 
 
 def _order(preference: Tensor, margin: Tensor) -> Tensor:
     """Sort points (B, N) by falling preference; by position where the difference is rounding."""
-    order = preference.argsort(dim=-1, descending=True, stable=True)
+    order = stable_order(preference, descending=True)
     sorted_preference, margin = preference.gather(1, order), margin.gather(1, order)
     falls = sorted_preference[:, :-1] - sorted_preference[:, 1:] > margin[:, 1:]
     level = torch.nn.functional.pad(falls.long(), (1, 0)).cumsum(-1)
-    return torch.empty_like(order).scatter_(1, order, level).argsort(dim=-1, stable=True)
+    return stable_order(torch.empty_like(order).scatter_(1, order, level))
 
 
 def _admit(choice: Tensor, order: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,14 @@ B batch   N points   C clusters
 import torch
 from torch import Tensor
 
+from clusterformer.kernels.ordering import count_up_to
+
 ROUNDS = 4
 """Number of times that chances are raised again after some points became certain."""
+
+ROUNDING = 1e-4
+"""Share of a step that counts as a rounding error. Between points of equal weight a sample may fall
+on a border, and sums are rounded in other ways by other devices and by onnxruntime."""
 
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -35,6 +41,7 @@ def seeds(weights: Tensor, num_clusters: int, offset: Tensor | float) -> Tensor:
         chance = rest / rest.sum(-1, keepdim=True).clamp(min=_TINY) * left
         certain = certain | (chance >= 1)
     reached = torch.where(certain, 1.0, chance).cumsum(-1)
-    step = (torch.arange(num_clusters, device=weights.device) + offset) / num_clusters
-    found = torch.searchsorted(reached, step * reached[:, -1:], right=True)
+    position = torch.arange(num_clusters, device=weights.device) + offset + ROUNDING
+    step = position / num_clusters
+    found = count_up_to(reached, step * reached[:, -1:])
     return found.clamp(max=weights.shape[1] - 1)

@@ -11,7 +11,18 @@ from clusterformer import attention
 from clusterformer.attention import MultiHeadAttention
 
 WIDTH, HEADS = 32, 4
-SMALL = {"num_clusters": 5, "chunk_size": 4, "window": 5, "local_window": 3}
+SMALL = {"num_clusters": 5, "chunk_size": 4, "window": 5, "local_window": 3, "top_k": 4}
+EXPORTED = [
+    "ClusteredAttention",
+    "FullAttention",
+    "ImprovedClusteredAttention",
+    "KeyClusteringAttention",
+    "LocalAttention",
+    "MultipoleAttention",
+    "NeuralClusteringAttention",
+    "ReformerAttention",
+    "RoutingAttention",
+]
 
 
 class Values(torch.nn.Module):
@@ -23,22 +34,24 @@ class Values(torch.nn.Module):
         return self.layer(x, mask).values
 
 
+def build(name: str, causal: bool = False) -> MultiHeadAttention:
+    cls = getattr(attention, name)
+    known = inspect.signature(cls).parameters
+    options = {k: v for k, v in SMALL.items() if k in known}
+    return MultiHeadAttention(cls(WIDTH, HEADS, causal=causal, **options)).eval()
+
+
 def batch(length: int) -> tuple[Tensor, Tensor]:
     mask = torch.arange(length) < torch.tensor([length, length // 2 + 1])[:, None]
     return torch.randn(2, length, WIDTH), mask
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["FullAttention", "LocalAttention", "NeuralClusteringAttention"])
+@pytest.mark.parametrize("name", EXPORTED)
 def test_onnxruntime_gives_the_same_values_at_any_length(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    cls = getattr(attention, name)
-    known = inspect.signature(cls).parameters
-    layer = MultiHeadAttention(
-        cls(WIDTH, HEADS, **{k: v for k, v in SMALL.items() if k in known})
-    ).eval()
-    length = torch.export.Dim.DYNAMIC
+    layer, length = build(name), torch.export.Dim.DYNAMIC
     with torch.no_grad():
         program = torch.onnx.export(
             Values(layer), batch(19), dynamo=True, dynamic_shapes=({1: length}, {1: length})
@@ -47,8 +60,27 @@ def test_onnxruntime_gives_the_same_values_at_any_length(name: str, tmp_path: Pa
         program.save(tmp_path / "layer.onnx")
         session = onnxruntime.InferenceSession(tmp_path / "layer.onnx")
         inputs = [value.name for value in session.get_inputs()]
-        for size in (19, 33, 7, 64):
+        for size in (19, 33, 7, 64, 1, 2, 100):
             x, mask = batch(size)
             found = session.run(None, dict(zip(inputs, (x.numpy(), mask.numpy()), strict=True)))
             expected = layer(x, mask).values
             torch.testing.assert_close(torch.from_numpy(found[0])[mask], expected[mask])
+
+
+def test_a_tree_has_no_onnx_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    with pytest.raises(ValueError, match=r"MultipoleAttention.*has no ONNX form.*causal=False"):
+        build("MultipoleAttention", causal=True)(*batch(19))
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_the_formulation_for_onnx_is_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operations that the export records, run by PyTorch."""
+    layer = build(name)
+    for size in (19, 100, 1):
+        x, mask = batch(size)
+        expected = layer(x, mask).values
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+            found = layer(x, mask).values
+        torch.testing.assert_close(found[mask], expected[mask])
