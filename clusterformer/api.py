@@ -45,7 +45,7 @@ def load(
         [{'label': '1', 'probability': 0.97}, {'label': '0', 'probability': 0.97}]
 
     Args:
-        run: Run directory (its best checkpoint), or a `.ckpt` file.
+        run: Run directory (its best checkpoint), `.ckpt` file, or folder of `clusterformer export`.
         average: N for the mean of the weights after the last N validations, "best:N" for the best
             N, of a training with `--keep N`; None for the weights of the checkpoint.
         device: "cpu" or "cuda"; None for cuda where there is one.

@@ -26,7 +26,7 @@ from clusterformer.task import Findings, Output, Task, keys_seen, stacks
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
 from clusterformer.training.evaluation import Evaluation
 from clusterformer.training.nonfinite import nonfinite_error
-from clusterformer.training.optimizer import check_restored, make_adamw, step_limit
+from clusterformer.training.optimizer import check_restored, make_adamw, step_limit, take_up
 from clusterformer.training.schedule import Schedule, factor, warmup_steps
 
 
@@ -54,7 +54,11 @@ class ClusterFormer(LightningModule):
         decoder_attention: Mechanism of a decoder's layers, in its causal form; `attention` by
             default, which must then have one.
         cross_attention: Mechanism by which a decoder reads the encoder; FullAttention by default.
+        pretrained: Pretrained model of transformers to start from: its name at huggingface.co, or
+            its folder. It decides on widths, layers and positions, and brings its tokenizer.
+        freeze: Whether the weights of `pretrained` stay as they are; all others are trained.
         lr: Peak learning rate of AdamW.
+        pretrained_lr: Peak learning rate of the weights of `pretrained`; `lr` is that of the rest.
         weight_decay: Weight decay of linear layers' weights.
         warmup: Linear warm-up: number of steps, or below 1 a share of all steps of the training.
         schedule: Learning-rate schedule after the warm-up.
@@ -91,7 +95,10 @@ class ClusterFormer(LightningModule):
         recompute: bool = False,
         decoder_attention: Callable[[int, int], AttentionCore] | None = None,
         cross_attention: Callable[[int, int], AttentionCore] | None = None,
+        pretrained: str | None = None,
+        freeze: bool = False,
         lr: float = 1e-3,
+        pretrained_lr: float = 5e-5,
         weight_decay: float = 0.01,
         warmup: int | float = 0.1,
         schedule: Schedule = "inverse-sqrt",
@@ -107,6 +114,7 @@ class ClusterFormer(LightningModule):
         require_at_least(
             0,
             lr=lr,
+            pretrained_lr=pretrained_lr,
             weight_decay=weight_decay,
             warmup=warmup,
             task_weight=task_weight,
@@ -136,8 +144,11 @@ class ClusterFormer(LightningModule):
             recompute=recompute,
             decoder_attention=decoder_attention,
             cross_attention=cross_attention,
+            pretrained=pretrained,
+            freeze=freeze,
         )
         self.lr = lr
+        self.pretrained_lr = pretrained_lr
         self.weight_decay = weight_decay
         self.warmup = warmup
         self.schedule = schedule
@@ -175,9 +186,8 @@ class ClusterFormer(LightningModule):
     def configure_model(self) -> None:
         if self.network is None:
             try:
+                self.task.pretrained = self.transformer_config.pretrained
                 self.network = self.task.build(self.transformer_config)
-            except InputError:
-                raise
             except ValueError as error:
                 raise InputError(str(error)) from error
 
@@ -193,14 +203,9 @@ class ClusterFormer(LightningModule):
     def on_train_start(self) -> None:
         """Take up learning rate and betas of the options also where a checkpoint brought others."""
         for config in self.trainer.lr_scheduler_configs:
-            scheduler = config.scheduler
-            assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
-            check_restored(scheduler.optimizer)
-            scheduler.base_lrs = [self.lr for _ in scheduler.base_lrs]
-            factors = (function(scheduler.last_epoch) for function in scheduler.lr_lambdas)
-            for group, share in zip(scheduler.optimizer.param_groups, factors, strict=True):
-                group["initial_lr"], group["lr"] = self.lr, self.lr * share
-                group["betas"] = self.betas
+            assert isinstance(config.scheduler, torch.optim.lr_scheduler.LambdaLR)
+            check_restored(config.scheduler.optimizer)
+            take_up(config.scheduler, self.lr, self.pretrained_lr, self.betas)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed each step by its number, so that a resumed run draws the same numbers."""
@@ -313,9 +318,8 @@ class ClusterFormer(LightningModule):
         needed = self.schedule == "cosine" or 0 < self.warmup < 1
         steps = step_limit(self.trainer) if needed else None
         try:
-            optimizer = make_adamw(
-                self, lr=self.lr, weight_decay=self.weight_decay, betas=self.betas
-            )
+            rates = {"lr": self.lr, "pretrained_lr": self.pretrained_lr}
+            optimizer = make_adamw(self, **rates, weight_decay=self.weight_decay, betas=self.betas)
             rate = factor(self.schedule, warmup_steps(self.warmup, steps), steps, self.lr_floor)
         except ValueError as error:
             raise InputError(str(error)) from error

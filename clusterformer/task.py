@@ -173,12 +173,34 @@ class Task(LightningDataModule, ABC):
         causal_input: Name of the field of a batch, tokens (B, N), that the network reads from left
             to right: its logits (B, N, ...) must not depend on later tokens. None if there is none.
         state_type: Type of `state()`, a subclass of TypedDict; that of a checkpoint must fit it.
+        reads_pretrained: Whether the network can be a pretrained model of transformers.
     """
 
     monitor: str = "val/accuracy"
     mode: str = "max"
     causal_input: str | None = None
     state_type: Any = dict[str, Any]
+    reads_pretrained: bool = False
+    _pretrained: str | None = None
+
+    @property
+    def pretrained(self) -> str | None:
+        """Name or folder of the pretrained model that the network starts from; None for none.
+
+        The trainer's model tells it; without a trainer it is what was set.
+        """
+        module = self.trainer.lightning_module if self.trainer else None
+        config = getattr(module, "transformer_config", None)
+        return self._pretrained if config is None else config.pretrained
+
+    @pretrained.setter
+    def pretrained(self, name: str | None) -> None:
+        if name is not None and not self.reads_pretrained:
+            raise InputError(
+                f"{type(self).__name__} cannot start from a pretrained model: {name!r} is for "
+                "Classification, Inference, Matching and Similarity"
+            )
+        self._pretrained = name
 
     @property
     def chance(self) -> float | None:

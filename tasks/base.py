@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -20,17 +20,18 @@ from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_s
 from clusterformer.data.columns import COLUMNS, find_columns
 from clusterformer.data.labelled_text import Column, Example
 from clusterformer.data.named_sets import Split
-from clusterformer.data.tokenizers import (
-    BytePairTokenizer,
-    Tokenizer,
-    WordTokenizer,
-    tokenizer_from_state,
-)
+from clusterformer.data.text_rows import TextRows
+from clusterformer.data.tokenizers import Tokenizer, WordTokenizer, learn_tokenizer
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
 from clusterformer.losses import cross_entropy
 from clusterformer.task import IGNORE, Output, SimpleResult, Task
-from clusterformer.tasks.label_names import balanced_weights, check_labels, sorted_labels
+from clusterformer.tasks.label_names import (
+    LabellingState,
+    balanced_weights,
+    check_labels,
+    sorted_labels,
+)
 from clusterformer.tasks.label_report import LabelReport, all_probabilities
 from clusterformer.tasks.text_baselines import Labelled, label_measures, text_baselines
 
@@ -47,16 +48,6 @@ class LabelledDataset(Dataset[Any]):
     """
 
     lengths: list[int]
-
-
-class LabellingState(TypedDict):
-    """What a checkpoint holds of the task."""
-
-    labels: list[str]
-    tokenizer: dict[str, Any]
-    label_weights: Tensor | None
-    max_length: int | None
-    vector_width: int | None
 
 
 class Labelling(Task):
@@ -85,13 +76,16 @@ class Labelling(Task):
         vectors: File of word vectors in GloVe's format to start from, or "trained" for those of
             `clusterformer prepare vectors`; not for bpe.
         max_length: Maximum number of tokens of a text; longer ones are cut, and counted. No limit
-            by default.
+            by default. For a pretrained model that of a row, its special tokens counted; by default
+            the positions that it has, which more extends.
         batch_size: Maximum number of examples in a batch, over all processes; 50 by default, or no
             limit if `tokens_per_batch` is given.
         tokens_per_batch: Maximum number of tokens in a batch, over all processes, padding counted.
     """
 
-    state_type = LabellingState
+    state_type: Any = LabellingState
+    reads_pretrained = True
+    joint = False
 
     def __init__(
         self,
@@ -135,15 +129,18 @@ class Labelling(Task):
             "header": header,
             "encoding": encoding,
         }
-        self._kind, self._lowercase = tokenizer, lowercase
-        self._split: Literal["words", "whitespace"] = "words"
-        self._min_count, self._vocab_size = min_count, vocab_size
+        self._tokenizer_options: dict[str, Any] = {
+            "kind": tokenizer,
+            "vocab_size": vocab_size,
+            "lowercase": lowercase,
+            "min_count": min_count,
+        }
         self._vectors, self._max_length = vectors, max_length
         if batch_size is None and tokens_per_batch is None:
             batch_size = 50
         self._batch_size, self._tokens_per_batch = batch_size, tokens_per_batch
-        self._tokenizer: Tokenizer | None = None
-        self._pretrained: Tensor | None = None
+        self._rows: TextRows | None = None
+        self._vector_table: Tensor | None = None
         self._labels: list[str] = []
         self._class_weights = class_weights
         self._label_weights: Tensor | None = None
@@ -175,8 +172,13 @@ class Labelling(Task):
     def setup(self, stage: str) -> None:
         """Read the parts that the stage needs; learn vocabulary and labels unless restored."""
         read = cache(self.read)
-        if self._tokenizer is None and stage != "predict":
-            self._learn(read("train"))
+        if self._rows is None and stage != "predict":
+            rows = None
+            if self.pretrained is not None and self._vectors is not None:
+                raise InputError("a pretrained model has its own vectors; leave data.vectors out")
+            if self.pretrained is not None:
+                rows = TextRows.of_pretrained(self.pretrained, self._max_length, self.joint)
+            self._learn(read("train"), rows)
         splits: dict[str, list[Split]] = {
             "fit": ["train", "valid"],
             "validate": ["valid"],
@@ -227,28 +229,19 @@ class Labelling(Task):
         missing: list[Split] = [part for part in ("valid", "test") if self._files[part] is None]
         return hold_out(read(str(self._files["train"]), **self._columns), split, missing)
 
-    def _learn(self, examples: Sequence[Example]) -> None:
+    def _learn(self, examples: Sequence[Example], rows: TextRows | None) -> None:
         self._labels = self.learn_labels(examples)
         if self._class_weights == "balanced":
             given = (example.label for example in examples)
             self._label_weights = balanced_weights(self._labels, given)
-        texts = (text for example in examples for text in example.texts)
-        if self._kind == "bpe":
-            size = self._vocab_size or 8000
-            self._tokenizer = BytePairTokenizer.train(
-                texts, vocab_size=size, lowercase=self._lowercase
-            )
-            return
-        words = WordTokenizer.train(
-            texts,
-            min_count=self._min_count,
-            max_words=self._vocab_size,
-            lowercase=self._lowercase,
-            split=self._split,
-        )
-        self._tokenizer = words
-        if self._vectors is not None:
-            self._pretrained = word_vectors(self._vectors, words, seed=run_seed())
+        if rows is None:
+            texts = (text for example in examples for text in example.texts)
+            tokenizer = learn_tokenizer(texts, **self._tokenizer_options)
+            rows = TextRows(tokenizer, self._max_length, self.joint)
+            if self._vectors is not None:
+                assert isinstance(tokenizer, WordTokenizer)
+                self._vector_table = word_vectors(self._vectors, tokenizer, seed=run_seed())
+        self._rows = rows
 
     def learn_labels(self, examples: Sequence[Example]) -> list[str]:
         """List all labels, in the order of their numbers."""
@@ -264,6 +257,18 @@ class Labelling(Task):
     def _encode(self, split: Split, examples: Sequence[Example]) -> LabelledDataset:
         if split == "test":
             self._test_examples = examples
+        targets = self.targets(examples)
+        columns = list(zip(*(example.texts for example in examples), strict=True))
+        tokens, excess = self.rows.encode(columns)
+        if any(excess):
+            rank_zero_only(_log.warning)(
+                f"{split}: {sum(map(bool, excess))} of {len(excess)} texts are longer than "
+                f"max_length {self.rows.max_length} tokens; {sum(excess)} tokens beyond are cut off"
+            )
+        return self.encoded(examples, tokens, targets)
+
+    def targets(self, examples: Sequence[Example]) -> list[Any]:
+        """Number of the label of each example."""
         numbers = {label: number for number, label in enumerate(self._labels)}
         for example in examples:
             if example.label not in numbers:
@@ -271,29 +276,18 @@ class Labelling(Task):
                     f"{example.where}: label {example.label!r} is not among those of the training "
                     f"data, {', '.join(self._labels)}"
                 )
-        columns = zip(*(example.texts for example in examples), strict=True)
-        tokens = [self.tokenizer.encode_all(texts) for texts in columns]
-        excess = [len(text) - len(self._cut(text)) for column in tokens for text in column]
-        if any(excess):
-            rank_zero_only(_log.warning)(
-                f"{split}: {sum(map(bool, excess))} of {len(excess)} texts are longer than "
-                f"max_length {self._max_length} tokens; {sum(excess)} tokens beyond it are cut off"
-            )
-        cut = [[self._cut(text) for text in column] for column in tokens]
-        return self.encoded(examples, cut, [numbers[example.label] for example in examples])
+        return [numbers[example.label] for example in examples]
 
-    def _cut(self, tokens: list[int]) -> list[int]:
-        return tokens[: self._max_length]
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token numbers of each text, cut to `max_length`."""
-        return [self._cut(tokens) for tokens in self.tokenizer.encode_all(texts)]
+    @property
+    def rows(self) -> TextRows:
+        """The way from texts to token ids; available after `setup()` or `load_state()`."""
+        assert self._rows is not None
+        return self._rows
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Tokenizer of the texts; available after `setup()` or `load_state()`."""
-        assert self._tokenizer is not None
-        return self._tokenizer
+        return self.rows.tokenizer
 
     # Loss and metrics
 
@@ -312,7 +306,7 @@ class Labelling(Task):
             }
         )
 
-    def report(self) -> LabelReport:
+    def report(self) -> LabelReport | None:
         return LabelReport(self._labels, self._test_examples)
 
     def update(
@@ -334,13 +328,12 @@ class Labelling(Task):
     # Checkpoints
 
     def state(self) -> dict[str, Any]:
-        width = None if self._pretrained is None else self._pretrained.shape[1]
         return {
             "labels": self._labels,
-            "tokenizer": self.tokenizer.state(),
+            "tokenizer": self.rows.state(),
             "label_weights": self._label_weights,
-            "max_length": self._max_length,
-            "vector_width": width,
+            "max_length": self.rows.max_length,
+            "vector_width": None if self._vector_table is None else self._vector_table.shape[1],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -348,9 +341,8 @@ class Labelling(Task):
         require_at_least(1, max_length=state["max_length"], vector_width=width)
         check_labels(labels, weights)
         self._labels, self._label_weights = labels, weights
-        self._tokenizer = tokenizer_from_state(state["tokenizer"])
-        self._max_length = state["max_length"]
+        self._rows = TextRows.from_state(state["tokenizer"], state["max_length"], self.joint)
         if width is not None:  # to be overwritten by the checkpoint's weights
-            words = self._tokenizer.vocab_size
+            words = self.tokenizer.vocab_size
             require_memory(4 * words * width, f"vector_width {width} for {words} words")
-            self._pretrained = torch.zeros(words, width)
+            self._vector_table = torch.zeros(words, width)

@@ -16,6 +16,7 @@ from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.pretrained import PretrainedClassifier
 from clusterformer.task import IGNORE
 from clusterformer.tasks.base import LabelledDataset, Labelling
 from clusterformer.tasks.listops import LABELS, generate
@@ -67,7 +68,7 @@ class Classification(Labelling):
         self._length, self._examples = length, examples
         self._columns["text_column"] = text_column
         if name == "listops":
-            self._lowercase, self._split = False, "whitespace"
+            self._tokenizer_options |= {"lowercase": False, "split": "whitespace"}
 
     def read(self, split: Split) -> list[Row]:
         if self._name == "listops":
@@ -88,15 +89,19 @@ class Classification(Labelling):
 
     def text_batch(self, lines: list[str]) -> TextBatch:
         count = (len(lines),)
-        return TextBatch(*pad(self.encode(lines)), torch.full(count, IGNORE), torch.full(count, -1))
+        [texts], _ = self.rows.encode([lines])
+        return TextBatch(*pad(texts), torch.full(count, IGNORE), torch.full(count, -1))
 
-    def build(self, config: TransformerConfig) -> TextClassifier:
+    def build(self, config: TransformerConfig) -> TextClassifier | PretrainedClassifier:
+        num_labels = len(self._labels)
+        if (encoder := self.rows.make_encoder(config)) is not None:
+            return PretrainedClassifier(config, encoder, num_labels=num_labels)
         return TextClassifier(
             config,
             vocab_size=self.tokenizer.vocab_size,
-            num_labels=len(self._labels),
-            max_length=self._max_length,
-            pretrained=self._pretrained,
+            num_labels=num_labels,
+            max_length=self.rows.max_length,
+            pretrained=self._vector_table,
         )
 
     def describe(self, batch: TextBatch, index: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -53,6 +54,16 @@ def refuse_lists(labels: Sequence[str]) -> None:
                 "lists); a text has one label here: give one label a text, or, where the list is "
                 f"one label, write it without {separator!r}"
             )
+
+
+class LabellingState(TypedDict):
+    """What a checkpoint holds of a task that gives labels."""
+
+    labels: list[str]
+    tokenizer: dict[str, Any]
+    label_weights: Tensor | None
+    max_length: int | None
+    vector_width: int | None
 
 
 def balanced_weights(labels: Sequence[str], given: Iterable[str]) -> Tensor:

@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from clusterformer.data.batches import pad
 from clusterformer.data.corpora import PairCorpus, read_pair_corpus
+from clusterformer.data.frames import Frame
 from clusterformer.data.holding_out import hold_out_pairs
 from clusterformer.data.labelled_text import Column, TextPair, read_pairs
 from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError
 from clusterformer.models.classifier import PairClassifier
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.pretrained import PretrainedClassifier, PretrainedPairClassifier
 from clusterformer.task import IGNORE
 from clusterformer.tasks.base import LabelledDataset, Labelling
 
@@ -68,7 +70,7 @@ class PairLabelling(Labelling):
         **options: Any,
     ) -> None:
         super().__init__(name, **options)
-        self._name, self._joint = name, joint
+        self._name, self.joint = name, joint
         self._columns |= {"first_column": first_column, "second_column": second_column}
 
     def read(self, split: Split) -> list[TextPair]:
@@ -77,54 +79,51 @@ class PairLabelling(Labelling):
         return read_pair_corpus(self._name, split, root=self._root)
 
     def encoded(
-        self, examples: Sequence[TextPair], tokens: list[list[list[int]]], targets: list[int]
+        self, examples: Sequence[TextPair], tokens: list[list[list[int]]], targets: list[Any]
     ) -> PairDataset:
         names = dict.fromkeys(pair.group for pair in examples if pair.group)
         questions = {name: number for number, name in enumerate(names, 1)}
         groups = [questions.get(pair.group, 0) for pair in examples]
         first, second = tokens
-        return PairDataset(first, second, targets, groups, self._separator)
+        return PairDataset(first, second, targets, groups, self._frame)
 
     @property
-    def _separator(self) -> int | None:
-        """Number of the separator, behind those of the words; None if texts are encoded apart."""
-        return self.tokenizer.vocab_size if self._joint else None
+    def _frame(self) -> Frame | None:
+        """Tokens around and between the texts of a row; None if texts are encoded apart."""
+        return self.rows.pair if self.joint else None
 
     def check_text(self, line: str) -> None:
         split_pair(line)
 
     def text_batch(self, lines: list[str]) -> PairBatch:
-        first, second = zip(*map(split_pair, lines), strict=True)
+        columns = list(zip(*map(split_pair, lines), strict=True))
+        (first, second), _ = self.rows.encode(columns)
         count = len(lines)
-        return pair_batch(
-            self.encode(first),
-            self.encode(second),
-            [IGNORE] * count,
-            [0] * count,
-            self._separator,
-            [-1] * count,
-        )
+        return pair_batch(first, second, [IGNORE] * count, [0] * count, self._frame, [-1] * count)
 
-    def build(self, config: TransformerConfig) -> PairClassifier:
-        pretrained, max_length = self._pretrained, self._max_length
-        if self._joint:
-            pretrained = None if pretrained is None else F.pad(pretrained, (0, 0, 0, 1))
+    def build(self, config: TransformerConfig) -> nn.Module:
+        if (encoder := self.rows.make_encoder(config)) is not None:
+            kind = PretrainedClassifier if self.joint else PretrainedPairClassifier
+            return kind(config, encoder, num_labels=len(self._labels))
+        vectors, max_length = self._vector_table, self.rows.max_length
+        if self.joint:
+            vectors = None if vectors is None else F.pad(vectors, (0, 0, 0, 1))
             max_length = None if max_length is None else 2 * max_length + 1
         return PairClassifier(
             config,
-            vocab_size=self.tokenizer.vocab_size + self._joint,
+            vocab_size=self.tokenizer.vocab_size + self.joint,
             num_labels=len(self._labels),
-            joint=self._joint,
+            joint=self.joint,
             max_length=max_length,
-            pretrained=pretrained,
+            pretrained=vectors,
         )
 
     def describe(self, batch: PairBatch, index: int) -> list[str]:
         """Tokens of one row: one text, or both with a separator between them."""
         tokens = batch.tokens[index][batch.mask[index]].tolist()
-        if not self._joint:
+        if not self.joint or self.rows.pretrained is not None:
             return self.tokenizer.ids_to_tokens(tokens)
-        split = tokens.index(self._separator)
+        split = tokens.index(self.tokenizer.vocab_size)
         first, second = (
             self.tokenizer.ids_to_tokens(t) for t in (tokens[:split], tokens[split + 1 :])
         )
@@ -152,32 +151,33 @@ class PairDataset(LabelledDataset):
         second: Tokens of each second text.
         targets: Number of each label.
         groups: Number of each question, from 1, or 0 where there is none.
-        separator: Number of the token between two texts of one row; None to encode them apart.
+        frame: Tokens around and between two texts of one row; None to encode them apart.
     """
 
     def __init__(
         self,
         first: list[list[int]],
         second: list[list[int]],
-        targets: list[int],
+        targets: list[Any],
         groups: list[int],
-        separator: int | None,
+        frame: Frame | None,
     ) -> None:
         self._columns = first, second, targets, groups
-        self._separator = separator
+        self._frame = frame
         sizes = [(len(u), len(v)) for u, v in zip(first, second, strict=True)]
-        self.lengths = [2 * max(pair) if separator is None else sum(pair) + 1 for pair in sizes]
+        self.lengths = [2 * max(p) if frame is None else sum(p) + frame.size for p in sizes]
 
     def __getitem__(self, indices: list[int]) -> PairBatch:
         if not indices:
-            return pair_batch([[]], [[]], [IGNORE], [0], self._separator, [-1])
+            frame = None if self._frame is None else Frame()
+            return pair_batch([[]], [[]], [IGNORE], [0], frame, [-1])
         first, second, targets, groups = self._columns
         return pair_batch(
             [first[index] for index in indices],
             [second[index] for index in indices],
             [targets[index] for index in indices],
             [groups[index] for index in indices],
-            self._separator,
+            self._frame,
             indices,
         )
 
@@ -185,20 +185,20 @@ class PairDataset(LabelledDataset):
 def pair_batch(
     first: list[list[int]],
     second: list[list[int]],
-    targets: list[int],
+    targets: list[Any],
     groups: list[int],
-    separator: int | None,
+    frame: Frame | None,
     rows: list[int],
 ) -> PairBatch:
     """Make a batch of pairs; the arguments are those of `PairDataset`, and row numbers."""
-    if separator is None:
+    if frame is None:
         tokens, mask = pad([*first, *second])
         is_second = mask.clone()
         is_second[: len(first)] = False
     else:
-        both = zip(first, second, strict=True)
-        tokens, mask = pad([[*u, separator, *v] if u else [] for u, v in both])
-        starts = torch.tensor([len(u) + 1 for u in first])
+        joined = [frame.around(u, v) for u, v in zip(first, second, strict=True)]
+        tokens, mask = pad(joined)
+        starts = torch.tensor([frame.second_start(*uv) for uv in zip(first, joined, strict=True)])
         is_second = mask & (torch.arange(mask.shape[1]) >= starts[:, None])
     columns = (torch.tensor(each) for each in (groups, rows))
     return PairBatch(tokens, mask, torch.tensor(targets), is_second, *columns)

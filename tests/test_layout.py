@@ -30,7 +30,7 @@ LAYERS = {
     "clusterformer.clustering": 2,
     "clusterformer.masks": 2,
     "clusterformer.attention": 3,
-    "clusterformer.huggingface": 4,
+    "clusterformer.huggingface": 3.5,
     "clusterformer.models": 4,
     "clusterformer.losses": 4,
     "clusterformer.plots": 4,
@@ -39,6 +39,7 @@ LAYERS = {
     "clusterformer.api": 7,
     "clusterformer.bench": 7,
     "clusterformer.compare": 7,
+    "clusterformer.export": 7,
     "clusterformer.cli": 8,
     "clusterformer.__main__": 9,
 }
@@ -56,6 +57,9 @@ ON_ARRAYS = {
 PRETRAINED = {
     "clusterformer.bench.recording",
     "clusterformer.bench.similarity",
+    "clusterformer.export.modeling",
+    "clusterformer.export.tokenizer_files",
+    "clusterformer.models.pretrained",
 }
 STANDARD = set(sys.stdlib_module_names) | {"__future__"}
 

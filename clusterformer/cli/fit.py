@@ -40,6 +40,9 @@ model
   --model.outer_attention CLASS   mechanism of all but the central layer (default: as attention)
   --model.d_model 128             width; also num_heads, num_layers, d_ff, dropout, norm, pooling,
                                   positions (sinusoidal, learned, rotary, none)
+  --model.pretrained NAME         start from a model of Hugging Face's, by name or folder, with its
+                                  tokenizer; --model.attention replaces its attention
+  --model.freeze true             keep its weights; --model.pretrained_lr 5e-5 is their peak rate
   --model.lr 0.001                peak learning rate; also weight_decay, warmup, schedule,
                                   lr_floor (of a cosine), betas (of Adam), as in [0.9, 0.98]
   --model.clustering_weight 0.02  weight of the clustering loss; also sorting_weight

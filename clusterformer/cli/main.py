@@ -18,6 +18,7 @@ COMMANDS = {
     "predict": "label your own texts with a trained model",
     "translate": "translate your own texts with a trained model",
     "generate": "continue a text with a trained language model",
+    "export": "write a trained model as a folder for transformers",
     "prepare": "fetch named data sets",
     "cluster": "cluster any points, and compare methods",
     "compare": "train the models of a file, write a table and a page",

@@ -67,6 +67,7 @@ class Options:
         made = instantiate(self.parser, self.config)
         self.model: ClusterFormer = made["model"]
         self.task: Task = made["data"]
+        self.task.pretrained = self.model.transformer_config.pretrained
         if monitor := self.config.get("monitor"):
             self.task.monitor, self.task.mode = monitor, mode_of(monitor)
         self.trainer_options: dict[str, Any] = dict(made["trainer"])

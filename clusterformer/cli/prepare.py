@@ -29,6 +29,7 @@ published checksums and counts. An interrupted download continues when you run t
 sets
   classification      mr subj cr mpqa 20news
   inference           snli scitail mnli sick
+  similarity          stsb
   matching            quora (fetched by hand: the command explains) wikiqa
   translation         multi30k iwslt14 wmt14 tatoeba
   language modelling  wikitext2 gutenberg pg19 (needs the extra hub)

@@ -25,7 +25,8 @@ InferenceCorpus = Literal[
     "snli", "snli-part", "mnli", "mnli-part", "scitail", "scitail-part", "sick"
 ]
 MatchingCorpus = Literal["quora", "quora-part", "wikiqa", "wikiqa-part"]
-PairCorpus = InferenceCorpus | MatchingCorpus
+SimilarityCorpus = Literal["stsb"]
+PairCorpus = InferenceCorpus | MatchingCorpus | SimilarityCorpus
 
 NUM_FOLDS = 10
 
@@ -57,6 +58,7 @@ _PAIR_FILES: dict[str, _PairFiles] = {
     "sick": _PairFiles("sick", valid="trial"),
     "quora": _PairFiles("quora"),
     "quora-part": _PairFiles("quora", ("dev", "qqp-subset-train"), None, "test"),
+    "stsb": _PairFiles("glue/stsb"),
     "wikiqa": _PairFiles("wikiqa"),
     "wikiqa-part": _PairFiles("wikiqa", ("train",), None, "dev"),
 }
@@ -67,6 +69,7 @@ _NUM_PAIRS: dict[str, dict[str, int]] = {
     "scitail": {"train": 23_596, "dev": 1_304, "test": 2_126},
     "sick": {"train": 4_500, "trial": 500, "test": 4_927},
     "quora": {"train": 384_348, "dev": 10_000, "test": 10_000, "qqp-subset-train": 1_897},
+    "stsb": {"train": 5_749, "dev": 1_500, "test": 1_379},
     "wikiqa": {"train": 20_360, "dev": 2_733, "test": 6_165},
 }
 _NUM_QUESTIONS: dict[str, int] = {"train": 873, "dev": 126, "test": 243}

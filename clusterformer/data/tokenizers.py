@@ -37,7 +37,7 @@ SPECIAL_TOKENS = ["<pad>", "<unk>"]
 
 _BOS_EOS_TOKEN = "<edge>"  # its name in checkpoints; no text can spell it
 
-_SPLITS = {
+SPLITS = {
     # Runs of letters and digits, single marks; English contractions as in the Penn Treebank, which
     # is how the words of GloVe were made: do n't, it 's.
     "words": re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|m|d|re|ve|ll)\b|\w+|[^\w\s]", re.IGNORECASE),
@@ -145,7 +145,7 @@ class WordTokenizer(Tokenizer):
 
     def split_text(self, text: str) -> list[str]:
         """Split a text into words, known or not."""
-        return _SPLITS[self._split].findall(text.lower() if self._lowercase else text)
+        return SPLITS[self._split].findall(text.lower() if self._lowercase else text)
 
 
 class SubwordTokenizer(WordTokenizer):
@@ -227,6 +227,34 @@ class BytePairTokenizer(Tokenizer):
 
     def state(self) -> dict[str, Any]:
         return {"kind": "bpe", "json": self._bpe.to_str()}
+
+
+def learn_tokenizer(
+    texts: Iterable[str],
+    kind: Literal["word", "bpe"],
+    *,
+    vocab_size: int | None = None,
+    lowercase: bool = True,
+    min_count: int = 1,
+    split: Literal["words", "whitespace"] = "words",
+) -> Tokenizer:
+    """Learn a tokenizer of single texts from the training texts.
+
+    Args:
+        texts: Training texts.
+        kind: "word", or "bpe" for byte pairs.
+        vocab_size: Maximum number of words or subwords; None for no limit of words, and 8000 for
+            bpe.
+        lowercase: Whether to ignore case.
+        min_count: Minimum number of occurrences of a known word; not for bpe.
+        split: Way to split into words; not for bpe.
+    """
+    if kind == "bpe":
+        size = vocab_size or 8000
+        return BytePairTokenizer.train(texts, vocab_size=size, lowercase=lowercase)
+    return WordTokenizer.train(
+        texts, min_count=min_count, max_words=vocab_size, lowercase=lowercase, split=split
+    )
 
 
 def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:

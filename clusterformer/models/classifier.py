@@ -86,13 +86,7 @@ class PairClassifier(nn.Module):
         self.segments = nn.Embedding(2, width) if joint else None
         self.encoder = Encoder(config)
         self.pooling = config.pooling
-        self.head = nn.Sequential(
-            Dropout(config.dropout),
-            nn.Linear(4 * width, width),
-            nn.ReLU(),
-            Dropout(config.dropout),
-            nn.Linear(width, num_labels),
-        )
+        self.head = comparison_head(width, num_labels, config.dropout)
 
     def forward(self, batch: TextPairInput) -> Output:
         """Logits (B, L) of B pairs."""
@@ -107,4 +101,20 @@ class PairClassifier(nn.Module):
             )
         else:
             u, v = pool(encoded.hidden, batch.mask, self.pooling).chunk(2)
-        return Output(self.head(torch.cat([u, v, (u - v).abs(), u * v], -1)), encoded)
+        return Output(self.head(compare(u, v)), encoded)
+
+
+def comparison_head(width: int, num_labels: int, dropout: float) -> nn.Sequential:
+    """Make the head behind `compare`: one hidden layer of that width."""
+    return nn.Sequential(
+        Dropout(dropout),
+        nn.Linear(4 * width, width),
+        nn.ReLU(),
+        Dropout(dropout),
+        nn.Linear(width, num_labels),
+    )
+
+
+def compare(u: Tensor, v: Tensor) -> Tensor:
+    """Compare vectors of texts, (B, E) each: (u, v, |u - v|, u * v), (B, 4 E)."""
+    return torch.cat([u, v, (u - v).abs(), u * v], -1)

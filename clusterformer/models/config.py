@@ -48,6 +48,9 @@ class TransformerConfig:
             FullAttention.
         outer_attention: Function that makes the mechanism of all layers of a stack but the central
             one; None: no exception.
+        pretrained: Name or folder of a pretrained model of transformers, which then decides on all
+            widths, layers and positions; None: random weights.
+        freeze: Whether the pretrained weights stay as they are.
 
     Raises:
         InputError: for a number out of range, or an unknown norm, kind of positions or pooling.
@@ -67,6 +70,8 @@ class TransformerConfig:
     decoder_attention: MakeCore | None = None
     cross_attention: MakeCore | None = None
     outer_attention: MakeCore | None = None
+    pretrained: str | None = None
+    freeze: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(

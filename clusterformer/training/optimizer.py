@@ -9,12 +9,19 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from clusterformer.errors import InputError
+from clusterformer.models.pretrained import PretrainedEncoder
 
 
 def make_adamw(
-    model: LightningModule, *, lr: float, weight_decay: float, betas: tuple[float, float]
+    model: LightningModule,
+    *,
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    pretrained_lr: float,
 ) -> torch.optim.AdamW:
     """Make AdamW for the weights of a model that are trained.
 
@@ -23,13 +30,23 @@ def make_adamw(
         lr: Peak learning rate.
         weight_decay: Weight decay of linear layers' weights; all others have none.
         betas: Decays of the moving averages of the gradient and of its square.
+        pretrained_lr: Peak learning rate of weights that were trained before.
     """
     decayed = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if id(p) in decayed]},
-        {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
-    ]
+    encoders = (part for part in model.modules() if isinstance(part, PretrainedEncoder))
+    before = {id(p) for encoder in encoders for p in encoder.pretrained_parameters()}
+    groups: list[dict[str, Any]] = []
+    for old in (False, True) if before else (False,):
+        weights = [p for p in model.parameters() if p.requires_grad and (id(p) in before) == old]
+        rate = pretrained_lr if old else lr
+        groups += [
+            {"params": [p for p in weights if id(p) in decayed], "lr": rate},
+            {
+                "params": [p for p in weights if id(p) not in decayed],
+                "lr": rate,
+                "weight_decay": 0.0,
+            },
+        ]
     # Fused takes an eighth of the time on a CPU, but cannot be clipped under a loss scaler.
     scaled = model.trainer.precision == "16-mixed"
     optimizer = torch.optim.AdamW(
@@ -69,3 +86,16 @@ def check_restored(optimizer: Optimizer) -> None:
                     f"the checkpoint does not fit the model: {name} of the optimizer is {found}, "
                     f"allowed is {tuple(weight.shape)}"
                 )
+
+
+def take_up(
+    scheduler: LambdaLR, lr: float, pretrained_lr: float, betas: tuple[float, float]
+) -> None:
+    """Give the groups of `make_adamw` the rates and betas of the options, at the step reached."""
+    rates = [lr, lr, pretrained_lr, pretrained_lr]
+    scheduler.base_lrs = [*rates[: len(scheduler.base_lrs)]]
+    factors = (function(scheduler.last_epoch) for function in scheduler.lr_lambdas)
+    for group, rate, share in zip(
+        scheduler.optimizer.param_groups, scheduler.base_lrs, factors, strict=True
+    ):
+        group["initial_lr"], group["lr"], group["betas"] = rate, rate * share, betas

@@ -18,6 +18,7 @@ from clusterformer.structure import require_structure
 from clusterformer.task import Task
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, Kept, average, read
 from clusterformer.training.config_files import parse_yaml
+from clusterformer.training.exported import is_exported, read_exported
 from clusterformer.training.parser import MECHANISMS
 from clusterformer.training.runs import Run
 
@@ -44,20 +45,20 @@ class Saved(NamedTuple):
 
 
 def open_saved(run: str | Path, trust: Sequence[str] = ()) -> Saved:
-    """Read the chosen checkpoint of a run, or a checkpoint file, and check its configuration.
+    """Read the chosen checkpoint of a run, a checkpoint file or an export, and check it.
 
     A file must not choose what is imported. So its classes must be those of clusterformer, or of a
     module that the program has already imported, or of a package in `trust`.
 
     Args:
-        run: Run directory or `.ckpt` file.
+        run: Run directory, `.ckpt` file, or folder that `clusterformer export` wrote.
         trust: Other modules or packages that may be imported, such as "mypackage".
 
     Raises:
         InputError: if it is no run and no checkpoint of `fit`, or a class is not trusted.
     """
     path = _checkpoint(Path(run))
-    checkpoint = read(path)
+    checkpoint = read_exported(path) if path.is_dir() else read(path)
     ours = checkpoint[CHECKPOINT_KEY]
     if ours["config"] is None:
         raise InputError(f"{path}: written from Python, so it does not say how to build the model")
@@ -108,7 +109,7 @@ def averaged(run: str | Path, which: str, mode: str) -> dict[str, Tensor]:
 def _checkpoint(path: Path) -> Path:
     if not path.exists():
         raise InputError(f"{path}: no such run directory or checkpoint file")
-    if not path.is_dir():
+    if not path.is_dir() or is_exported(path):
         return path
     return Run.open(path).chosen
 

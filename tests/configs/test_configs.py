@@ -7,7 +7,11 @@ import torch
 import yaml
 
 from clusterformer.cli.options import Options
+from clusterformer.data.pretrained import open_pretrained
+from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.decoder import Decoder
+from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.models.transformer import Encoder
 from clusterformer.task import Task
 from clusterformer.tasks.language_modeling import LanguageModeling
@@ -35,16 +39,33 @@ def test_it_builds_from_any_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     arguments, _ = resolve(overlaid(name))
     options = Options([*arguments, "--trainer.accelerator", "cpu"], fitting=True)
     assert isinstance(options.task, Task)
     clip = options.make_trainer().gradient_clip_val
     assert clip is not None or "gradient_clip_val: null" in read(name)
     config = options.model.transformer_config
+    if config.pretrained is not None:
+        check_pretrained(config)
+        return
     x, mask = torch.randn(2, 7, config.d_model), torch.ones(2, 7, dtype=torch.bool)
     causal = isinstance(options.task, LanguageModeling)
     stack = Decoder(config) if causal else Encoder(config)
     assert stack(x, mask).hidden.isfinite().all()
+
+
+def check_pretrained(config: TransformerConfig) -> None:
+    """Build the encoder that a configuration starts from, if it is on this machine."""
+    pytest.importorskip("transformers")
+    try:
+        source = open_pretrained(str(config.pretrained))
+    except InputError as error:
+        pytest.skip(str(error))
+    encoder = PretrainedEncoder(config, source.config).eval()
+    tokens, mask = torch.randint(100, 200, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
+    with torch.no_grad():
+        assert encoder(tokens, mask).hidden.isfinite().all()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

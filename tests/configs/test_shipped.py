@@ -25,6 +25,7 @@ COMMAND = {
     "Classification": ["predict"],
     "Inference": ["predict"],
     "Matching": ["predict"],
+    "Similarity": ["predict"],
     "Translation": ["translate", "--beam", "2"],
     "LanguageModeling": ["predict"],
 }
@@ -40,7 +41,7 @@ def own_files(name: str, folder: Path) -> list[str]:
         "text.yaml": texts * 20,
         "translate.yaml": texts,
         "wmt14.yaml": texts,
-    }.get(name)
+    }.get(name.replace("-pretrained", ""))
     if lines is None:
         return []
     path = folder / ("own.txt" if "\t" not in lines[0] else "own.tsv")
@@ -69,7 +70,7 @@ def test_it_trains_tests_and_answers(
     kind = read(run / "checkpoints" / "best.ckpt")[CHECKPOINT_KEY]["kind"]
     if kind not in COMMAND:
         return
-    paired = kind in ("Inference", "Matching")
+    paired = kind in ("Inference", "Matching", "Similarity")
     (tmp_path / "in").write_text("a fine film .\ta film .\n" if paired else "a fine film .\n")
     capsys.readouterr()
     told = [*COMMAND[kind], "--checkpoint", str(run), "--input", str(tmp_path / "in")]

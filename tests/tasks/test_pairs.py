@@ -6,6 +6,7 @@ from lightning.pytorch import Trainer
 
 from clusterformer.attention import FullAttention, NeuralClusteringAttention
 from clusterformer.cli.main import main
+from clusterformer.data.frames import Frame
 from clusterformer.errors import InputError
 from clusterformer.models.classifier import PairClassifier
 from clusterformer.models.config import TransformerConfig
@@ -18,9 +19,13 @@ SEPARATOR = 9
 FIRST, SECOND = [[2, 3, 4], [5], [6, 7]], [[8], [2, 5, 6, 7], [3]]
 
 
+def frame(separator):
+    return None if separator is None else Frame(between=(separator,), second=1)
+
+
 def batch(first=FIRST, second=SECOND, separator=None):
     zeros = [0] * len(first)
-    return pair_batch(first, second, zeros, zeros, separator, zeros)
+    return pair_batch(first, second, zeros, zeros, frame(separator), zeros)
 
 
 def rows(found, mask):
@@ -111,7 +116,7 @@ def test_joint_order_matters_even_to_equal_words():
 
 @pytest.mark.parametrize("separator", [None, SEPARATOR])
 def test_an_empty_share_is_a_dummy_row_that_counts_for_nothing(separator):
-    data = PairDataset(FIRST, SECOND, [0, 1, 2], [0, 0, 0], separator)
+    data = PairDataset(FIRST, SECOND, [0, 1, 2], [0, 0, 0], frame(separator))
     dummy = data[[]]
     assert dummy.target.tolist() == [IGNORE]
     assert not (dummy.mask | dummy.second).any()
@@ -122,7 +127,7 @@ def test_an_empty_share_is_a_dummy_row_that_counts_for_nothing(separator):
 
 def test_lengths_bound_the_tokens_of_a_batch():
     for separator in (None, SEPARATOR):
-        data = PairDataset(FIRST, SECOND, [0, 1, 2], [0, 0, 0], separator)
+        data = PairDataset(FIRST, SECOND, [0, 1, 2], [0, 0, 0], frame(separator))
         assert data.lengths == [data[[i]].tokens.numel() for i in range(3)]
 
 

@@ -19,6 +19,7 @@ from clusterformer.data.prepare.convert_labelled_text import (
     column_converter,
     convert_newsgroups,
     convert_sick,
+    convert_stsb,
     inference_converter,
     two_class_converter,
 )
@@ -59,6 +60,7 @@ CONVERTERS: dict[str, Converter] = {
         {f"SciTailV1.1/tsv_format/scitail_1.0_{part}.tsv": part for part in _SPLITS},
         [0, 1, 2],
     ),
+    "stsb": convert_stsb,
     "sick": convert_sick,
     "quora": column_converter(
         "Quora_question_pair_partition.zip",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -106,6 +107,14 @@ def convert_sick(downloads: Path, folder: Path) -> None:
     for name, part in (("train", "train"), ("trial", "trial"), ("test_annotated", "test")):
         lines = split_lines((downloads / f"SICK_{name}.txt").read_bytes())
         write_lines(folder / f"{part}.tsv", lines)
+
+
+def convert_stsb(downloads: Path, folder: Path) -> None:
+    """Convert STS-B, CSV of two sentences and a score, to tables with tabs."""
+    for part in ("train", "dev", "test"):
+        text = (downloads / f"stsb-en-{part}.csv").read_text(encoding="utf-8")
+        rows = csv.reader(text.splitlines(keepends=True))
+        write_lines(folder / f"{part}.tsv", (_row(*row) for row in rows))
 
 
 def _row(*cells: str) -> str:

@@ -129,6 +129,13 @@ def test_wikiqa_loses_its_header_and_documents(downloads: Path, folder: Path) ->
     assert lines_in(folder / "test.tsv") == ["Q1\thow so?\tThus.\t0"]
 
 
+def test_scores_of_sentences_become_tables_with_tabs(downloads: Path, folder: Path) -> None:
+    for part in ("train", "dev", "test"):
+        (downloads / f"stsb-en-{part}.csv").write_text('"One, two.","He said ""so"".",4.2\nA,B,0\n')
+    CONVERTERS["stsb"](downloads, folder)
+    assert (folder / "dev.tsv").read_text() == 'One, two.\tHe said "so".\t4.2\nA\tB\t0\n'
+
+
 def test_sick_gets_one_kind_of_line_ends(downloads: Path, folder: Path) -> None:
     header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"
     for part in ("train", "trial", "test_annotated"):

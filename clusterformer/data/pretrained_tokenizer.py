@@ -1,0 +1,99 @@
+"""The tokenizer of a pretrained model: a text's tokens, and the special ones around texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from clusterformer.data.byte_pairs import tokenizers_library
+from clusterformer.data.frames import Frame
+from clusterformer.data.tokenizers import Tokenizer
+from clusterformer.errors import InputError
+
+_TOKENIZER_FILE = "tokenizer.json"
+
+
+class PretrainedTokenizer(Tokenizer):
+    """The tokenizer of a pretrained model of transformers.
+
+    `encode` gives a text's own tokens; `single` and `pair` put the special ones around them. In
+    batches padding is 0 as everywhere; the network puts the model's own padding in its stead.
+
+    Args:
+        files: Files of the tokenizer, as transformers saved them: name to text.
+    """
+
+    def __init__(self, files: dict[str, str]) -> None:
+        self.files = files
+        self._library = tokenizers_library().Tokenizer.from_str(files[_TOKENIZER_FILE])
+        self._library.no_truncation()
+        self._library.no_padding()
+
+    @classmethod
+    def read(cls, folder: Path) -> PretrainedTokenizer:
+        """Read the tokenizer of a model's folder.
+
+        Raises:
+            InputError: if it has none of the tokenizers library.
+        """
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        with TemporaryDirectory() as written:
+            tokenizer.save_pretrained(written)
+            files = {
+                path.name: path.read_text(encoding="utf-8")
+                for path in sorted(Path(written).iterdir())
+                if path.suffix in (".json", ".jinja")
+            }
+        if _TOKENIZER_FILE not in files:
+            raise InputError(f"{folder}: no tokenizer of the tokenizers library")
+        return cls(files)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._library.get_vocab_size()
+
+    @cached_property
+    def single(self) -> Frame:
+        """Special tokens around a text that has a row of its own."""
+        before, after = self._special_tokens(self._library.encode("a"))
+        return Frame(before, (), after)
+
+    @cached_property
+    def pair(self) -> Frame:
+        """Special tokens around and between two texts of one row."""
+        row = self._library.encode("a", "a")
+        before, between, after = self._special_tokens(row)
+        segments = row.type_ids[len(before) + row.sequence_ids.count(0) :]
+        return Frame(before, between, after, segments.index(1) if 1 in segments else None)
+
+    @staticmethod
+    def _special_tokens(row: Any) -> list[tuple[int, ...]]:
+        """Return the special tokens before the first text of a row, and behind each."""
+        found: list[list[int]] = [[]]
+        for token, text in zip(row.ids, row.sequence_ids, strict=True):
+            if text is None:
+                found[-1].append(token)
+            elif text == len(found) - 1:
+                found.append([])
+        return [tuple(tokens) for tokens in found]
+
+    def encode(self, text: str) -> list[int]:
+        return self._library.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        found = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        return [str(self._library.id_to_token(i)) for i in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._library.decode(list(ids))
+
+    def state(self) -> dict[str, Any]:
+        return {"files": self.files}

@@ -1,0 +1,136 @@
+"""The card of an exported model: what it is, its data, its figures, how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from clusterformer.data.prepare.catalogue import published_sets
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model card says.
+
+    Attributes:
+        title: Name of the model.
+        config: Sections `model` and `data` of the run's configuration, and its seed.
+        labels: Labels in the order of their scores.
+        for_transformers: Whether transformers loads the folder.
+        licence: Licence of the weights, by its name at huggingface.co.
+        results: Outcome of the training, as results.json has it; None if it is not known.
+        environment: What the training ran on, as environment.json has it; None likewise.
+    """
+
+    title: str
+    config: Mapping[str, Any]
+    labels: list[str]
+    for_transformers: bool
+    licence: str
+    results: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] | None = None
+
+    def text(self) -> str:
+        """Write the card in Markdown, with the header that huggingface.co reads."""
+        parts = [self._header(), f"# {self.title}\n", self._what(), self._data(), self._figures()]
+        parts += [self._load(), self._training(), self._licence()]
+        return "\n".join(part for part in parts if part)
+
+    @property
+    def _task(self) -> str:
+        return str(self.config["data"]["class_path"]).rpartition(".")[2]
+
+    @property
+    def _options(self) -> Mapping[str, Any]:
+        return self.config["data"].get("init_args") or {}
+
+    def _header(self) -> str:
+        header: dict[str, Any] = {
+            "library_name": "transformers" if self.for_transformers else "clusterformer",
+            "license": self.licence,
+            "tags": ["clusterformer", self._task.lower()],
+        }
+        if self.for_transformers:
+            header["pipeline_tag"] = "text-classification"
+        base = self.config["model"].get("pretrained")
+        if base and base.count("/") == 1 and base[0] not in "./~":
+            header["base_model"] = base
+        return f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n"
+
+    def _what(self) -> str:
+        model = self.config["model"]
+        attention = model["attention"]
+        name = str(attention["class_path"]).rpartition(".")[2]
+        options = attention.get("init_args") or {}
+        said = ", ".join(f"{key}={value}" for key, value in options.items() if key != "causal")
+        base = str(model.get("pretrained") or "").rstrip("/").rpartition("/")[2]
+        start = f"It started from the pretrained model {base}." if base else (
+            "It was trained from random weights."
+        )  # fmt: skip
+        labels = f" Its labels: {', '.join(self.labels)}." if self.labels else ""
+        return (
+            f"A model of the task {self._task}, trained with clusterformer. {start}{labels}\n\n"
+            f"Attention: `{name}({said})`.\n"
+        )
+
+    def _data(self) -> str:
+        name = self._options.get("name")
+        if not name:
+            return "## Data\n\nFiles of its maker's own.\n"
+        found = published_sets().get(name)
+        terms = f"; licence of the data: {found.licence}; see {found.page}" if found else ""
+        return f"## Data\n\n{name}{terms}.\n"
+
+    def _figures(self) -> str:
+        results = (self.results or {}).get("results") or {}
+        rows = [
+            f"| {name} | {value:.4f} |" for name, value in results.items() if "layer" not in name
+        ]
+        if not rows:
+            return "## Figures\n\nNot known: the folder was not made from a finished run.\n"
+        head = "| measure | value |\n|---|---|\n"
+        seed = self.config.get("seed_everything", 0)
+        return f"## Figures\n\nOne training, seed {seed}.\n\n{head}" + "\n".join(rows) + "\n"
+
+    def _load(self) -> str:
+        ours = (
+            "```python\nimport clusterformer\n\nmodel = clusterformer.load(FOLDER)\n"
+            "print(model.predict([TEXT]))\n```\n"
+        )
+        if not self.for_transformers:
+            return (
+                "## Load\n\nWith clusterformer only (`pip install clusterformer`); transformers "
+                f"cannot load this folder.\n\n{ours}"
+            )
+        return (
+            "## Load\n\nWith transformers, whose model is clusterformer's own code "
+            "(`pip install 'clusterformer[pretrained]'`):\n\n"
+            "```python\nfrom transformers import AutoModelForSequenceClassification, AutoTokenizer"
+            "\n\ntokenizer = AutoTokenizer.from_pretrained(FOLDER)\n"
+            "model = AutoModelForSequenceClassification.from_pretrained(FOLDER, "
+            "trust_remote_code=True)\n```\n\nWith clusterformer:\n\n" + ours
+        )
+
+    def _training(self) -> str:
+        found = self.environment
+        if not found:
+            return ""
+        versions = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
+        return (
+            f"## Training\n\n    {found['command']}\n\nclusterformer {found['clusterformer']}, "
+            f"{versions}, Python {found['python']}, {found['cpus']} CPUs, "
+            f"GPUs: {', '.join(found['gpus']) or 'none'}.\n"
+        )
+
+    def _licence(self) -> str:
+        if self.licence == UNKNOWN:
+            return (
+                "## Licence\n\nNone stated. The licences of the pretrained model and of the data "
+                "may bind it.\n"
+            )
+        return f"## Licence\n\n{self.licence}. The licence of the data may bind it too.\n"

@@ -1,0 +1,174 @@
+"""A trained run as a folder for others, and its way to huggingface.co."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import clusterformer
+from clusterformer.data.pretrained import find_pretrained
+from clusterformer.errors import InputError
+from clusterformer.export.card import UNKNOWN, Card
+from clusterformer.export.modeling import (
+    AUTO_MAP,
+    Rebuilt,
+    is_row_classifier,
+    rebuild,
+    write_code,
+)
+from clusterformer.export.tokenizer_files import tokenizer_files
+from clusterformer.task import Task
+from clusterformer.tasks.base import Labelling
+from clusterformer.training.config_files import to_yaml
+from clusterformer.training.exported import write_exported
+from clusterformer.training.runs import Run
+from clusterformer.training.saved import Saved, averaged, open_saved
+
+
+class Exported(NamedTuple):
+    """An exported folder, and whether transformers loads it."""
+
+    folder: Path
+    for_transformers: bool
+
+
+def export(
+    run: str | Path,
+    folder: str | Path,
+    *,
+    average: str | None = None,
+    licence: str | None = None,
+    trust: tuple[str, ...] = (),
+) -> Exported:
+    """Write a trained model as a folder: safetensors, tokenizer, configuration, model card.
+
+    The folder appears whole or not at all.
+
+    Args:
+        run: Run directory (its best checkpoint), or a `.ckpt` file.
+        folder: Folder to make; it must not be there, or be empty.
+        average: Mean of kept weights, as `clusterformer.load` has it.
+        licence: Licence of the weights, such as "apache-2.0"; that of the pretrained model by
+            default.
+        trust: Modules or packages that the checkpoint may import.
+
+    Raises:
+        InputError: if the run cannot be read, or the folder holds something.
+    """
+    folder = Path(folder).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: already there and not empty; give another folder")
+    saved = open_saved(run, trust)
+    if average is not None:
+        saved = saved._replace(weights=averaged(run, average, saved.mode or "max"))
+    rebuilt = rebuild(saved)
+    draft = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        ours = is_row_classifier(rebuilt) and _has_tokenizer(rebuilt.task)
+        _write(draft, saved, rebuilt, ours)
+        card = _card(run, folder.resolve().name, saved, rebuilt.task, ours, licence)
+        (draft / "README.md").write_text(card.text(), encoding="utf-8")
+        if folder.exists():
+            folder.rmdir()
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return Exported(folder, ours)
+
+
+def _has_tokenizer(task: Task) -> bool:
+    """Tell whether transformers can make the rows: own networks have a separator of their own."""
+    return isinstance(task, Labelling) and not (task.joint and task.rows.pretrained is None)
+
+
+def _write(folder: Path, saved: Saved, rebuilt: Rebuilt, for_transformers: bool) -> None:
+    sections = {name: saved.config[name] for name in ("seed_everything", "model", "data")}
+    entries = {
+        "version": clusterformer.__version__,
+        "config": to_yaml(sections),
+        "seed": saved.config["seed_everything"],
+        "kind": saved.kind,
+        "mode": saved.mode,
+        "task": saved.state,
+    }
+    write_exported(folder, entries, saved.weights)
+    config: dict[str, Any] = {
+        "model_type": "clusterformer",
+        "attention": saved.config["model"]["attention"],
+        "task": saved.kind,
+    }
+    task = rebuilt.task
+    if for_transformers and isinstance(task, Labelling):
+        labels = saved.state["labels"]
+        config |= {
+            "architectures": ["ClusterFormerForSequenceClassification"],
+            "auto_map": AUTO_MAP,
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: number for number, label in enumerate(labels)},
+            "dtype": "float32",
+        }
+        for name, text in tokenizer_files(task.tokenizer, task.rows.max_length).items():
+            (folder / name).write_text(text, encoding="utf-8")
+        write_code(folder)
+    text = json.dumps(config, ensure_ascii=False, indent=2)
+    (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _card(
+    run: str | Path,
+    title: str,
+    saved: Saved,
+    task: Task,
+    for_transformers: bool,
+    licence: str | None,
+) -> Card:
+    results, environment = None, None
+    try:
+        opened = Run.open(run)
+        results = opened.results
+        written = opened.folder / "environment.json"
+        environment = json.loads(written.read_text(encoding="utf-8")) if written.exists() else None
+    except InputError:
+        pass  # a checkpoint file that was moved out of its run
+    labels = saved.state["labels"] if isinstance(task, Labelling) else []
+    licence = licence or _licence(saved.config["model"].get("pretrained")) or UNKNOWN
+    return Card(title, saved.config, labels, for_transformers, licence, results, environment)
+
+
+def _licence(pretrained: str | None) -> str | None:
+    """Read the licence of a pretrained model in its card, if that lies on this machine."""
+    try:
+        card = find_pretrained(pretrained) / "README.md" if pretrained else None
+    except InputError:
+        return None
+    lines = card.read_text(encoding="utf-8").splitlines() if card and card.exists() else []
+    found = (line.partition(":") for line in lines[:60])
+    return next((value.strip() for key, _, value in found if key == "license"), None)
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload an exported folder to huggingface.co; return its address.
+
+    Raises:
+        InputError: if there is no client, no network, no account, or no such right.
+    """
+    try:
+        from huggingface_hub import HfApi
+    except ImportError:
+        raise InputError(
+            "--push needs huggingface_hub: pip install 'clusterformer[pretrained]'"
+        ) from None
+    try:
+        api = HfApi()
+        address = api.create_repo(name, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=name)
+    except Exception as error:  # of the client's HTTP library
+        said = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"--push {name}: {said}; the folder {folder} is written; log in with `hf auth login`"
+        ) from error
+    return str(address)

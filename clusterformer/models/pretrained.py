@@ -1,0 +1,312 @@
+"""Networks around a pretrained model of transformers: its weights, any mechanism, a new head.
+
+B batch   N tokens   E model width   L labels
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clusterformer import huggingface
+from clusterformer.attention import AttentionCore, FullAttention
+from clusterformer.errors import InputError
+from clusterformer.huggingface.dispatch import slots
+from clusterformer.models.classifier import compare, comparison_head
+from clusterformer.models.config import MakeCore, TransformerConfig
+from clusterformer.models.dropout import Dropout
+from clusterformer.models.inputs import TextInput, TextPairInput
+from clusterformer.models.pooling import pool
+from clusterformer.models.transformer import Output, StackOutput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_log = logging.getLogger(__name__)
+
+
+class PretrainedEncoder(nn.Module):
+    """A pretrained model of transformers whose attention is a mechanism of ours.
+
+    Args:
+        config: Mechanism of all layers, and whether the pretrained weights are frozen.
+        model_config: Configuration of the model, plain values as transformers writes them.
+        weights: Folder of the pretrained weights; None for random ones, which a checkpoint
+            replaces.
+        max_length: Longest row in tokens; where the model has fewer positions, they are repeated.
+
+    Attributes:
+        model: The model of transformers.
+        width: E.
+
+    Raises:
+        ValueError: if the mechanism does not fit the model, or its positions cannot be extended.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        model_config: dict[str, Any],
+        *,
+        weights: Path | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__()
+        _check_options(config)
+        # random numbers of its own: at one seed every model and mechanism starts with one head
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = _make(model_config, weights).train()
+            positions = num_positions(self.model)
+            if max_length is not None and positions is not None and max_length > positions:
+                raise InputError(f"max_length must be at most {positions}, got {max_length}")
+            attached = _attach(self.model, config, model_config)
+        self.width: int = self.model.config.hidden_size
+        self._cores = [slot.core for slot in slots(self.model)]
+        # without a mechanism of ours: these say what a token sees in the model's own attention
+        self._plain = [FullAttention(1, 1)] * self.model.config.num_hidden_layers
+        self._pad: int = self.model.config.pad_token_id or 0
+        taken = inspect.signature(self.model.forward).parameters
+        self._segments = "token_type_ids" in taken and self.model.config.type_vocab_size > 1
+        self._options: dict[str, Any] = {"use_cache": False} if "use_cache" in taken else {}
+        if config.freeze:
+            for weight in self.pretrained_parameters():
+                weight.requires_grad_(False)
+        if weights is not None:
+            self._describe(attached)
+
+    def _describe(self, attached: str) -> None:
+        config = self.model.config
+        weights = sum(weight.numel() for weight in self.pretrained_parameters()) / 1e6
+        _log.info(
+            f"{type(self.model).__name__}: {weights:.1f} M pretrained weights, "
+            f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
+            f"attention {attached}"
+        )
+
+    def forward(self, tokens: Tensor, mask: Tensor, second: Tensor | None = None) -> StackOutput:
+        """Encode rows of tokens.
+
+        Args:
+            tokens: (B, N).
+            mask: (B, N), True at real tokens.
+            second: (B, N), True at tokens of the second segment; None if there is one segment.
+        """
+        tokens = tokens.masked_fill(~mask, self._pad)
+        if not torch.compiler.is_compiling():  # a row without any token would give NaN
+            first = torch.arange(mask.shape[1], device=mask.device) == 0
+            mask = mask | (first & ~mask.any(1, keepdim=True))
+        options = dict(self._options)
+        if second is not None and self._segments:
+            options["token_type_ids"] = second.long()
+        with huggingface.groupings(self.model) as groupings:
+            hidden = self.model(input_ids=tokens, attention_mask=mask, **options).last_hidden_state
+        if not self._cores:
+            groupings = [None] * len(self._plain)
+        return StackOutput(hidden, groupings, self._cores or self._plain)
+
+    def pretrained_parameters(self) -> Iterator[nn.Parameter]:
+        """Iterate over the weights that were there before: all but those of mechanisms."""
+        new = {
+            id(weight)
+            for part in self.model.modules()
+            if isinstance(part, AttentionCore)
+            for weight in part.parameters()
+        }
+        return (weight for weight in self.model.parameters() if id(weight) not in new)
+
+
+_GIVEN = ("d_model", "num_heads", "num_layers", "norm", "positions", "rotary_base")
+_OWN_NETWORKS = ("outer_attention", "decoder_attention", "cross_attention", "recompute")
+
+
+def _check_options(config: TransformerConfig) -> None:
+    """Refuse options that only networks of our own have; name those that the model decides on."""
+    defaults = {field.name: field.default for field in fields(config)}
+    for name in _OWN_NETWORKS:
+        if getattr(config, name) != defaults[name]:
+            raise InputError(f"{name} is not for a pretrained model; leave model.{name} out")
+    given = [name for name in _GIVEN if getattr(config, name) != defaults[name]]
+    if given:
+        _log.warning(
+            f"the pretrained model has its own {', '.join(given)}; those given are ignored"
+        )
+
+
+_OF_CONVERTED = ("clusterformer", "attn_implementation", "auto_map")
+"""Entries of the configuration of a model that was saved with a mechanism."""
+
+
+def _attach(model: PreTrainedModel, config: TransformerConfig, model_config: dict[str, Any]) -> str:
+    """Give a model its mechanism, and describe it; one that was saved with it keeps its own."""
+    saved = model_config.get("clusterformer")
+    if saved is not None:
+        if not huggingface.is_attached(model):
+            huggingface.attach(model, saved["mechanism"], **saved["options"])
+        return f"{saved['mechanism']}, with which it was saved"
+    kind, options = mechanism(config.attention)
+    if kind is not FullAttention:
+        huggingface.attach(model, kind, **options)
+    return kind.__name__
+
+
+def _make(model_config: dict[str, Any], weights: Path | None) -> PreTrainedModel:
+    from transformers import AutoConfig, AutoModel
+
+    options = {key: value for key, value in model_config.items() if key not in _OF_CONVERTED}
+    config = AutoConfig.for_model(options.pop("model_type"), **options)
+    if weights is None or torch.empty(()).is_meta:
+        return AutoModel.from_config(config, dtype=torch.float32)
+    with loading(str(weights)):
+        if "clusterformer" in model_config:
+            return huggingface.load(weights, "AutoModel", dtype=torch.float32)
+        return AutoModel.from_pretrained(
+            weights, config=config, dtype=torch.float32, use_safetensors=True
+        )
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Keep transformers quiet, and turn what it raises about a model into one line.
+
+    Args:
+        name: Name of the model.
+
+    Raises:
+        InputError: for any exception.
+    """
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"pretrained {name}: no model that transformers loads: {said}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def mechanism(make: MakeCore) -> tuple[type[AttentionCore], dict[str, Any]]:
+    """Return the class of a mechanism and its options.
+
+    Args:
+        make: The class, or a `functools.partial` of it, as the command line makes one.
+
+    Raises:
+        InputError: if it is another function, which transformers could not save.
+    """
+    options: dict[str, Any] = {}
+    if isinstance(make, partial):
+        options = dict(make.keywords)
+        make = next((part for part in (make.func, *make.args) if isinstance(part, type)), make)
+    if not (isinstance(make, type) and issubclass(make, AttentionCore)):
+        raise InputError(
+            "with a pretrained model, attention is a class or a functools.partial of one, "
+            f"got {make!r}"
+        )
+    options.pop("causal", None)  # as the model is
+    return make, options
+
+
+def num_positions(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens that a model has positions for; None if it has no limit."""
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding) and "position_embeddings" in name:
+            # RoBERTa and its kin begin to count behind the position of padding
+            return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def read_num_positions(model_config: dict[str, Any]) -> int | None:
+    """Return `num_positions` of the model that a configuration describes, without its weights."""
+    with torch.device("meta"):
+        return num_positions(_make(model_config, None))
+
+
+class PretrainedClassifier(nn.Module):
+    """A pretrained encoder, pooling over the tokens of a row, dropout and a linear map.
+
+    A row is one text, or both texts of a pair, as the model's tokenizer joins them.
+
+    Args:
+        config: Pooling, and the dropout of the head.
+        encoder: The encoder.
+        num_labels: L.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, encoder: PretrainedEncoder, *, num_labels: int
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.pooling = config.pooling
+        self.dropout = Dropout(config.dropout)
+        self.head = nn.Linear(encoder.width, num_labels)
+
+    def forward(self, batch: TextInput) -> Output:
+        """Logits (B, L) of rows (B, N)."""
+        encoded = self.encoder(batch.tokens, batch.mask, getattr(batch, "second", None))
+        row = pool(encoded.hidden, batch.mask, self.pooling)
+        return Output(self.head(self.dropout(row)), encoded)
+
+
+class PretrainedPairClassifier(nn.Module):
+    """A pretrained encoder that reads both texts of a pair apart, and compares their vectors.
+
+    Args:
+        config: Pooling, and the dropout of the head.
+        encoder: The encoder.
+        num_labels: L.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, encoder: PretrainedEncoder, *, num_labels: int
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.pooling = config.pooling
+        self.head = comparison_head(encoder.width, num_labels, config.dropout)
+
+    def forward(self, batch: TextPairInput) -> Output:
+        """Logits (B, L) of B pairs."""
+        encoded = self.encoder(batch.tokens, batch.mask)
+        u, v = pool(encoded.hidden, batch.mask, self.pooling).chunk(2)
+        return Output(self.head(compare(u, v)), encoded)
+
+
+class PretrainedSimilarity(nn.Module):
+    """A pretrained encoder that reads both texts of a pair apart: the cosine of their vectors.
+
+    Args:
+        config: Pooling.
+        encoder: The encoder.
+    """
+
+    def __init__(self, config: TransformerConfig, encoder: PretrainedEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.pooling = config.pooling
+
+    def forward(self, batch: TextPairInput) -> Output:
+        """Cosines (B, 1) of B pairs."""
+        encoded = self.encoder(batch.tokens, batch.mask)
+        u, v = pool(encoded.hidden.float(), batch.mask, self.pooling).chunk(2)
+        return Output(F.cosine_similarity(u, v)[:, None], encoded)

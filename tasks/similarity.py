@@ -1,0 +1,152 @@
+"""Similarity of two texts, as a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
+
+from clusterformer.data.corpora import SimilarityCorpus
+from clusterformer.data.labelled_text import Example
+from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.pretrained import PretrainedSimilarity
+from clusterformer.task import IGNORE, Output, SimpleResult
+from clusterformer.tasks.label_names import LabellingState
+from clusterformer.tasks.pairs import PairBatch, PairLabelling
+
+TF_IDF = "cosine of TF-IDF"
+
+
+class SimilarityState(LabellingState):
+    """What a checkpoint holds of the task."""
+
+    scale: list[float]
+
+
+class Similarity(PairLabelling):
+    """Tell how similar two texts are, as a number.
+
+    Measured by Spearman's and Pearson's correlation. The label of a pair is a number. The lowest
+    and the highest one of the training data are the ends of the scale. A pretrained model that
+    encodes texts apart compares their pooled vectors by the cosine, so that an encoder of sentences
+    is good before it is trained; all other networks have a head for one number. The loss is the
+    squared error, in units of the scale.
+
+    Args:
+        name: Named data set: stsb.
+        options: Options of `PairLabelling` and `Labelling`.
+    """
+
+    monitor = "val/spearman"
+    state_type: Any = SimilarityState
+
+    def __init__(self, name: SimilarityCorpus | None = None, **options: Any) -> None:
+        super().__init__(name, **options)
+        if self._class_weights is not None:
+            raise InputError("class_weights are for labels, and these are numbers; leave it out")
+        self._scale = (0.0, 1.0)
+
+    def learn_labels(self, examples: Sequence[Example]) -> list[str]:
+        """Learn the ends of the scale; the one label names the number."""
+        numbers = self.targets(examples)
+        self._scale = (min(numbers), max(numbers))
+        if self._scale[0] == self._scale[1]:
+            raise InputError(f"{examples[0].where}: all pairs have the same score {numbers[0]}")
+        return ["score"]
+
+    def targets(self, examples: Sequence[Example]) -> list[Any]:
+        """Score of each example."""
+        return [_number(example) for example in examples]
+
+    def build(self, config: TransformerConfig) -> nn.Module:
+        if not self.joint and (encoder := self.rows.make_encoder(config)) is not None:
+            return PretrainedSimilarity(config, encoder)
+        return super().build(config)
+
+    def scores(self, output: Output) -> Tensor:
+        """Scores of the pairs on the scale of the data, (B,)."""
+        low, high = self._scale
+        return low + (high - low) * output.logits[:, 0].float()
+
+    def loss(
+        self, output: Output, batch: PairBatch, label_smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        real = batch.target != IGNORE
+        low, high = self._scale
+        errors = (self.scores(output) - batch.target.float()) / (high - low)
+        return errors[real].square().sum(), real.sum()
+
+    def metrics(self) -> MetricCollection:
+        return MetricCollection(
+            {"spearman": SpearmanCorrCoef(), "pearson": PearsonCorrCoef()}, compute_groups=False
+        )
+
+    def baselines(self, *, cheap: bool = False) -> dict[str, Callable[[], SimpleResult]]:
+        if cheap and find_spec("sklearn") is None:
+            return {}
+        return {TF_IDF: self._tf_idf}
+
+    def _tf_idf(self) -> SimpleResult:
+        """Compare texts by the words that they share."""
+        try:
+            from sklearn.feature_extraction.text import TfidfVectorizer
+        except ImportError:
+            raise InputError(
+                f"{TF_IDF} needs scikit-learn: pip install 'clusterformer[cluster]'"
+            ) from None
+        test = self.read("test")
+        words = TfidfVectorizer(sublinear_tf=True)
+        words.fit([text for pair in self.read("train") for text in pair.texts])
+        first, second = (
+            words.transform(texts) for texts in zip(*(p.texts for p in test), strict=True)
+        )
+        cosines = torch.tensor(first.multiply(second).sum(1)).view(-1)
+        scores = torch.tensor(self.targets(test))
+        return SimpleResult(
+            {
+                "spearman": float(spearman_corrcoef(cosines, scores.double())),
+                "pearson": float(pearson_corrcoef(cosines, scores.double())),
+            },
+            0,
+        )
+
+    def report(self) -> None:
+        """Return none: there are no labels to count."""
+
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: PairBatch, network: nn.Module
+    ) -> None:
+        real = batch.target != IGNORE
+        metrics.update(self.scores(output)[real], batch.target[real].float())
+
+    def predictions(self, network: nn.Module, batch: PairBatch) -> list[dict[str, Any]]:
+        """Score of each pair."""
+        return [{"score": score} for score in self.scores(network(batch)).tolist()]
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "scale": list(self._scale)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        if not (len(state["scale"]) == 2 and 0 < state["scale"][1] - state["scale"][0] < math.inf):
+            raise InputError(f"scale must be two numbers, rising, got {state['scale']!r:.60}")
+        low, high = state["scale"]
+        self._scale = (low, high)
+
+
+def _number(example: Example) -> float:
+    try:
+        number = float(example.label)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{example.where}: the score must be a number, got {example.label!r}")
+    return number

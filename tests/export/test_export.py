@@ -1,0 +1,136 @@
+"""`clusterformer export`: a folder that transformers and `clusterformer.load` read."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_pretrained import WORDS, write_bert
+
+pytest.importorskip("transformers")
+
+import clusterformer
+from clusterformer.cli.main import main
+from clusterformer.data.tokenizers import WordTokenizer
+from clusterformer.export.tokenizer_files import tokenizer_files
+
+TEXTS = ["a fine film", "the plot is dull . very dull", "how long"]
+TRAINER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--baselines=false"]
+SHORT = [
+    *TRAINER,
+    "--trainer.max_epochs=1",
+    "--data.batch_size=20",
+    "--model.attention.num_clusters=3",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = random.Random(0)
+    rows = [" ".join(rng.choices(WORDS, k=rng.randint(3, 20))) for _ in range(60)]
+    path = tmp_path_factory.mktemp("data") / "texts.tsv"
+    lines = ["text\tlabel", *(f"{row}\t{'good' if 'fine' in row else 'bad'}" for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module", params=["pretrained", "words", "bpe"])
+def run(
+    request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A trained classifier: from a pretrained model, or from nothing."""
+    runs = tmp_path_factory.mktemp("runs")
+    if request.param == "pretrained":
+        options = [f"--model.pretrained={write_bert(runs / 'bert')}", "--data.max_length=30"]
+    else:
+        kind = {"words": "word"}.get(request.param, request.param)
+        options = [f"--data.tokenizer={kind}", "--model.d_model=8", "--model.num_heads=2"]
+        options += ["--data.vocab_size=300"]
+    fit = ["fit", "--data=Classification", f"--data.train={data}", *options, *SHORT]
+    assert main([*fit, f"--runs={runs}"]) == 0
+    return runs / "classification" / "1"
+
+
+def test_the_folder_gives_what_the_run_gives(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = tmp_path / "exported"
+    assert main(["export", str(run), str(folder)]) == 0
+    assert "loads with transformers and clusterformer.load" in capsys.readouterr().out
+    expected = clusterformer.load(run).predict(TEXTS, probabilities=True)
+    assert clusterformer.load(folder).predict(TEXTS, probabilities=True) == expected
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        found = model(**batch).logits.softmax(-1)
+    for row, record in zip(found, expected, strict=True):
+        for number, label in model.config.id2label.items():
+            probability = record["probabilities"][label]
+            assert float(row[int(number)]) == pytest.approx(probability, abs=1e-5)
+
+
+def test_the_card_says_what_it_is(run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), str(tmp_path / "m"), "--licence", "apache-2.0"]) == 0
+    card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    results = json.loads((run / "results.json").read_text())["results"]
+    assert f"| test/accuracy | {results['test/accuracy']:.4f} |" in card
+    assert "license: apache-2.0" in card
+    assert "trust_remote_code=True" in card
+    assert "NeuralClusteringAttention(num_clusters=3" in card
+    assert "labels: bad, good" in card
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["attention"]["init_args"]["num_clusters"] == 3
+
+
+def test_words_are_split_alike(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    texts = ["It's n't DON'T stop-gap, über 3.5 _x_ é! don't", "… “quoted” I'll we'd  two"]
+    for split in ("words", "whitespace"):
+        for lowercase in (True, False):
+            ours = WordTokenizer.train(texts[:1], lowercase=lowercase, split=split)
+            theirs = Tokenizer.from_str(tokenizer_files(ours, None)["tokenizer.json"])
+            for text in texts:
+                assert theirs.encode(text).ids == ours.encode(text), (split, lowercase, text)
+
+
+def test_other_tasks_load_with_clusterformer_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("a fine film and a plot\n" * 200)
+    fit = ["fit", "--data=LanguageModeling", f"--data.train={tmp_path / 'text.txt'}"]
+    fit += ["--data.context=32", "--model.d_model=8", "--model.num_heads=2", *TRAINER]
+    assert main([*fit, "--trainer.max_steps=2", f"--runs={tmp_path}"]) == 0
+    run, folder = tmp_path / "languagemodeling" / "1", tmp_path / "exported"
+    capsys.readouterr()
+    assert main(["export", str(run), str(folder)]) == 0
+    assert "transformers and" not in capsys.readouterr().out
+    card = (folder / "README.md").read_text()
+    assert "transformers cannot load this folder" in card
+    said = {"prompt": "a fine", "tokens": 8, "temperature": 0.0}
+    assert clusterformer.load(folder).generate(**said) == clusterformer.load(run).generate(**said)
+
+
+def test_what_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "clusterformer.json").write_text("{}")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"none")
+    for arguments, message in (
+        ([], "give RUN and FOLDER, got 0 arguments"),
+        (["a", "b", "--fast"], "no option --fast"),
+        ([str(tmp_path / "none"), str(tmp_path / "new")], "no such run directory"),
+        ([str(tmp_path), str(tmp_path / "full")], "already there and not empty"),
+        ([str(tmp_path / "broken"), str(tmp_path / "new")], "not weights of an exported model"),
+    ):
+        assert main(["export", *arguments]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert message in lines[0]
+    assert not (tmp_path / "new").exists()

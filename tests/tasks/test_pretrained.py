@@ -1,0 +1,309 @@
+"""A pretrained model in the trainer: tokenizer, positions, mechanism, rates, checkpoints."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_pretrained import WORDS, write_bert, write_roberta
+
+pytest.importorskip("transformers")
+
+import clusterformer
+from clusterformer import huggingface
+from clusterformer.attention import (
+    AttentionCore,
+    FullAttention,
+    LocalAttention,
+    NeuralClusteringAttention,
+)
+from clusterformer.cli.main import main
+from clusterformer.cli.options import Options
+from clusterformer.data.frames import Frame
+from clusterformer.data.pretrained import open_pretrained
+from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.pretrained import PretrainedEncoder, read_num_positions
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, read
+from clusterformer.training.optimizer import make_adamw
+
+TRAINER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--baselines=false"]
+SHORT = [*TRAINER, "--trainer.max_epochs=1", "--data.batch_size=10"]
+SHORT += ["--trainer.log_every_n_steps=1"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    return write_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    return write_roberta(tmp_path_factory.mktemp("roberta"))
+
+
+def sentence(rng: random.Random, length: int) -> str:
+    return " ".join(rng.choices(WORDS, k=length))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = random.Random(0)
+    rows = [sentence(rng, rng.randint(3, 20)) for _ in range(60)]
+    path = tmp_path_factory.mktemp("texts") / "texts.tsv"
+    lines = ["text\tlabel", *(f"{row}\t{'good' if 'fine' in row else 'bad'}" for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = random.Random(0)
+    rows = [(sentence(rng, rng.randint(2, 9)), sentence(rng, rng.randint(2, 9))) for _ in range(60)]
+    path = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    lines = ["first\tsecond\tlabel", *(f"{u}\t{v}\t{len(u) > len(v)}" for u, v in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_rows_are_those_of_the_models_own_tokenizer(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    from transformers import AutoTokenizer
+
+    folder = request.getfixturevalue(kind)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), open_pretrained(str(folder)).tokenizer
+    u, v = "a fine film . and the plot", "how Dull is unknownword"
+    segments = {"return_token_type_ids": True}
+    encoded = [ours.encode(u), ours.encode(v)]
+    assert ours.single.around(encoded[0]) == theirs(u, truncation=False)["input_ids"]
+    for limit in (40, 12, 9, 7):
+        expected = theirs(u, v, truncation="longest_first", max_length=limit, **segments)
+        texts = ours.pair.cut(encoded, limit)
+        row = ours.pair.around(*texts)
+        assert row == expected["input_ids"]
+        start = ours.pair.second_start(texts[0], row)
+        if kind == "bert":
+            assert [int(at >= start) for at in range(len(row))] == expected["token_type_ids"]
+        else:
+            assert start == len(row)
+
+
+def test_a_row_without_room_for_a_text_is_refused() -> None:
+    with pytest.raises(InputError, match=r"max_length must be at least 3.*got 2"):
+        Frame((1,), (), (2,)).cut([[5, 6]], 2)
+
+
+def test_positions_are_counted(bert: Path, roberta: Path) -> None:
+    counts = [read_num_positions(open_pretrained(str(path)).config) for path in (bert, roberta)]
+    assert counts == [32, 32]
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_the_encoder_gives_the_models_own_values(kind: str, request: pytest.FixtureRequest) -> None:
+    from transformers import AutoModel
+
+    folder = request.getfixturevalue(kind)
+    source = open_pretrained(str(folder))
+    config = TransformerConfig(FullAttention)
+    encoder = PretrainedEncoder(config, source.config, weights=source.folder).eval()
+    row = torch.tensor([source.tokenizer.single.around(source.tokenizer.encode("a fine film"))])
+    padded = torch.cat([row, torch.zeros(1, 4, dtype=torch.long)], 1)
+    mask = torch.arange(padded.shape[1])[None] < row.shape[1]
+    with torch.no_grad():
+        expected = AutoModel.from_pretrained(folder).eval()(input_ids=row).last_hidden_state
+        found = encoder(padded, mask).hidden[:, : row.shape[1]]
+        empty = encoder(padded, torch.zeros_like(mask)).hidden
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert empty.isfinite().all()
+
+
+def test_a_run_needs_nothing_but_its_checkpoint(
+    bert: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Clusters are measured; test, prediction and resuming work when the model has gone."""
+    folder = shutil.copytree(bert, tmp_path / "model")
+    fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--model.pretrained={folder}"]
+    fit += ["--data.max_length=30", "--model.attention.num_clusters=4", f"--runs={tmp_path}"]
+    assert main([*fit, *SHORT]) == 0
+    assert "2 layers of 2 heads, attention Neural" in capsys.readouterr().err
+    shutil.rmtree(folder)
+    run = tmp_path / "classification" / "1"
+    columns = (run / "metrics.csv").read_text().splitlines()[0]
+    assert "train/clustering_loss" in columns
+    assert "val/layer2/" in columns
+    state = read(run / "checkpoints" / "best.ckpt")[CHECKPOINT_KEY]["task"]
+    assert state["tokenizer"]["config"]["model_type"] == "bert"
+    model = clusterformer.load(run)
+    long = " ".join(["fine", *["film"] * 26])
+    [record] = model.predict([long])
+    assert record == model.predict([long, "a dull film"])[0]
+    assert main(["test", f"--checkpoint={run}", "--trainer.accelerator=cpu"]) == 0
+    assert main(["fit", f"--resume={run}", "--trainer.max_epochs=2"]) == 0
+
+
+def test_a_longer_text_is_cut_and_counted(
+    bert: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--model.pretrained={bert}"]
+    fit += ["--data.max_length=10", "--model.attention=FullAttention", f"--runs={tmp_path}"]
+    assert main([*fit, *SHORT]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train: ")]
+    rows = [line.split("\t")[0].split() for line in texts.read_text().splitlines()[1:]]
+    assert len(said) == 1
+    assert "longer than max_length 10 tokens" in said[0]
+    assert int(said[0].split()[1]) <= sum(len(row) > 8 for row in rows)
+
+
+@pytest.mark.parametrize("joint", ["true", "false"])
+@pytest.mark.parametrize("task", ["Matching", "Inference"])
+def test_pairs_are_read(task: str, joint: str, bert: Path, pairs: Path, tmp_path: Path) -> None:
+    fit = ["fit", f"--data={task}", f"--data.train={pairs}", f"--model.pretrained={bert}"]
+    fit += [f"--data.joint={joint}", "--model.attention.num_clusters=3", f"--runs={tmp_path}"]
+    assert main([*fit, *SHORT]) == 0
+    [record] = clusterformer.load(tmp_path / task.lower() / "1").predict([("a film", "a plot")])
+    assert record["label"] in ("True", "False")
+
+
+def test_a_converted_folder_keeps_its_mechanism(
+    bert: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModel
+
+    model = huggingface.attach(AutoModel.from_pretrained(bert), "LocalAttention", window=3)
+    shutil.copytree(bert, tmp_path / "converted")
+    model.save_pretrained(tmp_path / "converted")
+    fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--runs={tmp_path}"]
+    assert main([*fit, f"--model.pretrained={tmp_path / 'converted'}", *SHORT]) == 0
+    assert "attention LocalAttention, with which it was saved" in capsys.readouterr().err
+    network = clusterformer.load(tmp_path / "classification" / "1").network
+    windows = [part.window for part in network.modules() if isinstance(part, LocalAttention)]
+    assert windows == [3, 3]
+
+
+def _fitted(bert: Path, texts: Path, *options: str) -> clusterformer.ClusterFormer:
+    arguments = ["--data=Classification", f"--data.train={texts}", f"--model.pretrained={bert}"]
+    made = Options([*arguments, *options, "--trainer.accelerator=cpu"], fitting=True)
+    made.task.setup("fit")
+    made.model.network = made.task.build(made.model.transformer_config)
+    return made.model
+
+
+def test_old_and_new_weights_have_their_own_rates(bert: Path, texts: Path) -> None:
+    model = _fitted(bert, texts, "--model.lr=0.5", "--model.pretrained_lr=0.1")
+
+    class Trainer:
+        precision = "32-true"
+
+    model._trainer = Trainer()  # type: ignore[assignment]
+    optimizer = make_adamw(model, lr=0.5, weight_decay=0.0, betas=(0.9, 0.999), pretrained_lr=0.1)
+    rates = {
+        id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]
+    }
+    network = model.network
+    assert isinstance(network, torch.nn.Module)
+    cores = [part for part in network.modules() if isinstance(part, AttentionCore)]
+    assert len(cores) == 2
+    new = {id(weight) for part in (*cores, network.head) for weight in part.parameters()}
+    assert {rates[weight] for weight in new} == {0.5}
+    assert {rate for weight, rate in rates.items() if weight not in new} == {0.1}
+    assert len(rates) == sum(1 for _ in network.parameters())
+
+
+def test_a_frozen_encoder_does_not_move(bert: Path, texts: Path, tmp_path: Path) -> None:
+    fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--model.pretrained={bert}"]
+    fit += ["--model.freeze=true", "--model.attention.num_clusters=3", f"--runs={tmp_path}"]
+    assert main([*fit, *SHORT]) == 0
+    weights = read(tmp_path / "classification" / "1" / "checkpoints" / "last.ckpt")["state_dict"]
+    source = open_pretrained(str(bert))
+    config = TransformerConfig(NeuralClusteringAttention)
+    before = PretrainedEncoder(config, source.config, weights=source.folder).model.state_dict()
+    moved = {
+        name
+        for name, weight in before.items()
+        if weight.shape != (found := weights[f"network.encoder.model.{name}"]).shape
+        or not torch.equal(weight, found)
+    }
+    assert moved
+    assert all(".clusterformer." in name for name in moved)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model.pretrained=/no/folder"], "no such folder"),
+        (["--model.pretrained=no/such-model-anywhere"], "pretrained no/such-model-anywhere: "),
+        (["--model.pretrained=EMPTY"], "holds no config.json"),
+        (["--model.pretrained=BROKEN"], "no model that transformers loads"),
+        (["--data.max_length=2"], "max_length must be at least 3"),
+        (["--model.outer_attention=LocalAttention"], "outer_attention is not for a pretrained"),
+        (["--model.attention.num_heads=3"], "has no option 'num_heads'"),
+        (["--data.vectors=x.txt"], "has its own vectors"),
+        (["--data=Partner"], "Partner cannot start from a pretrained"),
+        (["--data=LanguageModeling"], "LanguageModeling cannot start from a pretrained"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    options: list[str],
+    message: str,
+    bert: Path,
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(bert, tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing")
+    names = {"EMPTY": "empty", "BROKEN": "broken"}
+    for name, folder in names.items():
+        options = [option.replace(name, str(tmp_path / folder)) for option in options]
+    data = ["--data=Classification", f"--data.train={texts}"]
+    if options[0].startswith("--data="):
+        data = []
+        options = [*options, *([f"--data.train={texts}"] if "Language" in options[0] else [])]
+    fit = ["fit", *data, *options, f"--runs={tmp_path}"]
+    if not any("pretrained" in option for option in options):
+        fit.append(f"--model.pretrained={bert}")
+    capsys.readouterr()
+    assert main([*fit, *TRAINER]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert message in lines[-1], lines
+    assert sum(line.startswith("clusterformer: error") for line in lines) == 1
+
+
+@pytest.mark.parametrize("joint", ["true", "false"])
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_similarity_is_learnt_as_a_number(
+    pretrained: bool, joint: str, bert: Path, pairs: Path, tmp_path: Path
+) -> None:
+    scored = tmp_path / "scored.tsv"
+    rows = [line.split("\t")[:2] for line in pairs.read_text().splitlines()[1:]]
+    lines = [f"{u}\t{v}\t{2 + 3 * (u[0] == v[0]):.1f}" for u, v in rows]
+    scored.write_text("\n".join(["first\tsecond\tscore", *lines]) + "\n")
+    fit = ["fit", "--data=Similarity", f"--data.train={scored}", "--data.label_column=score"]
+    fit += [f"--data.joint={joint}", "--model.attention=FullAttention", f"--runs={tmp_path}"]
+    fit += [f"--model.pretrained={bert}"] if pretrained else ["--model.d_model=8"]
+    assert main([*fit, *SHORT]) == 0
+    run = tmp_path / "similarity" / "1"
+    results = json.loads((run / "results.json").read_text())["results"]
+    assert {"test/spearman", "test/pearson"} <= set(results)
+    [record, other] = clusterformer.load(run).predict([("a film", "a film"), ("a", "the plot")])
+    assert set(record) == {"score"}
+    if pretrained and joint == "false":  # the cosine of a text with itself
+        assert record["score"] == pytest.approx(5.0, abs=1e-4)
+        assert other["score"] < 5.0
+
+
+def test_a_score_that_is_no_number_is_named(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", "--data=Similarity", f"--data.train={pairs}", f"--runs={tmp_path}"]
+    assert main([*fit, *TRAINER]) == 2
+    assert "the score must be a number, got '" in capsys.readouterr().err
