@@ -61,8 +61,12 @@ def write_labels(
                     target, "w+", dtype=found.dtype, shape=(len(points), found.shape[1])
                 )
             memberships[start : start + len(rows)] = found
-            probability = (f"{value:.6f}" for value in found.max(1).tolist())
-            writer.writerows(zip(names, found.argmax(1).tolist(), probability, strict=True))
+            largest = found.max(1)
+            # -1: noise, of a model of Python with min_probability
+            enough = largest >= getattr(clustering, "min_probability", 0.0)
+            clusters = np.where(enough, found.argmax(1), -1).tolist()
+            probability = (f"{value:.6f}" for value in largest.tolist())
+            writer.writerows(zip(names, clusters, probability, strict=True))
         if memberships is not None:
             memberships.flush()  # type: ignore[attr-defined]
     return paths

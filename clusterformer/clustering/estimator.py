@@ -1,47 +1,46 @@
 """NeuralClustering: neural clusters as an estimator of scikit-learn.
 
-Shapes have scikit-learn's names: n_samples, n_features, n_clusters.
+Shapes have scikit-learn's names: n_samples, n_features, n_clusters. In the parts below them:
+P points   F features (principal components)   K neighbours
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import (
-    BaseEstimator,
-    ClassNamePrefixFeaturesOutMixin,
-    ClusterMixin,
-    TransformerMixin,
-)
+from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils import check_random_state
 from torch import Tensor
 
 from clusterformer.clustering.augmentation import Augment, Augmentation
 from clusterformer.clustering.evaluation import (
     ENTRIES,
+    NOISE,
     Evaluator,
+    Totals,
     compute_features,
+    count_pairs,
     pair_loss,
     row_chunks,
 )
+from clusterformer.clustering.fitted import FittedMixin
 from clusterformer.clustering.fitting import train
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.parameters import (
     MIN_PER_CLUSTER,
     SAMPLE,
-    check_memory,
-    check_parameters,
+    first_clusters,
 )
 from clusterformer.clustering.progress_bar import Progress
 from clusterformer.clustering.saving import SaveMixin
+from clusterformer.clustering.weights import join_equal_points
 
 _COMPONENT_SAMPLE = 10_000  # points from which principal components are computed
 _OLD_WEIGHT = 0.5  # weight of the old centers when partial_fit gets new points
@@ -50,9 +49,23 @@ _MERGE_AT = 0.4  # share of the training after which surplus clusters are merged
 Random = np.random.RandomState
 
 
-class NeuralClustering(
-    SaveMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator
-):
+class _Data(NamedTuple):
+    """Training points.
+
+    Attributes:
+        rows: Indices of rows of X, (P,).
+        features: (P, F).
+        near: (P, K), indices of the neighbours of each point.
+        weights: (P,), with a mean of 1; None for 1.
+    """
+
+    rows: NDArray
+    features: Tensor
+    near: Tensor
+    weights: Tensor | None
+
+
+class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
     """Neural clustering: learned clusters that near neighbours share (ClusterFormer, appendix A).
 
     Points are compared with centroids by cosine in a learned space (eq. 2). The loss is
@@ -62,7 +75,7 @@ class NeuralClustering(
         >>> labels = NeuralClustering(n_clusters=10, random_state=0).fit_predict(X)
 
     Args:
-        n_clusters: Number of clusters.
+        n_clusters: Number of clusters; "auto" finds it: see `merging.natural_count`.
         hidden: Number of units of a hidden layer before the clustering space: better clusters, more
             time. None is a linear map, as in eq. 2 of the paper.
         balance: Strength of the pull to clusters of equal size; 1 is the likelihood of
@@ -79,21 +92,24 @@ class NeuralClustering(
         learning_rate: Initial learning rate of Adam.
         tol: Share of points; training ends when no more than it changed cluster in 25 steps.
         n_init: Number of trainings from different starts; the best by `score` is kept.
+        min_probability: Membership below which a point is noise, with the label -1; 0 for no noise.
         device: Device of the computation: "cpu" or "cuda".
         random_state: Seed or generator of all randomness; an int makes a fit repeatable.
         verbose: Verbosity; 1 shows a progress bar.
 
     Attributes:
+        n_clusters_: Number of clusters.
         cluster_centers_: (n_clusters, n_features), means of the training points weighted by
             membership (eq. 3 in the space of the data).
-        labels_: (n_samples,), cluster of each training point.
+        labels_: (n_samples,), cluster of each training point; -1 for noise.
+        linkage_: (n_clusters - 1, 4), the hierarchy of clusters, which SciPy draws and cuts.
         n_features_in_: Number of features seen in fit.
         n_iter_: Number of training steps taken.
     """
 
     def __init__(
         self,
-        n_clusters: int = 8,
+        n_clusters: int | Literal["auto"] = 8,
         *,
         hidden: int | None = None,
         balance: float = 1.0,
@@ -106,6 +122,7 @@ class NeuralClustering(
         learning_rate: float = 5e-3,
         tol: float = 1e-3,
         n_init: int = 1,
+        min_probability: float = 0.0,
         device: str = "cpu",
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
@@ -122,138 +139,115 @@ class NeuralClustering(
         self.learning_rate = learning_rate
         self.tol = tol
         self.n_init = n_init
+        self.min_probability = min_probability
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: object = None) -> NeuralClustering:
-        """Learn clusters from X: an array, data frame, sparse matrix or memory map."""
-        X = self._check(X, reset=True)
+    def fit(self, X: Any, y: object = None, sample_weight: Any = None) -> NeuralClustering:
+        """Learn clusters from X: an array, tensor, data frame, sparse matrix or memory map.
+
+        Equal points count as one of their common weight: a `sample_weight` (n_samples,) of 3 is the
+        same as three copies.
+        """
+        X, weights, back = self._receive(X, sample_weight, reset=True)
         random = check_random_state(self.random_state)
-        rows = np.arange(X.shape[0])
+        rows = np.arange(X.shape[0]) if weights is None else np.flatnonzero(weights)
         if len(rows) > SAMPLE:
             rows = np.sort(random.permutation(len(rows))[:SAMPLE])
-        self._features = self._learn_features(X, rows, random)
-        features, rows = self._shuffled(X, rows, random)
-        near = nearest_neighbors(features, self.n_neighbors)
+        data = self._prepare(X, rows, weights, random, first=True)
         best = np.inf
         for _ in range(self.n_init):
-            network, optimizer = self._start(features, random, _MERGE_AT * self.max_iter)
-            steps = self._train(network, optimizer, X, rows, features, near, random, self.max_iter)
-            loss = pair_loss(network, features, near) if self.n_init > 1 else -np.inf
+            network, optimizer = self._start(data, random, _MERGE_AT * self.max_iter)
+            steps = self._train(network, optimizer, X, data, random, self.max_iter)
+            loss = -np.inf
+            if self.n_init > 1:
+                loss = pair_loss(network, data.features, data.near, data.weights)
             if loss < best:
                 best, self._network, self.n_iter_ = loss, network, steps
         self._optimizer: torch.optim.Optimizer | None = None
-        self.labels_, mass, sums = self._assign(X)
-        self._keep_centers(mass, sums, X.dtype)
-        found = len(np.unique(self.labels_))
-        if found < self.n_clusters:
+        labels = self._conclude(X, weights, data)
+        found = len(np.unique(labels[labels != NOISE]))
+        if found < self.n_clusters_ and not self.min_probability:
             warnings.warn(
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "
-                f"({self.n_clusters}). Possibly due to duplicate points in X.",
+                f"({self.n_clusters_}). Possibly due to duplicate points in X.",
                 ConvergenceWarning,
                 stacklevel=2,
             )
+        self.labels_, self.cluster_centers_ = back(labels), back(self.cluster_centers_)
         return self
 
-    def partial_fit(self, X: Any, y: object = None) -> NeuralClustering:
+    def partial_fit(self, X: Any, y: object = None, sample_weight: Any = None) -> NeuralClustering:
         """Continue learning from X, each point once.
 
         The first X determines the components and the first centroids, so it must be typical of the
         data. Neighbours are searched within X: pass thousands of points at a time, in random order.
         """
         first = not hasattr(self, "_network")
-        X = self._check(X, reset=first)
+        X, weights, back = self._receive(X, sample_weight, reset=first)
         if not hasattr(self, "_random"):
             self._random = check_random_state(self.random_state)
+        data = self._prepare(X, np.arange(X.shape[0]), weights, self._random, first=first)
+        steps = max(1, len(data.features) // self._batch())
         if first:
-            self._features = self._learn_features(X, np.arange(X.shape[0]), self._random)
-        features, rows = self._shuffled(X, np.arange(X.shape[0]), self._random)
-        steps = max(1, len(features) // self._batch())
-        if first:
-            self._network, self._optimizer = self._start(features, self._random, steps)
+            self._network, self._optimizer = self._start(data, self._random, steps)
             self.n_iter_ = 0
         network = self._network.to(self.device)
         optimizer = self._optimizer or self._adam(network)
-        near = nearest_neighbors(features, self.n_neighbors)
         self.n_iter_ += self._train(
-            network, optimizer, X, rows, features, near, self._random, steps, streaming=True
+            network, optimizer, X, data, self._random, steps, streaming=True
         )
         self._optimizer = optimizer
-        self.labels_, mass, sums = self._assign(X)
-        if not first:
-            mass, sums = mass + _OLD_WEIGHT * self._mass, sums + _OLD_WEIGHT * self._sums
-        self._keep_centers(mass, sums, X.dtype)
+        old = None if first else self._totals
+        self.labels_ = back(self._conclude(X, weights, data, old))
+        self.cluster_centers_ = back(self.cluster_centers_)
         return self
-
-    def predict(self, X: Any) -> NDArray[np.int64]:
-        """Return the cluster of each point, (n_samples,): its largest membership (eq. 4)."""
-        return self._per_point(X, lambda network, x: network.similarities(x).argmax(1))
-
-    def predict_proba(self, X: Any) -> NDArray:
-        """Return memberships p(cluster | point), (n_samples, n_clusters); rows sum to 1.
-
-        X must be dense: scikit-learn's checks treat an estimator with probabilities for sparse data
-        as a classifier. `transform` takes any X.
-        """
-        if hasattr(X, "toarray"):
-            raise TypeError("predict_proba takes no sparse data; use transform, or X.toarray()")
-        return self._per_point(X, lambda network, x: network(x).softmax(1))
-
-    def transform(self, X: Any) -> NDArray:
-        """Return distances to centroids, (n_samples, n_clusters): 1 - cosine."""
-        return self._per_point(X, lambda network, x: 1 - network.similarities(x))
-
-    def score(self, X: Any, y: object = None) -> float:
-        """Return the information of a point's cluster about its nearest neighbour in X, in nats.
-
-        It is minus `neighbor_loss`: at most log n_clusters; 0 is no information.
-        """
-        check_is_fitted(self, "_network")
-        X = self._check(X, reset=False)
-        features = self._compute(X, np.arange(X.shape[0]))
-        return -pair_loss(self._network.to(self.device), features, nearest_neighbors(features, 1))
 
     # Training
 
-    def _check(self, X: Any, *, reset: bool) -> Any:
-        check_parameters(self)
-        X = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32])
-        if reset and X.shape[0] < self.n_clusters:
-            raise ValueError(f"n_samples={X.shape[0]} should be >= n_clusters={self.n_clusters}.")
-        if reset:
-            check_memory(self, X.shape[0])
-        return X
-
     def _batch(self) -> int:
-        return max(self.batch_size, MIN_PER_CLUSTER * self.n_clusters)
+        return max(self.batch_size, MIN_PER_CLUSTER * first_clusters(self))
 
-    def _learn_features(self, X: Any, rows: NDArray, random: Random) -> PrincipalComponents:
+    def _prepare(
+        self, X: Any, rows: NDArray, weights: NDArray | None, random: Random, *, first: bool
+    ) -> _Data:
+        """Compute features of some rows of X in random order, and their neighbours."""
+        rows, weights = join_equal_points(X, rows, weights, first_clusters(self))
+        if first:
+            self._features = self._learn_features(X, rows, weights, random)
+        order = random.permutation(len(rows))
+        features = self._compute(X, rows)[order]
+        near = nearest_neighbors(features, self.n_neighbors)
+        each = None if weights is None else torch.as_tensor(weights[order]).to(features)
+        return _Data(rows[order], features, near, each)
+
+    def _learn_features(
+        self, X: Any, rows: NDArray, weights: NDArray | None, random: Random
+    ) -> PrincipalComponents:
         count = min(_COMPONENT_SAMPLE, max(1, 8 * ENTRIES // X.shape[1]))
         if len(rows) > count:
-            rows = rows[np.sort(random.permutation(len(rows))[:count])]
-        sample = torch.cat(list(row_chunks(X, self.n_clusters, self.device, rows)))
-        return PrincipalComponents(X.shape[1], self.n_components).learn(sample)
-
-    def _shuffled(self, X: Any, rows: NDArray, random: Random) -> tuple[Tensor, NDArray]:
-        """Compute features of some rows in random order; returns the order of the rows too."""
-        order = random.permutation(len(rows))
-        return self._compute(X, rows)[order], rows[order]
+            chosen = np.sort(random.permutation(len(rows))[:count])
+            rows, weights = rows[chosen], None if weights is None else weights[chosen]
+        sample = torch.cat(list(row_chunks(X, first_clusters(self), self.device, rows)))
+        each = None if weights is None else torch.as_tensor(weights).to(sample)
+        return PrincipalComponents(X.shape[1], self.n_components).learn(sample, each)
 
     def _start(
-        self, features: Tensor, random: Random, merge_at: float
+        self, data: _Data, random: Random, merge_at: float
     ) -> tuple[NeuralClusters, torch.optim.Optimizer]:
-        generator = _generator(random)
+        generator, auto = _generator(random), self.n_clusters == "auto"
         network = NeuralClusters(
-            features.shape[1],
-            self.n_clusters,
+            data.features.shape[1],
+            first_clusters(self, len(data.features)),
             hidden=self.hidden,
-            merge_at=round(merge_at) if self.merge else 0,
+            merge_at=max(auto, round(merge_at)) if self.merge else 0,
+            auto=auto,
             generator=_restarted(generator),
         )
-        network.to(self.device).seed(
-            features[: max(4096, MIN_PER_CLUSTER * self.n_clusters)], generator
-        )
+        seeds = slice(max(4096, MIN_PER_CLUSTER * first_clusters(self)))
+        weights = None if data.weights is None else data.weights[seeds]
+        network.to(self.device).seed(data.features[seeds], generator, weights)
         return network, self._adam(network)
 
     def _adam(self, network: NeuralClusters) -> torch.optim.Optimizer:
@@ -264,9 +258,7 @@ class NeuralClustering(
         network: NeuralClusters,
         optimizer: torch.optim.Optimizer,
         X: Any,
-        rows: NDArray,
-        features: Tensor,
-        near: Tensor,
+        data: _Data,
         random: Random,
         steps: int,
         *,
@@ -276,14 +268,14 @@ class NeuralClustering(
         augment = self.augment and Augmentation(self.augment, _restarted(generator))
 
         def view(numbers: Tensor) -> Tensor:
-            return self._compute(X, rows[numbers.cpu().numpy()], augment)
+            return self._compute(X, data.rows[numbers.cpu().numpy()], augment)
 
         with Progress(steps, shown=bool(self.verbose)) as progress:
             taken = train(
                 network,
                 optimizer,
-                features,
-                near,
+                data.features,
+                data.near,
                 steps=steps,
                 batch_size=self._batch(),
                 balance=self.balance,
@@ -292,45 +284,33 @@ class NeuralClustering(
                 tol=-1.0 if streaming else self.tol,
                 view=view if augment else None,
                 report=progress,
+                weights=data.weights,
             )
-        if not network(features[:1]).isfinite().all():
+        if not network(data.features[:1]).isfinite().all():
             raise ValueError(
                 f"the training diverged; lower learning_rate ({self.learning_rate}), or bring "
                 f"balance ({self.balance}) nearer to 1"
             )
         return taken
 
-    def _keep_centers(self, mass: NDArray, sums: NDArray, dtype: Any) -> None:
-        self._mass, self._sums = mass, sums
-        self.cluster_centers_ = (sums / mass[:, None]).astype(dtype)
+    def _conclude(
+        self, X: Any, weights: NDArray | None, data: _Data, old: Totals | None = None
+    ) -> NDArray:
+        """Label all points, and keep what centers and hierarchy follow from."""
+        evaluator = Evaluator(self._network, self._features, X, self.device)
+        labels, mass, sums = evaluator.assign(weights, self.min_probability)
+        joint = count_pairs(self._network, data.features, data.near, data.weights)
+        totals = Totals(mass, sums, joint)
+        self._totals = totals if old is None else totals.add(old, _OLD_WEIGHT)
+        self.n_clusters_ = len(mass)
+        centers = self._totals.sums / self._totals.mass[:, None]
+        self.cluster_centers_ = centers.astype(np.result_type(X.dtype, np.float32))
+        return labels
 
     def _compute(
         self, X: Any, rows: NDArray, augment: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        return compute_features(self._features, X, self.n_clusters, self.device, rows, augment)
-
-    def _assign(self, X: Any) -> tuple[NDArray, NDArray, NDArray]:
-        return Evaluator(self._network, self._features, X, self.device).assign()
-
-    def _per_point(self, X: Any, function: Any) -> NDArray:
-        check_is_fitted(self, "_network")
-        X = self._check(X, reset=False)
-        return Evaluator(self._network, self._features, X, self.device).per_point(function)
-
-    # scikit-learn's interface
-
-    @property
-    def _n_features_out(self) -> int:
-        return self._network.num_clusters
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_network")
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
+        return compute_features(self._features, X, first_clusters(self), self.device, rows, augment)
 
 
 def _generator(random: Random) -> torch.Generator:

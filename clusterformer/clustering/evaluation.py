@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,29 @@ ENTRIES = 2**24
 FARTHEST = 1e15
 """Maximum magnitude of a feature, in mean distances from the mean; squares stay finite."""
 
+NOISE = -1
+"""Label of points whose largest membership is below `min_probability`."""
+
 _ROWS = 2**15  # points whose memberships are computed at a time
 _HEADROOM = 2.0**27  # by which sums over points may exceed a value
+
+
+class Totals(NamedTuple):
+    """Sums over points, from which centers and the hierarchy of clusters follow.
+
+    Attributes:
+        mass: Sums of memberships, (C,).
+        sums: Sums of points, weighted by membership, (C, columns).
+        joint: Numbers of pairs of neighbours in two clusters, (C, C), symmetric.
+    """
+
+    mass: NDArray
+    sums: NDArray
+    joint: NDArray
+
+    def add(self, old: Totals, weight: float) -> Totals:
+        """Add earlier sums, times a weight."""
+        return Totals(*(new + weight * before for new, before in zip(self, old, strict=True)))
 
 
 def row_chunks(
@@ -43,6 +64,7 @@ def row_chunks(
         part = slice(start, start + size)
         chunk = X[part] if rows is None else X[rows[part]]
         chunk = chunk if isinstance(chunk, np.ndarray) else chunk.toarray()
+        chunk = chunk.astype(np.float32) if chunk.dtype == np.float16 else chunk
         points = torch.tensor(np.ascontiguousarray(chunk), device=device)
         largest, limit = points.abs().max(), torch.finfo(points.dtype).max / _HEADROOM
         if not largest <= limit:
@@ -85,10 +107,40 @@ def _map_points(features: PrincipalComponents, points: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def pair_loss(network: NeuralClusters, features: Tensor, near: Tensor) -> float:
+def pair_loss(
+    network: NeuralClusters, features: Tensor, near: Tensor, weights: Tensor | None = None
+) -> float:
     """Compute `neighbor_loss` of all points (P, F), each with its nearest neighbour."""
     logits = torch.cat([network(rows) for rows in features.split(_ROWS)])
-    return neighbor_loss(logits, logits[near[:, 0]]).item()
+    return neighbor_loss(logits, logits[near[:, 0]], weights=weights).item()
+
+
+@torch.no_grad()
+def count_pairs(
+    network: NeuralClusters, features: Tensor, near: Tensor, weights: Tensor | None = None
+) -> NDArray[np.float64]:
+    """Count pairs of neighbours in each two clusters, (C, C), symmetric.
+
+    Args:
+        network: Trained clusters.
+        features: (P, F).
+        near: (P, K), indices of the neighbours of each point.
+        weights: Weight of each point, (P,); None for 1.
+    """
+    count = network.num_clusters
+    assigned = torch.cat([network(rows).argmax(1) for rows in features.split(_ROWS)])
+    cells = (assigned[:, None] * count + assigned[near]).flatten()
+    each = None if weights is None else weights.double().repeat_interleave(near.shape[1])
+    joint = torch.bincount(cells, each, minlength=count**2).view(count, count).double()
+    return (joint + joint.T).cpu().numpy() / 2
+
+
+def label(logits: Tensor, min_probability: float) -> Tensor:
+    """Find the cluster of each point by its logits (P, C); NOISE where none is probable enough."""
+    labels = logits.argmax(1)
+    if not min_probability:
+        return labels
+    return labels.where(logits.softmax(1).amax(1) >= min_probability, NOISE)
 
 
 class Evaluator:
@@ -104,7 +156,7 @@ class Evaluator:
     def __init__(
         self, network: NeuralClusters, features: PrincipalComponents, X: Any, device: str
     ) -> None:
-        dtype = torch.float32 if X.dtype == np.float32 else torch.float64
+        dtype = torch.float64 if X.dtype == np.float64 else torch.float32
         network, features = copy.deepcopy((network, features))
         self._network, self._features = network.to(device, dtype), features.to(device, dtype)
         self._X, self._device = X, device
@@ -115,16 +167,22 @@ class Evaluator:
             found = [function(self._network, self._map(x)).cpu() for x in self._chunks()]
         return torch.cat(found).numpy()
 
-    def assign(self) -> tuple[NDArray, NDArray, NDArray]:
+    def assign(
+        self, weights: NDArray | None, min_probability: float
+    ) -> tuple[NDArray, NDArray, NDArray]:
         """Label each point, (P,), and sum memberships (C,) and weighted points (C, columns)."""
         labels: list[Tensor] = []
         mass: Any = 0.0
         sums: Any = 0.0
+        start = 0
         with torch.no_grad():
             for chunk in self._chunks():
                 logits = self._network(self._map(chunk))
+                labels.append(label(logits, min_probability).cpu())
                 p = logits.softmax(1)
-                labels.append(logits.argmax(1).cpu())
+                if weights is not None:
+                    p = p * torch.as_tensor(weights[start : start + len(p), None]).to(p)
+                    start += len(p)
                 mass = mass + p.sum(0).double()
                 sums = sums + (p.T @ chunk).double()
         return torch.cat(labels).numpy(), mass.cpu().numpy(), sums.cpu().numpy()

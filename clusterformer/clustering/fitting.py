@@ -54,6 +54,7 @@ def train(
     tol: float = 0.0,
     view: View | None = None,
     report: Report | None = None,
+    weights: Tensor | None = None,
 ) -> int:
     """Train on batches of points, each paired with one of its neighbours, drawn at random.
 
@@ -72,6 +73,7 @@ def train(
         tol: Share of points; training stops when no more changed cluster in LOOK_EVERY steps.
         view: Augmented features; None uses `features`.
         report: Function that is told the progress.
+        weights: Weight of each point, (P,); None for 1.
 
     Returns:
         The number of steps taken.
@@ -91,11 +93,12 @@ def train(
         both = torch.cat([points, near[points, drawn]])
         shown = features[both] if view is None else view(both)
         logits, neighbor_logits = network(shown).chunk(2)
-        loss = neighbor_loss(logits, neighbor_logits, balance)
+        weight = None if weights is None else weights[points]
+        loss = neighbor_loss(logits, neighbor_logits, balance, weight)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        network.watch(features[points], logits.detach(), neighbor_logits.detach())
+        network.watch(features[points], logits.detach(), neighbor_logits.detach(), weight)
         if step % LOOK_EVERY == 0:
             after = _assign(network, probe)
             changed = (after != before).float().mean().item()

@@ -45,12 +45,21 @@ class PrincipalComponents(nn.Module):
         self.register_buffer("projection", torch.zeros(num_columns, self.num_features))
 
     @torch.no_grad()
-    def learn(self, sample: Tensor) -> PrincipalComponents:
-        """Compute mean, unit and components, the largest first, of a sample (P, num_columns)."""
+    def learn(self, sample: Tensor, weights: Tensor | None = None) -> PrincipalComponents:
+        """Compute mean, unit and components, the largest first, of a sample (P, num_columns).
+
+        Args:
+            sample: (P, num_columns).
+            weights: Weight of each point, (P,), with a mean of 1; None for 1.
+        """
         # a power of two, whose division is exact, keeps squares within the range of the dtype
         scale = 2.0 ** float(torch.frexp(sample.abs().max()).exponent)
         sample = sample / scale
-        centered = sample - sample.mean(0)
+        each = sample if weights is None else sample * weights[:, None]
+        mean = each.mean(0)
+        centered = sample - mean
+        if weights is not None:
+            centered = centered * weights.sqrt()[:, None]
         unit = centered.square().sum(1).mean().sqrt() * scale
         if len(sample) > sample.shape[1]:
             components = torch.linalg.eigh(centered.T @ centered).eigenvectors.flip(1)
@@ -58,7 +67,7 @@ class PrincipalComponents(nn.Module):
             components = torch.linalg.svd(centered, full_matrices=False).Vh.T
         components = components[:, : self.num_features]
         self.to(sample)
-        self.center.copy_(sample.mean(0) * scale)
+        self.center.copy_(mean * scale)
         self.projection.zero_()
         if unit > torch.finfo(unit.dtype).tiny:
             self.projection[:, : components.shape[1]] = components / unit

@@ -5,11 +5,14 @@ P points   F features   C clusters
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from clusterformer.clustering.merging import merges, merges_above_chance, natural_count
 
 _TEMPERATURE = 0.1  # initial
 _JOINT_STEPS = 16  # steps before merging from which pairs are counted
@@ -38,6 +41,8 @@ class NeuralClusters(nn.Module):
         hidden: Number of units of a hidden layer of W; None for a linear W, as in eq. 2.
         width: Width of the clustering space.
         merge_at: Training step after which C clusters are left; 0 starts with C.
+        auto: Whether `num_clusters` is the number at the start, and merging finds C
+            (see `natural_count`).
         generator: Generator on the CPU of the initial weights; None for torch's global one.
 
     Attributes:
@@ -61,6 +66,7 @@ class NeuralClusters(nn.Module):
         hidden: int | None = None,
         width: int = 64,
         merge_at: int = 0,
+        auto: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -72,14 +78,14 @@ class NeuralClusters(nn.Module):
                 nn.ReLU(),
                 _linear(hidden, width, generator),
             )
-        first = initial_clusters(num_clusters) if merge_at else num_clusters
+        first = initial_clusters(num_clusters) if merge_at and not auto else num_clusters
         self.centroids = nn.Parameter(torch.randn(first, width, generator=generator))
         self.register_buffer("alive", torch.ones(first, dtype=torch.bool))
         self.register_buffer("joint", torch.zeros(first, first))
         self.register_buffer("sizes", torch.zeros(num_clusters))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         self.sharpness = nn.Parameter(torch.tensor(1 / _TEMPERATURE).log())
-        self.num_clusters, self.merge_at = num_clusters, merge_at
+        self.num_clusters, self.merge_at, self.auto = num_clusters, merge_at, auto
 
     def embed(self, points: Tensor) -> Tensor:
         """Map points (P, F) to unit vectors (P, width).
@@ -97,12 +103,15 @@ class NeuralClusters(nn.Module):
         return self.similarities(points) * self.sharpness.exp()
 
     @torch.no_grad()
-    def seed(self, points: Tensor, generator: torch.Generator) -> None:
+    def seed(
+        self, points: Tensor, generator: torch.Generator, weights: Tensor | None = None
+    ) -> None:
         """Place the centroids on some of the points (P, F), by k-means++ in the clustering space.
 
         Args:
             points: Candidates; if fewer are distinct than clusters, some serve more than once.
             generator: Generator on the CPU, for any device of the points.
+            weights: Weight of each point, (P,); None for 1.
         """
         embedded = self.embed(points)
         chosen = int(torch.randint(len(points), (1,), generator=generator))
@@ -111,10 +120,17 @@ class NeuralClusters(nn.Module):
             self.centroids[cluster] = embedded[chosen]
             # half the squared distance, of unit vectors
             distance = distance.minimum(1 - embedded @ embedded[chosen]).clamp(min=1e-9)
-            chosen = int(torch.multinomial(distance.cpu(), 1, generator=generator))
+            chances = distance if weights is None else distance * weights
+            chosen = int(torch.multinomial(chances.cpu(), 1, generator=generator))
 
     @torch.no_grad()
-    def watch(self, points: Tensor, logits: Tensor, neighbor_logits: Tensor) -> None:
+    def watch(
+        self,
+        points: Tensor,
+        logits: Tensor,
+        neighbor_logits: Tensor,
+        weights: Tensor | None = None,
+    ) -> None:
         """Record a training step: points (P, F), their logits (P, C) and those of neighbours.
 
         The last steps before `merge_at` determine the clusters to merge; after it, a cluster to
@@ -123,7 +139,8 @@ class NeuralClusters(nn.Module):
         self.step += 1
         left = self.merge_at - int(self.step)
         if 0 <= left < _JOINT_STEPS:
-            pairs = logits.float().softmax(-1).T @ neighbor_logits.float().softmax(-1)
+            p, q = logits.float().softmax(-1), neighbor_logits.float().softmax(-1)
+            pairs = p.T @ q if weights is None else (p * weights[:, None]).T @ q
             self.joint += pairs + pairs.T
         if left == 0:
             self._merge(_over_processes(self.joint))
@@ -156,23 +173,26 @@ class NeuralClusters(nn.Module):
             torch.distributed.broadcast(self.centroids.data, 0)
 
     def _merge(self, joint: Tensor) -> None:
-        """Merge clusters whose points are neighbours most above chance, until C are left."""
-        joint = joint.double().cpu()
-        sizes = joint.sum(1)
-        merged = F.normalize(self.centroids, dim=-1).double().cpu() * sizes[:, None]
+        """Merge clusters until C are left; `auto` finds C."""
+        if self.auto:
+            found = list(merges(joint))
+            self.settle(natural_count(found))
+            order = ((merge.kept, merge.gone) for merge in found)
+        else:
+            order = merges_above_chance(joint)
+        weights = joint.sum(1).double().cpu()
+        merged = F.normalize(self.centroids, dim=-1).double().cpu() * weights[:, None]
         alive = self.alive.cpu().clone()
-        for _ in range(len(alive) - self.num_clusters):
-            lift = joint / (sizes[:, None] * sizes).clamp(min=1e-300)
-            lift[~alive] = lift[:, ~alive] = -1.0
-            kept, gone = divmod(int(lift.fill_diagonal_(-1.0).argmax()), len(alive))
-            joint[kept] += joint[gone]
-            joint[:, kept] += joint[:, gone]
-            sizes[kept] += sizes[gone]
+        for kept, gone in itertools.islice(order, len(alive) - self.num_clusters):
             merged[kept] += merged[gone]
             alive[gone] = False
         # a new tensor: a backward pass may still need the old one
         self.alive = alive.to(self.alive.device)
         self.centroids.copy_(F.normalize(merged, dim=-1))
+
+    def settle(self, num_clusters: int) -> None:
+        """Set the number of clusters that `auto` found."""
+        self.num_clusters, self.sizes = num_clusters, self.sizes.new_zeros(num_clusters)
 
 
 def _linear(width: int, units: int, generator: torch.Generator | None) -> nn.Linear:
@@ -199,7 +219,9 @@ def initial_clusters(num_clusters: int) -> int:
     return min(3 * num_clusters, num_clusters + 64) if num_clusters <= 1024 else num_clusters
 
 
-def neighbor_loss(logits: Tensor, neighbor_logits: Tensor, balance: float = 1.0) -> Tensor:
+def neighbor_loss(
+    logits: Tensor, neighbor_logits: Tensor, balance: float = 1.0, weights: Tensor | None = None
+) -> Tensor:
     """Compute the negative log-likelihood of pairs of neighbours, given their clusters.
 
     Draw a cluster, then two of its points: p(i, j) = sum_c p(c) p(i | c) p(j | c). Here p(j | c) is
@@ -217,7 +239,12 @@ def neighbor_loss(logits: Tensor, neighbor_logits: Tensor, balance: float = 1.0)
         neighbor_logits: Logits of each point's neighbour, (P, C).
         balance: Exponent of m_c: 0 lets one cluster take all, 1 is the likelihood, more makes
             clusters more equal in size.
+        weights: Weight of each pair in all means, (P,); None for 1.
     """
     p, q = torch.cat([logits, neighbor_logits]).float().softmax(-1).chunk(2)
+    if weights is not None:
+        share = weights / weights.sum()
+        mean = (share @ p + share @ q) / 2
+        return -share @ (p * (q / mean**balance)).sum(-1).log()
     mean = (p.mean(0) + q.mean(0)) / 2
     return -(p * (q / mean**balance)).sum(-1).log().mean()

@@ -18,7 +18,10 @@ MIN_PER_CLUSTER = 8
 SAMPLE = 2**18
 """Maximum number of points that `fit` trains on, drawn at random; it assigns all points."""
 
-_COUNTS = ("n_clusters", "n_neighbors", "n_components", "max_iter", "batch_size", "n_init")
+AUTO_CLUSTERS = 100
+"""Number of clusters with which `n_clusters="auto"` starts: the most that it finds."""
+
+_COUNTS = ("n_neighbors", "n_components", "max_iter", "batch_size", "n_init")
 _COPIES = 6  # of the memberships of a batch, in a training step
 
 
@@ -30,6 +33,13 @@ def check_parameters(estimator: Any) -> None:
             what was given.
     """
     given = estimator.get_params(deep=False)
+    auto = isinstance(given["n_clusters"], str) and given["n_clusters"] == "auto"
+    if not (auto or _is_count(given["n_clusters"])):
+        _refuse("n_clusters", 'an integer of at least 1, or "auto"', given["n_clusters"])
+    if auto and not given["merge"]:
+        _refuse("merge", 'true with n_clusters="auto", which merges', given["merge"])
+    if not (_is_finite(given["min_probability"]) and 0 <= given["min_probability"] < 1):
+        _refuse("min_probability", "a number from 0 to below 1", given["min_probability"])
     for name in _COUNTS:
         if not _is_count(given[name]):
             _refuse(name, "an integer of at least 1", given[name])
@@ -47,13 +57,25 @@ def check_parameters(estimator: Any) -> None:
     _check_device(given["device"])
 
 
+def first_clusters(estimator: Any, num_points: int = SAMPLE) -> int:
+    """Return the number of clusters that are wanted, or with which "auto" starts."""
+    if estimator.n_clusters != "auto":
+        return estimator.n_clusters
+    return max(1, min(AUTO_CLUSTERS, num_points // MIN_PER_CLUSTER))
+
+
+def least_clusters(estimator: Any) -> int:
+    """Return the least number of points that a fit needs."""
+    return 1 if estimator.n_clusters == "auto" else estimator.n_clusters
+
+
 def check_memory(estimator: Any, num_points: int) -> None:
     """Refuse numbers of clusters and neighbours for which this machine has too little memory.
 
     Raises:
         ValueError: with the parameter, the estimated need and the memory, in GiB.
     """
-    clusters = estimator.n_clusters
+    clusters = first_clusters(estimator)
     num_points = min(num_points, SAMPLE)
     batch = min(num_points, max(estimator.batch_size, MIN_PER_CLUSTER * clusters))
     needed = {

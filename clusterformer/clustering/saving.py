@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from clusterformer.clustering.arrays import to_numpy
+from clusterformer.clustering.evaluation import Totals
 from clusterformer.clustering.neighbors import PrincipalComponents
 from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.parameters import check_parameters
 from clusterformer.errors import InputError, reading
 
 _FORMAT = "NeuralClustering 1"
-_FITTED = ("cluster_centers_", "labels_", "_mass", "_sums")  # arrays, by their attributes
+_FITTED = ("cluster_centers_", "labels_")  # arrays, by their attributes
 _KIND = "a model of NeuralClustering.save"
 
 Estimator = TypeVar("Estimator", bound="SaveMixin")
@@ -54,7 +56,8 @@ class SaveMixin:
             "merge_at": state["_network"].merge_at,
             "names": list(state.get("feature_names_in_", [])) or None,
         }
-        arrays = {name: state[name] for name in _FITTED}
+        arrays = {name: to_numpy(state[name])[0] for name in _FITTED}
+        arrays |= {f"_{name}": value for name, value in state["_totals"]._asdict().items()}
         for part in ("_network", "_features"):
             values = state[part].state_dict().items()
             arrays |= {f"{part}.{name}": value.cpu().numpy() for name, value in values}
@@ -105,18 +108,22 @@ def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArra
     check_parameters(estimator)
     clusters, columns = arrays["cluster_centers_"].shape
     components = arrays["_features.projection"].shape[1]
-    if clusters != estimator.n_clusters:
+    auto = estimator.n_clusters == "auto"
+    if not auto and clusters != estimator.n_clusters:
         raise ValueError(f"{clusters} centers, but n_clusters is {estimator.n_clusters}")
     units = arrays["_network.project.0.bias"].shape[0] if estimator.hidden is not None else None
     if units != estimator.hidden:
         raise ValueError(f"{units} units, but hidden is {estimator.hidden}")
     network = NeuralClusters(
         components,
-        clusters,
+        len(arrays["_network.centroids"]) if auto else clusters,
         hidden=estimator.hidden,
         merge_at=described["merge_at"],
+        auto=auto,
         generator=torch.Generator(),
     )
+    if auto:
+        network.settle(clusters)
     features = PrincipalComponents(columns, components)
     for part, module in (("_network", network), ("_features", features)):
         values = {
@@ -129,6 +136,8 @@ def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArra
     if int(network.alive.sum()) != clusters:
         raise ValueError(f"{int(network.alive.sum())} clusters, allowed are {clusters}")
     vars(estimator).update({name: arrays[name] for name in _FITTED})
+    estimator._totals = Totals(*(arrays[f"_{name}"] for name in Totals._fields))
+    estimator.n_clusters_ = clusters
     estimator._network, estimator._features, estimator._optimizer = network, features, None
     estimator.n_iter_, estimator.n_features_in_ = described["steps"], columns
     if described["names"] is not None:

@@ -1,0 +1,135 @@
+"""Merging of clusters, such that neighbours say as much as possible about each other.
+
+C clusters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_LEAST_LOSS = 0.02  # share of the largest loss
+
+
+class Merge(NamedTuple):
+    """Two clusters that become one.
+
+    Attributes:
+        kept: Index of the cluster that gets the points of both.
+        gone: Index of the other one.
+        loss: Information that the merge loses, in nats.
+        split: Entropy of the choice between the two, in nats: what the merge could lose at most.
+    """
+
+    kept: int
+    gone: int
+    loss: float
+    split: float
+
+
+def merges_above_chance(joint: Tensor) -> Iterator[tuple[int, int]]:
+    """Merge clusters whose points are neighbours most above chance, J_ab / (s_a s_b).
+
+    Args:
+        joint: (C, C), symmetric: sums of memberships of neighbours.
+
+    Yields:
+        The cluster that is kept and the one that is gone, C - 1 times.
+    """
+    joint = joint.double().cpu().clone()
+    sizes = joint.sum(1)
+    alive = torch.ones(len(joint), dtype=torch.bool)
+    for _ in range(len(joint) - 1):
+        lift = joint / (sizes[:, None] * sizes).clamp(min=1e-300)
+        lift[~alive] = lift[:, ~alive] = -1.0
+        kept, gone = divmod(int(lift.fill_diagonal_(-1.0).argmax()), len(joint))
+        yield kept, gone
+        joint[kept] += joint[gone]
+        joint[:, kept] += joint[:, gone]
+        sizes[kept] += sizes[gone]
+        alive[gone] = False
+
+
+def merges(joint: Tensor) -> Iterator[Merge]:
+    """Merge clusters two by two until one is left, the least loss of information first.
+
+    The clusters of a point and of its neighbour have the joint distribution J. Their information
+    I = sum_ab J_ab log(J_ab / (s_a s_b)) is what training maximises. A merge of a and b loses
+
+        I - I' = 2 sum_c [h(J_ac) + h(J_bc) - h(J_ac + J_bc)] - 2 [h(s_a) + h(s_b) - h(s_a + s_b)],
+
+    h(x) = x log x, where c = a, b are one block. It is small where neighbours pass between a and b
+    as if they were one cluster, and where they are small (agglomerative information bottleneck,
+    Slonim and Tishby, 1999).
+
+    Args:
+        joint: (C, C), symmetric: sums of memberships of neighbours. Empty clusters go first.
+
+    Yields:
+        C - 1 merges; a cluster that is gone does not appear again.
+
+    Cost: O(C^3) time, O(C^2) memory.
+    """
+    joint = joint.double().cpu()
+    joint = joint / joint.sum().clamp(min=torch.finfo(joint.dtype).tiny)
+    left = list(range(len(joint)))
+    sums = torch.stack([_h(row + joint).sum(1) for row in joint])  # (C, C), over the third cluster
+    while len(left) > 1:
+        loss = _losses(joint, sums)
+        # of each pair the upper triangle, so that the first index is kept
+        loss[torch.ones_like(loss, dtype=torch.bool).tril()] = torch.inf
+        a, b = divmod(int(loss.argmin()), len(joint))
+        sizes = joint.sum(1)[[a, b]]
+        split = _h(sizes.sum()) - _h(sizes).sum()
+        yield Merge(left[a], left.pop(b), max(0.0, float(loss[a, b])), float(split))
+        sums -= sum(_h(column[:, None] + column) for column in (joint[:, a], joint[:, b]))
+        joint[a] += joint[b]
+        joint[:, a] += joint[:, b]
+        rest = torch.arange(len(joint)) != b
+        joint, sums = joint[rest][:, rest], sums[rest][:, rest]
+        sums += _h(joint[:, a, None] + joint[:, a])
+        sums[a] = sums[:, a] = _h(joint[a] + joint).sum(1)
+
+
+def _losses(joint: Tensor, sums: Tensor) -> Tensor:
+    """Compute the loss of information of each merge, (C, C)."""
+    h, sizes, inside = _h(joint), joint.sum(1), joint.diagonal()
+    a, b = inside[:, None], inside
+    rows = h.sum(1)
+    # the terms of a and b themselves are one block
+    others = rows[:, None] + rows - sums - (_h(a) + 2 * h + _h(b)) + _h(a + joint) + _h(joint + b)
+    block = _h(a) + _h(b) + 2 * h - _h(a + b + 2 * joint)
+    ends = _h(sizes)[:, None] + _h(sizes) - _h(sizes[:, None] + sizes)
+    return 2 * others + block - 2 * ends
+
+
+def _h(x: Tensor) -> Tensor:
+    return torch.xlogy(x, x)
+
+
+def natural_count(order: list[Merge]) -> int:
+    """Choose a number of clusters from all the merges that leave one.
+
+    Merges within a cluster lose little information, each about as much as the one before; the
+    first merge of two clusters that are apart loses much more. So merging stops where the loss
+    rises most: where its ratio to the largest loss before it is largest. Losses below a fiftieth of
+    the largest count as that much.
+
+    Args:
+        order: C - 1 merges, as `merges` yields them.
+
+    Returns:
+        A number from 1 to C; from 2 if C is at least 2.
+    """
+    losses = [merge.loss for merge in order]
+    if len(losses) < 2:
+        return len(losses) + 1
+    before, best, count = max(losses) * _LEAST_LOSS, 0.0, 2
+    for index, loss in enumerate(losses):
+        if index and loss > best * before:
+            best, count = loss / max(before, 1e-300), len(losses) - index + 1
+        before = max(before, loss)
+    return count

@@ -1,0 +1,71 @@
+"""A fitted NeuralClustering as an ONNX model: points in, clusters and memberships out.
+
+P points   F features   C clusters
+"""
+
+from __future__ import annotations
+
+import copy
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from clusterformer.clustering.evaluation import label
+from clusterformer.clustering.neighbors import PrincipalComponents
+from clusterformer.clustering.network import NeuralClusters
+from clusterformer.errors import InputError
+
+
+class Predictor(nn.Module):
+    """What `predict` and `predict_proba` compute, in single precision.
+
+    Args:
+        features: The map from data to features.
+        network: Trained clusters.
+        min_probability: Membership below which a point is noise, -1.
+    """
+
+    def __init__(
+        self, features: PrincipalComponents, network: NeuralClusters, min_probability: float
+    ) -> None:
+        super().__init__()
+        self._features = copy.deepcopy(features).cpu().float()
+        network = copy.deepcopy(network).cpu().float()
+        self._project, self._min_probability = network.project, min_probability
+        centroids = nn.functional.normalize(network.centroids.detach()[network.alive], dim=-1)
+        self.register_buffer("_centroids", centroids.T * network.sharpness.detach().exp())
+
+    def forward(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return clusters (P,) and memberships (P, C) of points (P, columns)."""
+        embedded = nn.functional.normalize(self._project(self._features(points)), dim=-1)
+        logits = embedded @ self._centroids
+        return label(logits, self._min_probability), logits.softmax(1)
+
+
+def write_onnx(predictor: Predictor, num_columns: int, path: str | Path) -> None:
+    """Write an ONNX model with the input `points` and the outputs `cluster` and `probability`.
+
+    Raises:
+        InputError: if onnx or onnxscript is missing.
+    """
+    if find_spec("onnxscript") is None or find_spec("onnx") is None:
+        raise InputError("export_onnx needs onnx: pip install 'clusterformer[onnx]'")
+    program = torch.onnx.export(
+        predictor.eval(),
+        (torch.zeros(2, num_columns),),
+        input_names=["points"],
+        output_names=["cluster", "probability"],
+        dynamic_shapes={"points": {0: torch.export.Dim("num_points")}},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        program.save(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,218 @@
+"""NeuralClustering with weights, noise, tensors, small floats, and its hierarchy."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+from scipy.cluster.hierarchy import fcluster, is_valid_linkage
+from sklearn.base import clone
+from sklearn.datasets import make_blobs
+from sklearn.metrics import adjusted_rand_score
+from sklearn.utils.estimator_checks import check_estimator
+
+from clusterformer.clustering import NeuralClustering
+from clusterformer.clustering.merging import merges, natural_count
+
+
+def small(n_clusters: int | str = 3, **options: object) -> NeuralClustering:
+    return NeuralClustering(n_clusters, **({"max_iter": 60, "random_state": 0} | options))
+
+
+@pytest.fixture(scope="module")
+def blobs() -> tuple[np.ndarray, np.ndarray]:
+    return make_blobs(150, n_features=2, centers=3, cluster_std=0.5, random_state=0)
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_a_weight_is_that_many_copies(method: str, blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    x, _ = blobs
+    weights = np.random.default_rng(0).integers(0, 4, len(x))
+    weighted = getattr(small(), method)(x, sample_weight=weights)
+    copied = getattr(small(), method)(np.repeat(x, weights, axis=0))
+    np.testing.assert_array_equal(weighted.predict_proba(x), copied.predict_proba(x))
+    np.testing.assert_allclose(weighted.cluster_centers_, copied.cluster_centers_)
+    np.testing.assert_allclose(weighted.linkage_, copied.linkage_)
+
+
+def test_points_without_weight_have_no_cluster_of_their_own(
+    blobs: tuple[np.ndarray, np.ndarray],
+) -> None:
+    x, y = blobs
+    fitted = small(2).fit(x, sample_weight=(y != 2).astype(float))
+    assert adjusted_rand_score(y[y != 2], fitted.labels_[y != 2]) == 1
+    assert len(fitted.labels_) == len(x)
+
+
+def test_equal_weights_are_none(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    x, _ = blobs
+    equal = small().fit(x, sample_weight=np.full(len(x), 7.0))
+    np.testing.assert_array_equal(equal.transform(x), small().fit(x).transform(x))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones(149), r"sample_weight.shape == \(149,\), expected \(150,\)"),
+        (np.r_[-1.0, np.ones(149)], "Negative values in sample_weight: -1; allowed is 0 or more"),
+        (np.r_[np.nan, np.ones(149)], "sample_weight contains NaN or infinity"),
+        (np.zeros(150), "at least one non-zero number"),
+        (np.ones((150, 2)), "must be 1D array"),
+        (["a"] * 150, "sample_weight must be numbers"),
+    ],
+)
+def test_weights_that_are_none_are_refused(
+    weights: object, message: str, blobs: tuple[np.ndarray, np.ndarray]
+) -> None:
+    for method in ("fit", "partial_fit"):
+        with pytest.raises(ValueError, match=message) as error:
+            getattr(small(), method)(blobs[0], sample_weight=weights)
+        assert "\n" not in str(error.value)
+
+
+def test_noise_is_what_no_cluster_is_probable_for() -> None:
+    x, _ = make_blobs(150, centers=3, cluster_std=1.0, random_state=0)
+    fitted = small(min_probability=0.95).fit(x)
+    largest = fitted.predict_proba(x).max(1)
+    assert 0 < (largest < 0.95).sum() < len(x) / 2
+    np.testing.assert_array_equal(fitted.labels_ == -1, largest < 0.95)
+    np.testing.assert_array_equal(fitted.predict(x), fitted.labels_)
+    certain = fitted.labels_ >= 0
+    every = small().fit(x)
+    np.testing.assert_array_equal(every.labels_[certain], fitted.labels_[certain])
+    assert (clone(fitted).set_params(min_probability=0.0).fit(x).labels_ >= 0).all()
+
+
+def test_tensors_give_tensors(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    x = torch.tensor(blobs[0], dtype=torch.float32, requires_grad=True)
+    fitted = small().fit(x, sample_weight=torch.arange(150))
+    from_numpy = small().fit(blobs[0].astype(np.float32), sample_weight=np.arange(150))
+    for found, expected in (
+        (fitted.labels_, from_numpy.labels_),
+        (fitted.cluster_centers_, from_numpy.cluster_centers_),
+        (fitted.predict(x), from_numpy.labels_),
+        (fitted.predict_proba(x), from_numpy.predict_proba(blobs[0].astype(np.float32))),
+        (fitted.transform(x), from_numpy.transform(blobs[0].astype(np.float32))),
+    ):
+        assert isinstance(found, torch.Tensor)
+        np.testing.assert_array_equal(found.numpy(), expected)
+    assert isinstance(fitted.predict(blobs[0]), np.ndarray)
+    assert isinstance(small().fit_predict(x.bfloat16()), torch.Tensor)
+    with pytest.raises(ValueError, match="tensors must be dense"):
+        fitted.predict(x.detach().to_sparse())
+
+
+def test_what_tensors_fitted_is_saved_and_pickled(
+    blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    x = torch.tensor(blobs[0])
+    fitted = small(min_probability=0.5).fit(x, sample_weight=torch.arange(150))
+    fitted.save(tmp_path / "m")
+    for again in (NeuralClustering.load(tmp_path / "m"), pickle.loads(pickle.dumps(fitted))):
+        assert again.predict(x).equal(fitted.predict(x))
+        np.testing.assert_array_equal(again.linkage_, fitted.linkage_)
+        assert (again.n_clusters_, again.min_probability) == (3, 0.5)
+        again.partial_fit(x)
+
+
+@pytest.mark.gpu
+def test_a_tensor_of_a_gpu_gives_one_there(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    x = torch.tensor(blobs[0], device="cuda")
+    fitted = small(device="cuda").fit(x)
+    assert fitted.labels_.is_cuda
+    assert fitted.predict_proba(x).is_cuda
+
+
+@pytest.mark.skipif(not os.environ.get("SCIPY_ARRAY_API"), reason="SCIPY_ARRAY_API is not set")
+def test_scikit_learns_array_api_checks_pass() -> None:
+    results = check_estimator(NeuralClustering(max_iter=5), on_fail=None)
+    assert not [result for result in results if result["status"] == "failed"]
+
+
+def test_float16_from_a_memory_map(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    x, y = blobs
+    np.save(tmp_path / "x.npy", x.astype(np.float16))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    fitted = small().fit(mapped)
+    assert adjusted_rand_score(y, fitted.predict(mapped)) > 0.95
+    assert fitted.cluster_centers_.dtype == fitted.predict_proba(mapped).dtype == np.float32
+
+
+def test_centers_start_kmeans(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    from sklearn.cluster import KMeans
+
+    x, y = blobs
+    fitted = small().fit(x)
+    kmeans = KMeans(3, init=fitted.cluster_centers_, n_init=1).fit(x)
+    assert adjusted_rand_score(y, kmeans.labels_) > 0.95
+
+
+# The hierarchy
+
+
+def test_the_hierarchy_joins_groups_of_clusters() -> None:
+    centers = [[0, 0], [3, 0], [20, 0], [23, 0]]
+    x, y = make_blobs(400, centers=centers, cluster_std=0.3, random_state=0)
+    fitted = small(4).fit(x)
+    assert adjusted_rand_score(y, fitted.labels_) > 0.9
+    assert is_valid_linkage(fitted.linkage_, throw=True)
+    halves = fcluster(fitted.linkage_, 2, "maxclust")[fitted.labels_]
+    assert adjusted_rand_score(y // 2, halves) > 0.95
+    assert small(1).fit(x).linkage_.shape == (0, 4)
+
+
+def test_merges_lose_the_least_information_written_out() -> None:
+    def information(joint: torch.Tensor) -> float:
+        chance = joint.sum(1)[:, None] * joint.sum(1)
+        return float(torch.special.xlogy(joint, joint / chance.clamp(min=1e-300)).sum())
+
+    def merged(joint: torch.Tensor, a: int, b: int) -> torch.Tensor:
+        sums = torch.eye(len(joint), dtype=joint.dtype)
+        sums[a, b], sums[b, b] = 1.0, 0.0
+        return sums @ joint @ sums.T
+
+    joint = torch.rand(6, 6, dtype=torch.float64) ** 4
+    joint = (joint + joint.T) / (joint + joint.T).sum()
+    left = set(range(6))
+    for merge in merges(joint):
+        losses = {
+            (a, b): information(joint) - information(merged(joint, a, b))
+            for a in left
+            for b in left
+            if a < b
+        }
+        assert (merge.kept, merge.gone) == min(losses, key=losses.__getitem__)
+        assert merge.loss == pytest.approx(min(losses.values()))
+        assert merge.loss <= merge.split + 1e-12
+        joint = merged(joint, merge.kept, merge.gone)
+        left.remove(merge.gone)
+    assert len(left) == 1
+
+
+@pytest.mark.parametrize("groups", [2, 3, 5])
+def test_merging_stops_where_groups_of_clusters_are_apart(groups: int) -> None:
+    group = torch.arange(20) % groups
+    joint = 0.02 * torch.rand(20, 20) + (group[:, None] == group)  # within a group all are near
+    assert natural_count(list(merges(joint + joint.T))) == groups
+
+
+def test_auto_counts_clusters_that_are_apart(tmp_path: Path) -> None:
+    centers = 9 * np.eye(5, 6)
+    x, y = make_blobs(500, centers=centers, cluster_std=1.0, random_state=0)
+    fitted = small("auto", max_iter=150).fit(x)
+    assert fitted.n_clusters_ == 5
+    assert fitted.transform(x).shape == (500, 5)
+    assert adjusted_rand_score(y, fitted.labels_) > 0.95
+    fitted.save(tmp_path / "m")
+    again = NeuralClustering.load(tmp_path / "m")
+    np.testing.assert_array_equal(again.predict_proba(x), fitted.predict_proba(x))
+    assert (again.n_clusters, again.n_clusters_) == ("auto", 5)
+    again.partial_fit(x)
+    assert clone(again).n_clusters == "auto"
+    with pytest.raises(ValueError, match="'merge' parameter"):
+        small("auto", merge=False).fit(x)
