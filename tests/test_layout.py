@@ -54,6 +54,7 @@ ON_ARRAYS = {
     "clusterformer.clustering.arrays",
     "clusterformer.clustering.evaluation",
     "clusterformer.clustering.saving",
+    "clusterformer.clustering.topics",
     "clusterformer.clustering.weights",
     "clusterformer.clustering.measures",
 }

