@@ -296,7 +296,14 @@ def test_compiles_once_for_all_lengths(cls, causal, backend: str) -> None:
                 torch.testing.assert_close(compiled(x).values, layer(x).values)
 
 
-@every_form
+@pytest.mark.parametrize(
+    ("cls", "causal"),
+    [
+        pytest.param(cls, causal, marks=[] if causal == cls.causal_forms[0] else pytest.mark.slow)
+        for cls, causal in FORMS
+    ],
+    ids=name,
+)
 def test_exports_for_any_length(cls, causal) -> None:
     layer = build(cls, causal)
 

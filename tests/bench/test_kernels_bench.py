@@ -24,6 +24,7 @@ def interpreted(monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "triton")
 
 
+@pytest.mark.slow
 def test_it_runs_from_end_to_end_through_the_kernels(interpreted, tmp_path: Path, capsys) -> None:
     out = tmp_path / "kernels.json"
     assert main([*TINY, "--forms", "paper", "--out", str(out)]) == 0

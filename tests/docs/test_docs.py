@@ -198,7 +198,10 @@ def test_a_comparison_is_read(block: Block, tmp_path: Path) -> None:
     assert read_plan(file).runs
 
 
-@pytest.mark.parametrize("line", BENCH)
+@pytest.mark.parametrize(
+    "line",
+    [pytest.param(line, marks=slow_unless(line is min(BENCH, key=len))) for line in BENCH],
+)
 def test_benchmarks_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = ["--lengths", "32", "--tokens", "64", "--d_model", "16", "--repeats", "1"]

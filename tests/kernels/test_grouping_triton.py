@@ -52,8 +52,17 @@ def test_a_giant_cluster_and_empty_ones_keep_their_order() -> None:
     assert counts.tolist() == [[0, 0, 0, 130, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("causal", [False, "masked", True])
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize(
+    ("causal", "similarity"),
+    [
+        (False, "dot"),
+        (True, "cosine"),
+        *(
+            pytest.param(*form, marks=pytest.mark.slow)
+            for form in [(False, "cosine"), ("masked", "cosine"), ("masked", "dot"), (True, "dot")]
+        ),
+    ],
+)
 def test_neural_clustering_is_the_same_through_them(causal, similarity, monkeypatch) -> None:
     options = {"similarity": similarity, "coupling": similarity == "cosine", "chunk_size": 4}
     core = NeuralClusteringAttention(16, 1, causal=causal, num_clusters=3, **options)

@@ -35,6 +35,7 @@ def blocks() -> Blocks:
     return equal_blocks(reference.sort(torch.tensor([[1, 0, 0, 1, 0]]), 2), 2)
 
 
+@pytest.mark.slow
 def test_chunk_attention_in_triton(blocks) -> None:
     pytest.importorskip("triton")
     from clusterformer.kernels import _chunk_attention_triton as module
