@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import yaml
@@ -89,6 +90,7 @@ class Options:
         return {section: value for section, value in found.items() if section != "config"}
 
 
+@cache  # reading the signatures of Trainer and model takes as long as parsing
 def _parser(fitting: bool) -> Parser:
     parser = make_parser()
     parser.add_argument(
