@@ -40,6 +40,7 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
     min_probability: float
     device: str
     n_clusters_: int
+    cluster_centers_: Any
     _network: NeuralClusters
     _features: PrincipalComponents
     _totals: Totals
@@ -89,7 +90,8 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         check_is_fitted(self, "_network")
         number = {cluster: cluster for cluster in range(self.n_clusters_)}
         leaves = dict.fromkeys(number, 1)
-        rows, height = [], 0.0
+        rows: list[list[float]] = []
+        height = 0.0
         for merge in merges(torch.from_numpy(self._totals.joint)):
             height += merge.loss
             leaves[merge.kept] += leaves[merge.gone]

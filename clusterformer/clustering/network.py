@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -174,6 +175,7 @@ class NeuralClusters(nn.Module):
 
     def _merge(self, joint: Tensor) -> None:
         """Merge clusters until C are left; `auto` finds C."""
+        order: Iterator[tuple[int, int]]
         if self.auto:
             found = list(merges(joint))
             self.settle(natural_count(found))

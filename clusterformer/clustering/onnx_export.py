@@ -27,6 +27,8 @@ class Predictor(nn.Module):
         min_probability: Membership below which a point is noise, -1.
     """
 
+    _centroids: Tensor
+
     def __init__(
         self, features: PrincipalComponents, network: NeuralClusters, min_probability: float
     ) -> None:
