@@ -25,6 +25,7 @@ from clusterformer.attention.neural_clustering import PAPER_FORM
 
 if TYPE_CHECKING:
     from clusterformer.attention.block_top_k import BlockTopKAttention
+    from clusterformer.attention.centroid import CentroidAttention
     from clusterformer.attention.clustered import ClusteredAttention, ImprovedClusteredAttention
     from clusterformer.attention.full import FullAttention
     from clusterformer.attention.indexer import IndexerAttention
@@ -43,6 +44,7 @@ __all__ = [
     "AttentionCore",
     "BlockTopKAttention",
     "Cache",
+    "CentroidAttention",
     "ClusteredAttention",
     "FullAttention",
     "Grouping",

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clusterformer.kernels.blocks import stable_order
+from clusterformer.kernels.ordering import stable_order
 from clusterformer.kernels.top_k import top_k_indices
 
 
