@@ -19,6 +19,7 @@ usage: clusterformer bench [options]
        clusterformer bench compile [--targets sm_80 sm_90 gfx942] [--out FILE]
        clusterformer bench kernels [--predict h200] [options]
        clusterformer bench causality [options]
+       clusterformer bench decode [options]
        clusterformer bench pairs [--pairs 200000] [--out FILE]
        clusterformer bench pretrained --model DIR --pairs FILE.tsv [options]
        clusterformer bench approximation --model DIR --text FILE [options]
@@ -60,6 +61,7 @@ SUBCOMMANDS = (
     "compile",
     "kernels",
     "causality",
+    "decode",
     "pairs",
     "pretrained",
     "approximation",
