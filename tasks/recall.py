@@ -11,26 +11,18 @@ B batch   N tokens   A pairs
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE
+from clusterformer.tasks.asking import AskingBatch
 from clusterformer.tasks.generated import GeneratedTask, GeneratedTexts
-
-
-class RecallBatch(NamedTuple):
-    """Texts that ask for values."""
-
-    tokens: Tensor  # (B, N) int64: 1..V-1; keys below V/2, values from V/2 on
-    mask: Tensor  # (B, N) bool
-    target: Tensor  # (B, A) int64: value of each asked key
-    asked: Tensor  # (B, A) int64: position at which each key is asked
 
 
 class Recall(GeneratedTask):
@@ -91,11 +83,11 @@ class Recall(GeneratedTask):
     def load_state(self, state: dict[str, Any]) -> None:
         self._vocab_size, self._length = state["vocab_size"], state["length"]
 
-    def predictions(self, network: nn.Module, batch: RecallBatch) -> list[dict[str, Any]]:
+    def predictions(self, network: nn.Module, batch: AskingBatch) -> list[dict[str, Any]]:
         """Value of each asked key, in the order of the pairs."""
         return [{"values": row.tolist()} for row in network(batch).logits.argmax(-1)]
 
-    def links(self, batch: RecallBatch, index: int) -> list[tuple[int, int]]:
+    def links(self, batch: AskingBatch, index: int) -> list[tuple[int, int]]:
         return [(2 * pair + 1, at) for pair, at in enumerate(batch.asked[index].tolist())]
 
 
@@ -119,10 +111,10 @@ class RecallTexts(GeneratedTexts):
         chance = np.arange(1, space + 1) ** (power - 1)
         self._chance = chance / chance.sum()
 
-    def __getitem__(self, indices: list[int]) -> RecallBatch:
+    def __getitem__(self, indices: list[int]) -> AskingBatch:
         if not indices:
             zero = torch.zeros(1, 1, dtype=torch.long)
-            return RecallBatch(zero, zero.bool(), zero + IGNORE, zero)
+            return AskingBatch(zero, zero.bool(), zero + IGNORE, zero)
         pairs, half = self._num_pairs, self._vocab_size // 2
         tokens = np.empty((len(indices), self._length), dtype=np.int64)
         values, asked = (np.empty((len(indices), pairs), dtype=np.int64) for _ in range(2))
@@ -137,4 +129,4 @@ class RecallTexts(GeneratedTexts):
             tokens[row, asked[row]] = keys
         found = torch.from_numpy(tokens)
         mask = torch.ones_like(found, dtype=torch.bool)
-        return RecallBatch(found, mask, torch.from_numpy(values), torch.from_numpy(asked))
+        return AskingBatch(found, mask, torch.from_numpy(values), torch.from_numpy(asked))

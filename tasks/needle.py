@@ -1,0 +1,213 @@
+"""Needles in long texts of books: find the one sentence that answers (after RULER, 2024).
+
+    ... The number of kavo is 48213. ...                      The number of kavo is 48213
+    ... Let kavo be 48213. ... Let mide be kavo. ...          The value of mide is 48213
+
+The sentences stand anywhere in a text of a book of which no other part trains; the question stands
+at the end, and the network writes the number, byte by byte.
+
+B batch   N tokens (bytes)   A digits of the answer
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torchmetrics import MeanMetric, MetricCollection
+
+from clusterformer.data.documents import (
+    LanguageModelingCorpus,
+    named_documents,
+    own_documents,
+    read_documents,
+)
+from clusterformer.data.named_sets import Split
+from clusterformer.errors import InputError, require_at_least
+from clusterformer.models.asked_tokens import AskedTokens
+from clusterformer.models.config import TransformerConfig
+from clusterformer.task import IGNORE, Output
+from clusterformer.tasks.asking import AskingBatch
+from clusterformer.tasks.generated import TEST, TRAIN, VALID, GeneratedTask, GeneratedTexts
+
+DIGITS = 5
+"""A: digits of the number."""
+
+SPLITS: dict[int, Split] = {TRAIN: "train", VALID: "valid", TEST: "test"}
+
+
+class Needle(GeneratedTask):
+    """Name the number that one sentence of a long text holds.
+
+    A token is a byte, by its value plus 1. An answer is right if all its digits are.
+
+    Args:
+        name: Named set of books, split by books and authors; or give `train` and others.
+        root: Folder of the named data sets; $CLUSTERFORMER_DATA or the user's cache by default.
+        train: Own training file or folder of texts.
+        valid: Own validation file or folder of texts.
+        test: Own test file or folder of texts.
+        length: Number of bytes of every text (N), question and answer among them.
+        form: Form of the sentences: "numbers", one of several keys is asked; or "variables", a
+            chain of variables is followed to its number.
+        needles: Number of sentences in a text: 1 is the single needle.
+        options: Options of `GeneratedTask`.
+    """
+
+    def __init__(
+        self,
+        name: LanguageModelingCorpus | None = None,
+        *,
+        root: str | None = None,
+        train: str | None = None,
+        valid: str | None = None,
+        test: str | None = None,
+        length: int = 1024,
+        form: Literal["numbers", "variables"] = "numbers",
+        needles: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        files: dict[Split, str | None] = {"train": train, "valid": valid, "test": test}
+        if (name is None) == (train is None) or (train and None in files.values()):
+            raise InputError(
+                "give either a named set (name), or own texts as train, valid and test; got "
+                f"name {name!r}, train {train!r}, valid {valid!r}, test {test!r}"
+            )
+        if form not in ("numbers", "variables"):
+            raise InputError(f'form must be "numbers" or "variables", got {form!r}')
+        require_at_least(1, needles=needles)
+        if length < (shortest := 64 * (needles + 1)):
+            raise InputError(
+                f"length must be at least 64 * (needles + 1) = {shortest}, got {length}"
+            )
+        self._name, self._root, self._files = name, root, files
+        self._length, self._form, self._needles = length, form, needles
+        self._books: dict[Split, np.ndarray] = {}
+
+    @property
+    def chance(self) -> float:
+        return 10.0**-DIGITS
+
+    @property
+    def num_labels(self) -> int:
+        return 257
+
+    def texts(self, *stream: int) -> NeedleTexts:
+        book = self._book(SPLITS[stream[0]])
+        return NeedleTexts(book, self._length, self._form, self._needles, stream)
+
+    def _book(self, split: Split) -> np.ndarray:
+        """Bytes of all texts of a part, one after the other."""
+        if split not in self._books:
+            if self._name is not None:
+                documents = named_documents(self._name, split, self._root)
+            else:
+                documents = own_documents(str(self._files[split]))
+            text = "\n".join(read_documents(documents)).encode()
+            if len(text) < self._length:
+                raise InputError(
+                    f"{documents[0].path}: {len(text)} bytes, fewer than length {self._length}"
+                )
+            self._books[split] = np.frombuffer(text, dtype=np.uint8)
+        return self._books[split]
+
+    def build(self, config: TransformerConfig) -> AskedTokens:
+        return AskedTokens(config, vocab_size=257)
+
+    def metrics(self) -> MetricCollection:
+        """Share of answers with all digits right, and of right digits."""
+        return MetricCollection(
+            {"accuracy": MeanMetric(), "digits": MeanMetric()}, compute_groups=False
+        )
+
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: AskingBatch, network: nn.Module
+    ) -> None:
+        real = batch.mask.any(-1)
+        right = (output.logits.argmax(-1) == batch.target)[real]
+        metrics["accuracy"].update(right.all(-1).float())
+        metrics["digits"].update(right.float())
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore nothing: bytes need no vocabulary, and texts of a test may be longer."""
+
+    def predictions(self, network: nn.Module, batch: AskingBatch) -> list[dict[str, Any]]:
+        """The number named for each text."""
+        found = network(batch).logits.argmax(-1) - 1
+        return [{"number": bytes(row.clamp(0, 255).tolist()).decode("latin-1")} for row in found]
+
+    def describe(self, batch: AskingBatch, index: int) -> list[str]:
+        """Characters of a text."""
+        return [chr(token - 1) for token in batch.tokens[index][batch.mask[index]].tolist()]
+
+
+class NeedleTexts(GeneratedTexts):
+    """Texts with sentences to be found.
+
+    Args:
+        book: Bytes from which the text around the sentences is cut.
+        length: Number of bytes of every text.
+        form: "numbers" or "variables".
+        needles: Number of sentences in a text.
+        stream: Numbers that name this list of texts.
+    """
+
+    def __init__(
+        self, book: np.ndarray, length: int, form: str, needles: int, stream: tuple[int, ...]
+    ) -> None:
+        super().__init__(stream)
+        self._book, self._length, self._form, self._needles = book, length, form, needles
+
+    def __getitem__(self, indices: list[int]) -> AskingBatch:
+        if not indices:
+            zero = torch.zeros(1, 1, dtype=torch.long)
+            target = torch.full((1, DIGITS), IGNORE)
+            return AskingBatch(zero, zero.bool(), target, torch.zeros_like(target))
+        rows = np.stack([np.frombuffer(self.text(index), dtype=np.uint8) for index in indices])
+        whole = torch.from_numpy(rows.astype(np.int64)) + 1  # (B, N + 1), the last digit with it
+        tokens, answer = whole[:, :-1], whole[:, -DIGITS:]
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        asked = torch.arange(self._length - DIGITS, self._length).expand(len(indices), -1)
+        return AskingBatch(tokens, mask, answer, asked)
+
+    def text(self, index: int) -> bytes:
+        """One text: N bytes, and the last digit of the answer behind them."""
+        generator = self.generator(index)
+        names = _names(generator, self._needles)
+        drawn = generator.integers(10 ** (DIGITS - 1), 10**DIGITS, self._needles)
+        numbers = [str(number) for number in drawn]
+        if self._form == "numbers":
+            wanted = int(generator.integers(self._needles))
+            told = [f" The number of {a} is {b}. " for a, b in zip(names, numbers, strict=True)]
+            question, answer = f" The number of {names[wanted]} is ", numbers[wanted]
+        else:
+            values = [numbers[0], *names[:-1]]
+            told = [f" Let {a} be {b}. " for a, b in zip(names, values, strict=True)]
+            question, answer = f" The value of {names[-1]} is ", numbers[0]
+        end = (question + answer).encode()
+        around = self._length + 1 - len(end) - sum(map(len, told))
+        start = int(generator.integers(len(self._book) - around + 1))
+        hay = self._book[start : start + around].tobytes()
+        cuts = sorted(int(cut) for cut in generator.integers(around + 1, size=len(told)))
+        order = generator.permutation(len(told)) if self._form == "numbers" else range(len(told))
+        parts = [
+            hay[a:b] + told[i].encode()
+            for a, b, i in zip([0, *cuts[:-1]], cuts, order, strict=True)
+        ]
+        return b"".join(parts) + hay[cuts[-1] :] + end
+
+
+def _names(generator: np.random.Generator, count: int) -> list[str]:
+    """Different short names, such as kavo."""
+    found: dict[str, None] = {}
+    while len(found) < count:
+        consonants, vowels = generator.integers(16, size=2), generator.integers(5, size=2)
+        letters = zip(consonants, vowels, strict=True)
+        found["".join("bdfghjklmnprstvz"[c] + "aeiou"[v] for c, v in letters)] = None
+    return list(found)

@@ -1,0 +1,104 @@
+"""Cloze: candidates are names of the passage, the right one far away; fresh names tell nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clusterformer.cli.main import main
+from clusterformer.errors import InputError
+from clusterformer.tasks.cloze import BLANK, FIRST_NAME, Cloze, parse, questions
+
+NAMES = [a + b for a in ("Bar", "Ken", "Lom", "Tis") for b in ("da", "ro", "mil")]
+LENGTH = 96
+
+
+def story(seed: int) -> str:
+    generator = np.random.default_rng(seed)
+    return " ".join(f"then the {NAMES[i]} went home." for i in generator.integers(12, size=300))
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> dict[str, str]:
+    files = {}
+    for seed, split in enumerate(("train", "valid", "test")):
+        files[split] = str(tmp_path / f"{split}.txt")
+        Path(files[split]).write_text(story(seed))
+    return files
+
+
+def test_names_are_capitalised_within_sentences() -> None:
+    book = parse("Then Anna saw Bert. And Then Bert saw Anna go. Will you, Will? said Anna. will")
+    names = {w for w, is_name in zip(book.words, book.name, strict=True) if is_name}
+    assert names == {"Anna", "Bert"}
+    assert "then" in book.words
+
+
+def test_the_right_name_stands_in_the_passage_but_not_near_its_end() -> None:
+    book = parse(story(0))
+    found = questions(book, 0, LENGTH)
+    assert len(found) > 10
+    for question in found:
+        start = question.at - LENGTH + 1
+        passage = book.words[start : question.at]
+        assert book.words[question.at] == question.candidates[0]
+        assert question.candidates[0] in passage
+        assert question.candidates[0] not in passage[-LENGTH // 2 :]
+        assert len(set(question.candidates)) == 10
+        assert set(question.candidates) <= set(passage)
+
+
+@pytest.mark.parametrize("fresh", [0.0, 1.0])
+def test_the_target_is_the_candidate_that_is_missing(books, fresh: float) -> None:
+    texts = Cloze(**books, length=LENGTH, fresh=fresh).texts(0)
+    batch = texts[list(range(20))]
+    assert batch.tokens.shape == (20, LENGTH)
+    assert (batch.tokens[:, -1] == BLANK).all()
+    assert (batch.asked == LENGTH - 1).all()
+    for tokens, candidates, target in zip(
+        batch.tokens, batch.candidates, batch.target, strict=True
+    ):
+        assert len(set(candidates.tolist())) == 10
+        assert set(candidates.tolist()) <= set(tokens.tolist())
+        assert candidates[target] not in tokens[-LENGTH // 2 : -1]
+        assert candidates.min() >= FIRST_NAME
+    assert len(set(batch.target.tolist())) > 3
+    numbers = {int(n) for row in batch.candidates for n in row}
+    assert (len(numbers) > 12) == bool(fresh)  # by spelling the twelve names have one number each
+
+
+def test_words_are_numbered_by_the_training_books_alone(books) -> None:
+    Path(books["test"]).write_text(story(5).replace("home", "abroad"))
+    task = Cloze(**books, length=LENGTH)
+    task.texts(2)
+    assert "home" in task._words
+    assert "abroad" not in task._words
+
+
+def test_a_network_learns_and_tests(books, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit = ["fit", "--data=Cloze", *(f"--data.{split}={file}" for split, file in books.items())]
+    fit += ["--data.batch_size=2", "--data.test_texts=4", "--data.valid_texts=2"]
+    fit += ["--data.epoch_steps=2", f"--data.length={LENGTH}", "--trainer.max_steps=2"]
+    fit += ["--model.attention=FullAttention", "--model.d_model=8", "--model.num_heads=2"]
+    assert main([*fit, "--trainer.accelerator=cpu"]) == 0
+    assert "test/accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 20}, "length must be at least 64, got 20"),
+        ({"fresh": 2.0}, "fresh must be in 0..1, got 2.0"),
+        ({"num_names": 5}, "num_names must be at least 100, got 5"),
+        ({"test": None}, "give either a named set"),
+    ],
+)
+def test_bad_options_are_refused(books, options, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Cloze(**(books | options))
+
+
+def test_texts_without_such_a_passage_are_refused(books) -> None:
+    with pytest.raises(InputError, match="train: no passage of 5000 tokens with 10 names"):
+        Cloze(**books, length=5000).texts(0)

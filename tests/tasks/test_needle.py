@@ -1,0 +1,86 @@
+"""Needles: the answer stands in the text once, away from the question, in text of another split."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from clusterformer.cli.main import main
+from clusterformer.errors import InputError
+from clusterformer.tasks.needle import Needle
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> dict[str, str]:
+    files = {}
+    for split, word in (("train", "apple "), ("valid", "river "), ("test", "mountain ")):
+        files[split] = str(tmp_path / f"{split}.txt")
+        Path(files[split]).write_text(word * 400)
+    return files
+
+
+@pytest.mark.parametrize("needles", [1, 4])
+def test_the_asked_number_stands_beside_its_key(books, needles: int) -> None:
+    task = Needle(**books, length=400, needles=needles)
+    texts = task.texts(0, 7)
+    for index in range(20):
+        text = texts.text(index).decode()
+        assert len(text) == 401
+        told = dict(re.findall(r"The number of (\w{4}) is (\d{5})\. ", text))
+        assert len(told) == needles
+        ((key, answer),) = re.findall(r"The number of (\w{4}) is (\d{5})$", text)
+        assert told[key] == answer
+
+
+def test_variables_lead_to_the_number(books) -> None:
+    texts = Needle(**books, length=400, form="variables", needles=3).texts(2)
+    for index in range(20):
+        text = texts.text(index).decode()
+        value = dict(re.findall(r"Let (\w{4}) be (\w+)\. ", text))
+        ((at, answer),) = re.findall(r"The value of (\w{4}) is (\d{5})$", text)
+        steps = 0
+        while at in value:
+            at, steps = value[at], steps + 1
+        assert (at, steps) == (answer, 3)
+
+
+def test_the_target_is_what_follows_each_asking_byte(books) -> None:
+    texts = Needle(**books, length=300).texts(0)
+    batch = texts[[5, 6]]
+    for row, index in enumerate((5, 6)):
+        text = texts.text(index)
+        assert bytes((batch.tokens[row] - 1).tolist()) == text[:-1]
+        for at, byte in zip(batch.asked[row].tolist(), batch.target[row].tolist(), strict=True):
+            assert text[at + 1] == byte - 1
+
+
+def test_each_part_has_its_own_books(books) -> None:
+    task = Needle(**books, length=300)
+    for stream, word in ((0, "apple"), (1, "river"), (2, "mountain")):
+        assert task.texts(stream).text(0).decode().count(word) > 10
+
+
+def test_it_trains_and_is_tested_on_longer_texts(books, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit = ["fit", "--data=Needle", *(f"--data.{split}={file}" for split, file in books.items())]
+    fit += ["--data.batch_size=2", "--data.test_texts=2", "--data.valid_texts=2"]
+    fit += ["--data.epoch_steps=2", "--data.length=200", "--trainer.max_steps=2"]
+    fit += ["--model.attention=FullAttention", "--model.d_model=8", "--model.num_heads=2"]
+    assert main([*fit, "--model.positions=rotary", "--trainer.accelerator=cpu"]) == 0
+    checkpoint = sorted(tmp_path.rglob("*.ckpt"))[0]
+    assert main(["test", f"--checkpoint={checkpoint}", "--data.length=800"]) == 0
+    assert "test/digits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 100}, r"at least 64 \* \(needles \+ 1\) = 128, got 100"),
+        ({"form": "poems"}, 'form must be "numbers" or "variables"'),
+        ({"needles": 0}, "needles must be at least 1, got 0"),
+        ({"valid": None}, "give either a named set"),
+    ],
+)
+def test_bad_options_are_refused(books, options, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Needle(**(books | options))
