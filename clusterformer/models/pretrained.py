@@ -69,9 +69,12 @@ class PretrainedEncoder(nn.Module):
             torch.manual_seed(seed)
             self.model = _make(model_config, weights).train()
             positions = num_positions(self.model)
-            if max_length is not None and positions is not None and max_length > positions:
-                raise InputError(f"max_length must be at most {positions}, got {max_length}")
+            extended = max_length is not None and positions is not None and max_length > positions
+            if max_length is not None and extended:
+                huggingface.extend_positions(self.model, max_length)
             attached = _attach(self.model, config, model_config)
+            if extended:
+                attached += f", positions extended from {positions:,} to {max_length:,}"
         self.width: int = self.model.config.hidden_size
         self._cores = [slot.core for slot in slots(self.model)]
         # without a mechanism of ours: these say what a token sees in the model's own attention

@@ -126,12 +126,12 @@ def test_the_encoder_gives_the_models_own_values(kind: str, request: pytest.Fixt
 def test_a_run_needs_nothing_but_its_checkpoint(
     bert: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Clusters are measured; test, prediction and resuming work when the model has gone."""
+    """Positions are extended, clusters measured; all goes on when the model has gone."""
     folder = shutil.copytree(bert, tmp_path / "model")
     fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--model.pretrained={folder}"]
-    fit += ["--data.max_length=30", "--model.attention.num_clusters=4", f"--runs={tmp_path}"]
+    fit += ["--data.max_length=40", "--model.attention.num_clusters=4", f"--runs={tmp_path}"]
     assert main([*fit, *SHORT]) == 0
-    assert "2 layers of 2 heads, attention Neural" in capsys.readouterr().err
+    assert "positions extended from 32 to 40" in capsys.readouterr().err
     shutil.rmtree(folder)
     run = tmp_path / "classification" / "1"
     columns = (run / "metrics.csv").read_text().splitlines()[0]
@@ -140,7 +140,7 @@ def test_a_run_needs_nothing_but_its_checkpoint(
     state = read(run / "checkpoints" / "best.ckpt")[CHECKPOINT_KEY]["task"]
     assert state["tokenizer"]["config"]["model_type"] == "bert"
     model = clusterformer.load(run)
-    long = " ".join(["fine", *["film"] * 26])
+    long = " ".join(["fine", *["film"] * 36])
     [record] = model.predict([long])
     assert record == model.predict([long, "a dull film"])[0]
     assert main(["test", f"--checkpoint={run}", "--trainer.accelerator=cpu"]) == 0
