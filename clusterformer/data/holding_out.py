@@ -18,6 +18,7 @@ from clusterformer.errors import InputError
 ExampleT = TypeVar("ExampleT")
 
 _TENTHS = 10
+_MAX_LABELS = 100
 
 
 def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid",)) -> list[Row]:
@@ -86,11 +87,13 @@ def linked_groups(examples: Iterable[Iterable[str]]) -> list[int]:
 def _deal_groups(groups: Sequence[int], labels: Sequence[str]) -> list[int]:
     """Assign examples to parts, ten at most, those of a group to the same.
 
-    Parts have nearly the same number of examples of each label. Large groups go first, in random
-    order among equals, each to the part that has the fewest of its labels; the largest goes to the
-    last part, which trains.
+    Parts have nearly the same number of examples of each label, of `_MAX_LABELS` at most. Large
+    groups go first, in random order among equals, each to the part that has the fewest of its
+    labels; the largest goes to the last part, which trains.
     """
     names, numbers = np.unique(np.asarray(labels), return_inverse=True)
+    if len(names) > _MAX_LABELS:  # scores rather than labels
+        names, numbers = names[:1], np.zeros_like(numbers)
     counts = np.zeros((max(groups) + 1, len(names)), dtype=np.int64)
     np.add.at(counts, (np.asarray(groups), numbers), 1)
     filled = np.zeros((min(_TENTHS, len(counts)), len(names)), dtype=np.int64)

@@ -244,6 +244,11 @@ def test_no_sentence_is_on_both_sides_of_a_split_whichever_side_of_its_pair():
         assert 9 <= sum(pair.label == "a" for pair in part) <= 17
 
 
+def test_scores_instead_of_labels_cost_no_memory():
+    pairs = [TextPair(f"p{i}", f"h{i}", f"{i / 7:.4f}", "") for i in range(20_000)]
+    assert len(hold_out_pairs(pairs, "valid", ["valid"])) == 2_000
+
+
 def test_what_links_nearly_all_pairs_trains():
     pairs = [TextPair(f"p{i}", "the same", "a", "") for i in range(80)]
     pairs += [TextPair(f"q{i}", f"h{i}", "a", "") for i in range(18)]
