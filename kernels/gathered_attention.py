@@ -109,6 +109,7 @@ def _forward(
 
 
 @torch.library.custom_op("clusterformer::gathered_attention_backward", mutates_args=())
+@torch.autocast("cpu", enabled=False)  # where the backward pass too runs under autocast
 def _backward(
     grad: Tensor,
     q: Tensor,

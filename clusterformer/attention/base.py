@@ -238,8 +238,9 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError("got memory_mask without memory; pass memory too")
             source, source_mask = x, key_mask
         else:
-            if not self.core.cross:
-                raise ValueError(f"{type(self.core).__name__} has no cross-attention")
+            if not self.core.cross or self.core.causal:
+                name = f"{type(self.core).__name__}(causal={self.core.causal!r})"
+                raise ValueError(f"{name} has no cross-attention")
             self._check(memory, memory_mask, "memory", "memory_mask")
             source, source_mask = memory, memory_mask
         if key_mask is not None:

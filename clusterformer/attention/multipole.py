@@ -171,6 +171,11 @@ class MultipoleAttention(AttentionCore):
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         """Decode one token. Writes into `cache`, and returns one that may be longer."""
+        with torch.autocast(q.device.type, enabled=False):
+            values, cache = self._step(q.float(), k.float(), v.float(), cache)
+        return values.to(q.dtype), cache
+
+    def _step(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         *rows, count = cache[:4]
         fields = len(Expansion._fields)
         levels = [cache[at : at + fields] for at in range(4, len(cache), fields)]
@@ -200,4 +205,4 @@ class MultipoleAttention(AttentionCore):
             expansion = summarize_blocks(query, keys, values, self.offset, self.settings)
             levels[level : level + 1] = [tuple(x.unflatten(0, heads) for x in expansion)]
         flat = (x for summary in levels for x in summary)
-        return out.unflatten(0, heads).to(q.dtype), (*rows, count + 1, *flat)
+        return out.unflatten(0, heads), (*rows, count + 1, *flat)

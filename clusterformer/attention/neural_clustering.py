@@ -268,9 +268,9 @@ class NeuralClusteringAttention(AttentionCore):
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
         local = self.local_heads
         assert self.centroids is not None
-        points, anchors = self._similarity(hidden.float(), self.centroids)
-        scores = anchors @ points.transpose(1, 2)
-        cluster = scores.argmax(1)[:, 0]
+        with torch.autocast(hidden.device.type, enabled=False):  # as `forward` assigns
+            points, anchors = self._similarity(hidden.float(), self.centroids)
+            cluster = (anchors @ points.transpose(1, 2)).argmax(1)[:, 0]
         parts = []
         far, near = cache[:4], cache[4:]
         if local:

@@ -1,104 +1,28 @@
-"""The contract of DESIGN section 3 on random shapes, repeated tokens, masks, options and dtypes.
+"""The contract of DESIGN section 3 on random cases; see `contract_cases`.
 
-A case is a number; `CASES` of them run for each form by default, thousands under `slow`.
+`CASES` of them run for each form and check by default, thousands under `slow`.
 """
 
-import inspect
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
+from contract_cases import FORMS, Case, Form, draw_case, name_of
 from torch import Tensor
 
-from clusterformer.attention import AttentionCore, MultiHeadAttention, mechanisms
-
-CASES, MANY = 40, 1500
-FORMS = [(cls, causal) for cls in mechanisms() for causal in cls.causal_forms]
-CHOICES: dict[str, list[Any]] = {  # options of any mechanism that has them, None: its default
-    "num_clusters": [1, 2, 3, 5, 11],
-    "chunk_size": [1, 3, 4, 7],
-    "window": [1, 2, 5],
-    "top_k": [1, 3, 8],
-    "block_size": [2, 5, 7],
-    "local_window": [1, 3, 4],
-    "min_width": [1, 3, 6],
-    "look_back": [0, 1, 2],
-    "num_hashes": [1, 2, 3],
-    "num_buckets": [None, 1, 2, 6],
-    "iterations": [1, 3],
-    "cap": [1.0, 2.0],
-    "exact_clusters": [0, 1],
-    "damped": [False, True],
-    "bits": [4, 31],
-}
-
-
-@dataclass
-class Case:
-    """A layer and a batch of texts for it.
-
-    Attributes:
-        layer: On evaluation.
-        x: (B, N, E).
-        mask: (B, N), True at real tokens.
-        tolerance: Relative and absolute, of values.
-    """
-
-    layer: MultiHeadAttention
-    x: Tensor
-    mask: Tensor
-    tolerance: float
-
-    def close(self, found: Tensor, expected: Tensor) -> None:
-        torch.testing.assert_close(found, expected, rtol=self.tolerance, atol=self.tolerance)
-
-
-def case(cls: type[AttentionCore], causal: object, seed: int) -> Case:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(choices: list[Any]) -> Any:
-        return choices[int(torch.randint(len(choices), (), generator=generator))]
-
-    torch.manual_seed(seed)
-    heads, width = draw([(1, 8), (2, 16), (4, 32)])
-    known = inspect.signature(cls).parameters
-    options = {name: draw(values) for name, values in CHOICES.items() if name in known}
-    if "similarity" in known and draw([False, False, True]):
-        options |= {"similarity": "dot", "coupling": False}
-    if "local_heads" in known and causal is True:
-        options["local_heads"] = draw([0, heads // 2, heads])
-    dtype, tolerance = draw([torch.float64, torch.float32]), 1e-4
-    positions = draw(["none", "right", "left", "holes", "a row of padding"])
-    core = cls(width, heads, causal=causal, **options)
-    layer = MultiHeadAttention(core, rotary_base=draw([None, 100.0]))
-    batch, length = draw([1, 2, 4]), draw([1, 2, 3, 5, 8, 13, 24, 37])
-    x = torch.randn(batch, length, width, generator=generator)
-    kind = draw(["different", "different", "repeated", "equal", "zero"])
-    if kind == "repeated":
-        x = x[:, torch.randint(3, (length,), generator=generator) % length]
-    elif kind != "different":
-        x = x[:, :1].expand_as(x) * (kind == "equal")
-    lengths = torch.randint(1, length + 1, (batch, 1), generator=generator)
-    position = torch.arange(length)
-    mask = {
-        "none": torch.ones(batch, length, dtype=torch.bool),
-        "right": position < lengths,
-        "left": position >= length - lengths,
-        "holes": torch.rand(batch, length, generator=generator) < 0.6,
-        "a row of padding": (position < lengths) & (torch.arange(batch)[:, None] > 0),
-    }[positions]
-    return Case(layer.eval().to(dtype), x.to(dtype).contiguous(), mask, tolerance)
+CASES, MANY = 12, 1200
+GRAPHS, MANY_GRAPHS = 1, 12
+Check = Callable[[Case], None]
 
 
 def check_padding(case: Case) -> None:
     """Each text alone, without padding, has the values that it has in the batch."""
     filled = case.x.masked_fill(~case.mask[..., None], float("nan"))
-    values = case.layer(filled, case.mask).values
+    values = case.values(filled, case.mask)
     assert values[case.mask].isfinite().all()
     for row, mask, text in zip(values, case.mask, case.x, strict=True):
         if mask.any():
-            case.close(row[mask], case.layer(text[mask][None]).values[0])
+            case.close(row[mask], case.values(text[mask][None])[0])
 
 
 def check_future(case: Case) -> None:
@@ -106,22 +30,28 @@ def check_future(case: Case) -> None:
     length = case.x.shape[1]
     if case.layer.core.causal is not True or length < 2:
         return
-    values = case.layer(case.x, case.mask).values
+    values = case.values(case.x, case.mask)
     cut = length // 2
     changed = torch.cat([case.x[:, :cut], 3 * torch.randn_like(case.x)[:, cut:]], 1)
-    found = case.layer(changed, case.mask).values[:, :cut]
+    found = case.values(changed, case.mask)[:, :cut]
     case.close(found[case.mask[:, :cut]], values[:, :cut][case.mask[:, :cut]])
 
 
 def check_steps(case: Case) -> None:
-    """Decoding with the cache gives what the whole forward gives."""
-    if case.layer.core.causal is not True:
+    """Decoding with the cache gives what the whole forward gives, also after a prefill."""
+    layer, x = case.layer, case.x
+    if layer.core.causal is not True:
         return
-    cache, steps = case.layer.cache(case.x), []
-    for token in case.x.split(1, dim=1):
-        values, cache = case.layer.step(token, cache)
-        steps.append(values)
-    case.close(torch.cat(steps, 1), case.layer(case.x).values)
+    expected = layer(x).values
+    for read in {0, x.shape[1] // 2}:
+        cache, parts = layer.cache(x), []
+        if read:
+            values, cache = layer.prefill(x[:, :read], cache)
+            parts.append(values)
+        for token in x[:, read:].split(1, dim=1):
+            values, cache = layer.step(token, cache)
+            parts.append(values)
+        case.close(torch.cat(parts, 1), expected)
 
 
 def check_orphans(case: Case) -> None:
@@ -135,53 +65,145 @@ def check_orphans(case: Case) -> None:
     case.close(values[case.mask], layer.v_proj.bias.expand_as(values[case.mask]))
 
 
+def check_cross(case: Case) -> None:
+    """A text attends to its memory as it does alone, a query as it does alone if independent."""
+    layer = case.layer
+    if not layer.core.cross or layer.core.causal:
+        with pytest.raises(ValueError, match="no cross-attention"):
+            layer(case.x, memory=case.memory)
+        return
+    nothing = float("nan")
+    values = layer(
+        case.x.masked_fill(~case.mask[..., None], nothing),
+        case.mask,
+        case.memory.masked_fill(~case.memory_mask[..., None], nothing),
+        case.memory_mask,
+    ).values
+    assert values[case.mask].isfinite().all()
+    rows = zip(values, case.x, case.mask, case.memory, case.memory_mask, strict=True)
+    for row, text, mask, memory, memory_mask in rows:
+        if not (mask.any() and memory_mask.any()):
+            continue
+        memory = memory[memory_mask][None]
+        case.close(row[mask], layer(text[mask][None], memory=memory).values[0])
+        if layer.core.independent_queries:
+            projected = layer.project_memory(memory)
+            tokens = text[mask][:3]
+            found = [layer.cross_attend(token[None, None], projected)[0, 0] for token in tokens]
+            case.close(torch.stack(found), row[mask][:3])
+
+
+def half_precision(case: Case, x: Tensor, dtype: torch.dtype) -> None:
+    """Run forward, backward and steps; check the dtype of values, and finite gradients."""
+    layer = case.layer.train()
+    layer.zero_grad()
+    values = layer(x.requires_grad_(), case.mask).values
+    assert values.dtype == dtype
+    values[case.mask].float().square().sum().backward()
+    assert x.grad is not None
+    for gradient in (x.grad, *(p.grad for p in layer.parameters())):
+        assert gradient is None or gradient.isfinite().all()
+    layer.eval()
+    if layer.core.causal is True:
+        cache = layer.cache(x.detach())
+        for token in x.detach()[:, :3].split(1, dim=1):
+            values, cache = layer.step(token, cache)
+            assert values.dtype == dtype
+            assert values.isfinite().all()
+
+
 def check_dtypes(case: Case) -> None:
     """Forward, backward and steps run in half precision, with finite gradients."""
     for dtype in (torch.bfloat16, torch.float16):
-        layer = case.layer.to(dtype)
-        x = case.x.to(dtype).requires_grad_()
-        layer.train()
-        values = layer(x, case.mask).values
-        assert values.dtype == dtype
-        values[case.mask].float().square().sum().backward()
-        assert x.grad is not None
-        assert x.grad.isfinite().all()
-        layer.eval()
-        if layer.core.causal is True:
-            cache = layer.cache(x.detach())
-            for token in x.detach()[:, :3].split(1, dim=1):
-                values, cache = layer.step(token, cache)
-                assert values.dtype == dtype
-                assert values.isfinite().all()
+        case.layer.to(dtype)
+        half_precision(case, case.x.to(dtype), dtype)
 
 
-CHECKS = [check_padding, check_future, check_steps, check_orphans, check_dtypes]
+def check_autocast(case: Case) -> None:
+    """The same under autocast."""
+    case.layer.float()
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            half_precision(case, case.x.float().clone(), dtype)
 
 
-def name(value: object) -> str:
-    return value.__name__ if callable(value) else f"causal={value}"
+def longer(case: Case) -> list[tuple[Tensor, Tensor]]:
+    """Make batches of the case's texts, of three lengths above 1."""
+    pairs = []
+    for count in (2, 3, 7):
+        x, mask = case.x.repeat(1, count, 1), case.mask.repeat(1, count)
+        pairs.append((x + torch.linspace(-1, 1, x.shape[1], dtype=x.dtype)[:, None], mask))
+    return pairs
 
 
-def run(check, cls, causal, seeds: range) -> None:
-    failures = []
-    for seed in seeds:
-        found = case(cls, causal, seed)
-        try:
-            with torch.set_grad_enabled(check is check_dtypes):
-                check(found)
-        except (AssertionError, RuntimeError, ValueError) as error:
-            failures.append(f"case {seed}: {str(error).splitlines()[0]}")
-    assert not failures, f"{len(failures)} of {len(seeds)}: {failures[:3]}"
+def check_compile(case: Case) -> None:
+    """The compiled layer gives the same at any length, in at most two graphs."""
+    torch._dynamo.reset()
+    compiled = torch.compile(case.layer, dynamic=True, fullgraph=True, backend="eager")
+    for x, mask in longer(case):
+        case.close(compiled(x, mask).values[mask], case.layer(x, mask).values[mask])
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=name)
-@pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
-def test_the_contract_holds_on_random_cases(cls, causal, check) -> None:
-    run(check, cls, causal, range(CASES))
+def check_export(case: Case) -> None:
+    """One exported program gives the same at any length."""
+
+    class Values(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = case.layer
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.layer(x, mask).values
+
+    pairs, length = longer(case), torch.export.Dim.DYNAMIC
+    program = torch.export.export(
+        Values(), pairs[1], dynamic_shapes=({1: length}, {1: length}), strict=False
+    ).module()
+    for x, mask in pairs:
+        case.close(program(x, mask)[mask], case.layer(x, mask).values[mask])
+
+
+WITH_GRADIENTS = [check_dtypes, check_autocast]
+CHECKS = [check_padding, check_future, check_steps, check_orphans, check_cross, *WITH_GRADIENTS]
+GRAPH_CHECKS = [check_compile, check_export]
+
+
+def failure(check: Check, form: Form, seed: int) -> str | None:
+    """Run a check on a case; return what went wrong."""
+    try:
+        case = draw_case(form, seed)
+        with torch.set_grad_enabled(check in WITH_GRADIENTS):
+            check(case)
+    except Exception as error:
+        first = str(error).strip().splitlines() or [""]
+        return f"{name_of(form)}, case {seed}: {type(error).__name__}: {first[0]}"
+    return None
+
+
+def run(check: Check, cases: list[tuple[Form, int]]) -> None:
+    failures = [found for form, seed in cases if (found := failure(check, form, seed))]
+    assert not failures, f"{len(failures)} of {len(cases)}: {failures[:3]}"
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+def test_the_contract_holds_on_random_cases(form: Form, check: Check) -> None:
+    run(check, [(form, seed) for seed in range(CASES)])
+
+
+def test_random_cases_export() -> None:
+    run(check_export, [(FORMS[7 * seed - 4], seed) for seed in range(GRAPHS)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS, ids=name)
-@pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
-def test_the_contract_holds_on_many_random_cases(cls, causal, check) -> None:
-    run(check, cls, causal, range(10_000, 10_000 + MANY))
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+def test_the_contract_holds_on_many_random_cases(form: Form, check: Check) -> None:
+    run(check, [(form, seed) for seed in range(10_000, 10_000 + MANY)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", GRAPH_CHECKS, ids=name_of)
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+def test_many_random_cases_compile_and_export(form: Form, check: Check) -> None:
+    run(check, [(form, seed) for seed in range(10_000, 10_000 + MANY_GRAPHS)])

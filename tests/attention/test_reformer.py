@@ -204,3 +204,22 @@ def test_it_equals_reformer_pytorch_on_the_same_buckets(causal, rounds: int) -> 
     same = ~first.any(0) if rounds > 1 else torch.ones_like(first[0])
     assert same.float().mean() > 0.7
     torch.testing.assert_close(ours[same], expected[same].float())
+
+
+@pytest.mark.parametrize(
+    "causal",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.slow),
+        pytest.param("masked", marks=pytest.mark.slow),
+    ],
+)
+def test_four_rounds_export_for_any_length(causal) -> None:
+    core = ReformerAttention(16, 2, causal=causal, num_hashes=4, chunk_size=4)
+    layer, length = MultiHeadAttention(core).eval(), torch.export.Dim.DYNAMIC
+    program = torch.export.export(
+        layer, (torch.randn(2, 19, 16),), dynamic_shapes=({1: length},), strict=False
+    ).module()
+    for size in (2, 33, 70):
+        x = torch.randn(2, size, 16)
+        torch.testing.assert_close(program(x).values, layer(x).values)
