@@ -67,8 +67,8 @@ def chunk_attention(
     )
     kernel = reference if use_reference else _chunk_attention_cpu
     if mask is None:
-        one_round = len(blocks.slot) <= q.shape[0] * q.shape[1]
-        if one_round and within is None and is_dense(blocks, q.device):
+        one_round, shared = len(blocks.slot) <= q.shape[0] * q.shape[1], len(blocks.slot) == len(q)
+        if one_round and within is None and is_dense(blocks, q.device, shared=shared):
             return dense_attention(
                 q, k, v, blocks, scale=scale, causal=causal, self_bias=self_bias, extra=extra
             )

@@ -12,6 +12,7 @@ from clusterformer.attention import (
     MultiHeadAttention,
     NeuralClusteringAttention,
 )
+from clusterformer.kernels import dense_attention
 
 
 def paper_attention(
@@ -152,6 +153,39 @@ def test_the_strict_form_is_its_definition(options) -> None:
     values = layer(x).values
     for row in range(2):
         torch.testing.assert_close(values[row], strict_attention(layer, x[row]))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_clusters": 3, "look_ahead": 0},
+        {"num_clusters": 3, **PAPER_FORM},
+        {"num_clusters": 8},
+        {"num_clusters": 8, "min_width": 5},
+        {"num_clusters": 8, "causal": "masked"},
+        {"num_clusters": 3, "causal": True, "chunk_size": 4, "local_heads": 1, "local_window": 5},
+    ],
+    ids=str,
+)
+def test_short_texts_as_one_product_select_what_blocks_select(
+    options, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients are equal to rounding; only the way of computing differs."""
+    layer = MultiHeadAttention(NeuralClusteringAttention(32, 4, **options))
+    x = torch.randn(3, 47, 32, requires_grad=True)
+    mask = torch.arange(47) < torch.tensor([47, 20, 1])[:, None] if padded else None
+    found = []
+    for longest in (256, 0):
+        monkeypatch.setattr(dense_attention, "DENSE_LENGTH", longest)
+        values = layer(x, mask).values if mask is None else layer(x, mask).values[mask]
+        weights = [p for p in layer.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(
+            values.square().sum(), [x, *weights], allow_unused=True, materialize_grads=True
+        )
+        found.append((values, *gradients))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_the_masked_form_leaks_as_its_docstring_says() -> None:
