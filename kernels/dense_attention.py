@@ -65,7 +65,8 @@ def dense_attention(
     Returns:
         (B, H, N, D) in the dtype of q; 0 at padding.
 
-    Cost: O(N^2 D) time, and O(N^2) memory for a mask, unless all see all.
+    Cost: O(N^2 D) time, and O(N^2) memory for a mask, unless all see all; O(H N^2) memory with
+    additional columns, up to `DENSE_LENGTH` tokens.
     """
     batch, heads, length, width = v.shape
     split = heads if len(blocks.slot) != batch else 1  # heads with blocks of their own
@@ -85,6 +86,9 @@ def dense_attention(
         mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
     with torch.autocast("cpu", enabled=False):
         query, key, value = q.float(), k.float(), v.float()
+        exporting = torch.compiler.is_exporting()  # for any length
+        if extra is not None and not exporting and length <= DENSE_LENGTH:
+            return _biased_attention(query, key, value, mask, real, scale, extra).to(q.dtype)
         if extra is not None:
             columns = (x.float()[:, None].expand(-1, heads, -1, -1) for x in extra)
             query, key = (torch.cat(pair, -1) for pair in zip((query, key), columns, strict=True))
@@ -94,6 +98,28 @@ def dense_attention(
     if blocks.padded:
         out = out.masked_fill(~real[:, None, :, None], 0.0)
     return out.to(q.dtype)
+
+
+def _biased_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    real: Tensor,
+    scale: float,
+    extra: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Add the product of the additional columns to all heads' logits at once, (B, H, N, D).
+
+    Half the time of widening queries, keys and values by the columns, which the fused kernel asks.
+    """
+    bias = scale * (extra[0].float() @ extra[1].float().transpose(1, 2))[:, None]  # (B, 1, N, N)
+    if mask is not None and mask.dtype is torch.bool:
+        bias = torch.where(mask, bias, float("-inf"))
+    elif mask is not None:
+        bias = bias + mask
+    weights = (scale * (q @ k.transpose(2, 3)) + bias).softmax(-1)
+    return (weights @ v).masked_fill(~real[:, None, :, None], 0.0)
 
 
 def _visible_pairs(blocks: Blocks) -> Tensor:
