@@ -25,6 +25,7 @@ from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.parser import instantiate, make_parser
 from clusterformer.training.saved import Saved, averaged, open_saved, restore
+from clusterformer.training.saved_clustering import is_clustering, open_clustering
 
 Predictions = Callable[[nn.Module, Any], list[dict[str, Any]]]
 """Makes the records of a batch with the network."""
@@ -45,7 +46,8 @@ def load(
         [{'label': '1', 'probability': 0.97}, {'label': '0', 'probability': 0.97}]
 
     Args:
-        run: Run directory (its best checkpoint), `.ckpt` file, or folder of `clusterformer export`.
+        run: Run directory (its best checkpoint), `.ckpt` file, folder of `clusterformer export`,
+            or model of `clusterformer cluster`.
         average: N for the mean of the weights after the last N validations, "best:N" for the best
             N, of a training with `--keep N`; None for the weights of the checkpoint.
         device: "cpu" or "cuda"; None for cuda where there is one.
@@ -57,7 +59,8 @@ def load(
             class that is not trusted, or the device is not there.
     """
     import_tasks()
-    saved = open_saved(run, trust)
+    path = Path(run)
+    saved = open_clustering(path) if is_clustering(path) else open_saved(path, trust)
     parser = make_parser()
     sections = {name: saved.config[name] for name in ("model", "data")}
     try:

@@ -23,7 +23,7 @@ from clusterformer.attention import AttentionCore, NeuralClusteringAttention
 from clusterformer.errors import InputError, require_at_least, require_share
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import Findings, Output, Task, keys_seen, stacks
-from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch, continue_epoch
 from clusterformer.training.evaluation import Evaluation
 from clusterformer.training.nonfinite import nonfinite_error
 from clusterformer.training.optimizer import check_restored, make_adamw, step_limit, take_up
@@ -344,5 +344,7 @@ class ClusterFormer(LightningModule):
         if CHECKPOINT_KEY not in checkpoint:
             raise InputError("the checkpoint was not written by clusterformer")
         self._seed = checkpoint[CHECKPOINT_KEY]["seed"]
+        loop = checkpoint["loops"]["fit_loop"]
+        continue_epoch(loop)
         if self.trainer.max_steps != -1:
-            begin_next_epoch(checkpoint["loops"]["fit_loop"])
+            begin_next_epoch(loop)

@@ -6,17 +6,18 @@ P points   C clusters   F features
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.errors import InputError
+from clusterformer.bench.report import write_whole
+from clusterformer.clustering.saving import LABELS, MODEL
 
-LABELS, MEMBERSHIPS, MODEL, CENTERS = "labels.csv", "memberships.npy", "model.npz", "centers.npy"
+MEMBERSHIPS, CENTERS = "memberships.npy", "centers.npy"
 
 _ROWS = 2**16  # points labelled at a time
 
@@ -43,8 +44,8 @@ def write_labels(
     paths = [folder / LABELS, folder / MEMBERSHIPS] if soft else [folder / LABELS]
     memberships: NDArray | None = None
     with (
-        _whole(paths[0]) as partial,
-        _whole(paths[1]) if soft else nullcontext() as target,
+        write_whole(paths[0]) as partial,
+        write_whole(paths[1]) if soft else nullcontext() as target,
         partial.open("w", encoding="utf-8", newline="") as file,
     ):
         writer = csv.writer(file)
@@ -81,38 +82,10 @@ def write_model(folder: Path, clustering: Any, columns: Sequence[str] | None = N
         columns: Names of the features, which the model then keeps.
     """
     if not hasattr(clustering, "save"):
-        with _whole(folder / CENTERS) as partial, partial.open("wb") as file:
+        with write_whole(folder / CENTERS) as partial, partial.open("wb") as file:
             np.save(file, clustering.cluster_centers_)
         return folder / CENTERS
     if columns is not None:
         clustering.feature_names_in_ = np.array(columns, dtype=object)
     clustering.save(folder / MODEL)
     return folder / MODEL
-
-
-def find_model(path: str | Path) -> Path:
-    """Find the model of a file, of a directory, or of a run with one model.
-
-    Raises:
-        InputError: if there is none, or there are several.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        return path
-    found = [path / MODEL] if (path / MODEL).is_file() else sorted(path.glob(f"*/{MODEL}"))
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise InputError(f"{path}: no {MODEL} in it; `clusterformer cluster` writes one")
-    raise InputError(f"{path}: several models, name one of {', '.join(map(str, found))}")
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Yield a path to write, which replaces the file when all is written."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clusterformer.bench.report import Row, write_report
+from clusterformer.bench.report import Row, write_report, write_whole
 from clusterformer.clustering.measures import measures
 from clusterformer.data.points import Points
 from clusterformer.errors import InputError
@@ -160,7 +160,10 @@ def write_results(folder: Path, rows: Sequence[Row], **sections: Any) -> None:
         sections: Further entries of results.json.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with (folder / "results.csv").open("w", encoding="utf-8", newline="") as file:
+    with (
+        write_whole(folder / "results.csv") as partial,
+        partial.open("w", encoding="utf-8", newline="") as file,
+    ):
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(rows)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,19 @@ def write_report(path: Path, rows: Sequence[Row], **sections: Any) -> None:
     """
     report = {"environment": portable_environment(), **sections, "rows": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    with write_whole(path) as partial:
+        partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def write_whole(path: Path) -> Iterator[Path]:
+    """Yield a path to write, which replaces the file when all is written."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def portable_environment() -> Mapping[str, Any]:

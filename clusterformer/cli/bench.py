@@ -39,7 +39,8 @@ at another share is another amount of work. All layers take turns; the table sho
   --mechanisms NAME ... layers to measure (default: all): the class of a mechanism, a form of neural
                         clustering (paper: two blocks, no coupling; neural: the default), or a
                         public package: reformer-pytorch, routing-transformer,
-                        fast-transformers-clustered, fast-transformers-improved
+                        fast-transformers-clustered, fast-transformers-improved; or your own class,
+                        installed or in the current folder: mypackage.MyAttention;
                         or lsh-1, lsh-4, clustered-100, i-clustered-100: as in figure 4 of the
                         paper on clustered attention
   --causal              measure the strictly causal forms

@@ -125,8 +125,9 @@ def _read(options: argparse.Namespace, columns: Sequence[str] | None = None) -> 
 
 def _predict(options: argparse.Namespace) -> None:
     """Label points with a model of an earlier run."""
-    from clusterformer.bench.cluster_files import find_model, write_labels
+    from clusterformer.bench.cluster_files import write_labels
     from clusterformer.clustering import NeuralClustering
+    from clusterformer.clustering.saving import find_model
     from clusterformer.training.runs import Run
 
     path = find_model(options.predict)
@@ -162,7 +163,8 @@ def _neural(options: argparse.Namespace) -> dict[str, Any]:
 
 def _compare(found: Run, points: Points, options: argparse.Namespace, command: str) -> None:
     from clusterformer.bench import clustering
-    from clusterformer.bench.cluster_files import MODEL, write_labels, write_model
+    from clusterformer.bench.cluster_files import write_labels, write_model
+    from clusterformer.clustering.saving import MODEL
     from clusterformer.training import wandb
 
     log = wandb.start(found.name, found.folder, config=vars(options)) if options.wandb else None

@@ -74,6 +74,7 @@ def run(arguments: list[str]) -> None:
     from clusterformer.cli.options import Options, pop_option
     from clusterformer.compare.child import end_with_parent
     from clusterformer.training.runs import Run
+    from clusterformer.training.saved import checkpoint_to_resume
 
     end_with_parent()
     begun = time.monotonic()
@@ -82,7 +83,8 @@ def run(arguments: list[str]) -> None:
     if resumed:
         arguments = ["--config", str(resumed.config), *arguments]
     options = Options(arguments, fitting=True)
-    if resumed and is_finished(resumed, options):
+    resume = checkpoint_to_resume(resumed) if resumed else None
+    if resumed and resume and is_finished(resumed, resume, options):
         print(
             f"{resumed.folder}: finished, nothing is left to train; to train on, raise "
             "--trainer.max_steps or --trainer.max_epochs"
@@ -92,6 +94,6 @@ def run(arguments: list[str]) -> None:
         fit_method(options, resumed)
         return
     check_against(options)
-    first = fit_run(options, resumed)
+    first = fit_run(options, resumed, resume)
     if options.config["against"] or options.config["baselines"]:
         fit_against(options, first, time.monotonic() - begun)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 from lightning.pytorch.callbacks import LambdaCallback
@@ -31,19 +32,24 @@ class FittedRun(NamedTuple):
     fitted: Fitted
 
 
-def fit_run(options: Options, resumed: Run | None = None, name: str | None = None) -> FittedRun:
+def fit_run(
+    options: Options,
+    resumed: Run | None = None,
+    resume: Path | None = None,
+    name: str | None = None,
+) -> FittedRun:
     """Train as the options say.
 
     Args:
         options: Options of `fit`.
         resumed: Run to go on with.
+        resume: Its checkpoint to go on from.
         name: Name of a new run that is compared with another one: neither pictures nor a summary.
     """
     config = options.resolved()
     model, task = options.model, options.task
     sections = ("seed_everything", "model", "data")
     model.config = to_yaml({section: config[section] for section in sections})
-    resume = resumed.last if resumed and resumed.last.exists() else None
     writes = first_process() and not config["trainer"]["fast_dev_run"]
     run = resumed or Run.create(config["runs"], name or options.name) if writes else None
     try:
@@ -96,12 +102,12 @@ def fit_method(options: Options, resumed: Run | None = None) -> None:
         print(f"  {name}  {formatted(name, value)}")
 
 
-def is_finished(run: Run, options: Options) -> bool:
-    """Tell whether a run came to its end and the options leave nothing to train."""
-    if not run.finished or not run.last.exists():
+def is_finished(run: Run, last: Path, options: Options) -> bool:
+    """Tell whether a run, with its last checkpoint, ended and the options leave nothing to do."""
+    if not run.finished:
         return False
-    checkpoint, limits = read(run.last), options.config["trainer"]
-    with making(f"{run.last}: refused, its progress"):
+    checkpoint, limits = read(last), options.config["trainer"]
+    with making(f"{last}: refused, its progress"):
         epochs = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
     reached = (("max_steps", checkpoint["global_step"]), ("max_epochs", epochs))
     return any(0 <= (limits[name] or -1) <= value for name, value in reached)

@@ -18,6 +18,9 @@ from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.parameters import check_parameters
 from clusterformer.errors import InputError, reading
 
+LABELS, MODEL = "labels.csv", "model.npz"
+"""Names of files in the directories that `clusterformer cluster` writes."""
+
 _FORMAT = "NeuralClustering 1"
 _FITTED = ("cluster_centers_", "labels_")  # arrays, by their attributes
 _KIND = "a model of NeuralClustering.save"
@@ -142,3 +145,20 @@ def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArra
     estimator.n_iter_, estimator.n_features_in_ = described["steps"], columns
     if described["names"] is not None:
         estimator.feature_names_in_ = np.array(described["names"], dtype=object)
+
+
+def find_model(path: str | Path) -> Path:
+    """Find the model of a file, of a directory, or of a run with one model.
+
+    Raises:
+        InputError: if there is none, or there are several.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    found = [path / MODEL] if (path / MODEL).is_file() else sorted(path.glob(f"*/{MODEL}"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise InputError(f"{path}: no {MODEL} in it; `clusterformer cluster` writes one")
+    raise InputError(f"{path}: several models, name one of {', '.join(map(str, found))}")

@@ -316,6 +316,19 @@ class LastCheckpoint(Checkpoint):
         self._saved = trainer.global_step
 
 
+def continue_epoch(loop: dict[str, Any]) -> None:
+    """Edit the progress saved by a validation that ended a training within an epoch.
+
+    Lightning counts the epoch as trained then: it would leave out the rest of it.
+    """
+    epoch, batch = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
+    if epoch["current"]["processed"] < epoch["current"]["ready"] or batch["is_last_batch"]:
+        return
+    if batch["current"]["ready"]:
+        for count in (epoch["current"], epoch["total"]):
+            count["processed"] -= 1
+
+
 def begin_next_epoch(loop: dict[str, Any]) -> None:
     """Edit the progress saved at the end of an epoch so that the next epoch begins.
 

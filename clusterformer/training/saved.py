@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from clusterformer.training.config_files import parse_yaml
 from clusterformer.training.exported import is_exported, read_exported
 from clusterformer.training.parser import MECHANISMS
 from clusterformer.training.runs import Run
+
+_log = logging.getLogger(__name__)
 
 
 class Saved(NamedTuple):
@@ -78,6 +81,34 @@ def restore(task: Task, state: dict[str, Any], path: Path) -> None:
     require_structure(state, task.state_type, f"{path}: refused, task")
     with making(f"{path}: refused, task"):
         task.load_state(state)
+
+
+def checkpoint_to_resume(run: Run) -> Path | None:
+    """Find the checkpoint from which a run goes on: the last one, or the best if that is damaged.
+
+    Returns:
+        The file; None where no checkpoint was written yet.
+
+    Raises:
+        InputError: if there are checkpoints, and none of them is whole.
+    """
+    damage: list[str] = []
+    for path in (run.last, run.best):
+        if not path.exists():
+            continue
+        try:
+            step = read(path)["global_step"]
+        except InputError as error:
+            damage.append(str(error))
+            continue
+        if damage:
+            _log.warning("%s; going on from the last good one, %s, step %d", damage[0], path, step)
+        return path
+    if damage:
+        raise InputError(
+            f"{damage[0]}; no other checkpoint is whole: begin anew with --config {run.config}"
+        )
+    return None
 
 
 def averaged(run: str | Path, which: str, mode: str) -> dict[str, Tensor]:

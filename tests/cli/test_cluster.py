@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import clusterformer
 from clusterformer.cli.main import main
+from clusterformer.errors import InputError
 
 pytest.importorskip("sklearn")
 pytest.importorskip("minisom")
@@ -179,3 +182,39 @@ def test_fit_without_its_data_leaves_no_folder(
     assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 2
     assert "No such file" in capsys.readouterr().err
     assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_run_is_loaded_as_any_other(dtype: type, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = (np.eye(3)[np.arange(60) % 3] * 4 + 0.3 * rng.standard_normal((60, 3))).astype(dtype)
+    np.save(tmp_path / "points.npy", x)
+    command = ["cluster", "--data", str(tmp_path / "points.npy"), "--n_clusters", "3"]
+    command += ["--methods", "neural", "kmeans", "--no-pictures", "--runs", str(tmp_path)]
+    assert main(command) == 0
+    run = tmp_path / "cluster-points" / "1"
+    with (run / "neural-3" / "labels.csv").open() as file:
+        written = list(csv.DictReader(file))
+    for path in (run, run / "neural-3", run / "neural-3" / "model.npz"):
+        found = clusterformer.load(path, device="cpu").predict(x)
+        assert [record["cluster"] for record in found] == [int(row["cluster"]) for row in written]
+        probability = [float(row["probability"]) for row in written]
+        assert [record["membership"] for record in found] == pytest.approx(probability, abs=1e-4)
+    assert isinstance(clusterformer.load(run).network, torch.nn.Module)
+    with pytest.raises(InputError, match=r"kmeans-3: no model\.npz in it"):
+        clusterformer.load(run / "kmeans-3")
+
+
+def test_tables_of_a_run_are_whole_or_not_there(
+    points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["cluster", "--data", str(points), "--n_clusters", "3", "--no-pictures"]
+    command += ["--methods", "kmeans", "minibatch-kmeans", "--runs", str(tmp_path)]
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(csv.DictWriter, "writerows", full)
+    assert main(command) == 2
+    run = tmp_path / "cluster-points" / "1"
+    assert not list(run.glob("results*"))

@@ -88,6 +88,25 @@ def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None
     assert "holds a run of other arguments" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("damaged", ["config.yaml", "results.json"])
+def test_a_damaged_cell_is_trained_anew_and_says_so(damaged: str, plan: Path, capfd) -> None:
+    plan.write_text(yaml.safe_dump({**TINY, "rows": {"coupled": {}}}, sort_keys=False))
+    assert main(["compare", str(plan)]) == 0
+    folder = Path("comparisons/tiny")
+    [run] = starts(folder)
+    (folder / run / damaged).write_text("" if damaged == "config.yaml" else "{")
+    capfd.readouterr()
+    assert main(["compare", str(plan)]) == 0
+    said = [line for line in capfd.readouterr().out.splitlines() if "set aside" in line]
+    assert len(said) == 1
+    assert str(Path(run) / damaged) in said[0]
+    assert "trained anew" in said[0]
+    [aside] = (folder / run).parent.glob("*.damaged-*")
+    assert (aside / "metrics.csv").exists()
+    assert len((folder / "runs.csv").read_text().splitlines()) == 2
+
+
 def test_a_failed_run_is_named_and_the_rest_goes_on(plan: Path, capfd) -> None:
     rows = {"broken": {"model.attention.num_clusters": 0}, "fine": {}}
     plan.write_text(yaml.safe_dump({**TINY, "rows": rows}, sort_keys=False))

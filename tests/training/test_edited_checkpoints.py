@@ -87,7 +87,8 @@ def edit(checkpoint: dict[str, Any], rng: random.Random) -> str:
     ours = checkpoint[CHECKPOINT_KEY]
     said = []
     for _ in range(rng.randint(1, 2)):
-        config = yaml.safe_load(ours["config"]) if isinstance(ours["config"], str) else None
+        text = ours.get("config")
+        config = yaml.safe_load(text) if isinstance(text, str) else None
         inside = isinstance(config, dict) and rng.random() < 0.3
         chosen = config if inside else rng.choice([ours, ours, ours["task"], checkpoint])
         container, key = rng.choice(list(nodes(chosen)) or [(ours, "task")])

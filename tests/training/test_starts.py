@@ -74,6 +74,30 @@ def test_a_start_that_does_not_fit_spoils_nothing(
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == STEPS + 1
 
 
+def test_a_damaged_last_checkpoint_is_named_and_the_best_goes_on(
+    run: Path, finished: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    last, best = run / "checkpoints" / "last.ckpt", run / "checkpoints" / "best.ckpt"
+    whole = last.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    longer = ["fit", f"--resume={run}", f"--trainer.max_steps={STEPS + 1}"]
+    for damaged in (whole[:1000], b"", bytes(flipped)):
+        (run / "results.json").unlink(missing_ok=True)
+        shutil.copy(finished / "checkpoints" / "best.ckpt", best)
+        last.write_bytes(damaged)
+        capfd.readouterr()
+        assert main(longer) == 0
+        [line] = [line for line in capfd.readouterr().err.splitlines() if "refused" in line]
+        assert line.startswith(f"{last}: refused, not a whole checkpoint")
+        assert line.endswith(f"going on from the last good one, {best}, step {STEPS}")
+        assert read(last)["global_step"] == STEPS + 1
+    last.write_bytes(b"")
+    best.write_bytes(b"")
+    assert main(longer) == 2
+    assert "no other checkpoint is whole: begin anew with" in capfd.readouterr().err
+
+
 def test_a_new_learning_rate_counts_from_the_first_resumed_step(run: Path) -> None:
     first = float(rows(run)[0]["train/lr"])
     command = ["fit", f"--resume={run}", f"--trainer.max_steps={STEPS + 2}", "--model.lr=0.5"]

@@ -1,0 +1,56 @@
+"""The model of a run of `clusterformer cluster`, as a checkpoint of the task Clustering."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from clusterformer.clustering import NeuralClustering
+from clusterformer.clustering.saving import LABELS, MODEL, find_model
+from clusterformer.training.saved import Saved
+
+
+def is_clustering(path: Path) -> bool:
+    """Tell whether a path is a run of `clusterformer cluster`, a directory in it, or a model."""
+    if not path.is_dir():
+        return path.suffix == Path(MODEL).suffix
+    return (path / LABELS).is_file() or any(path.glob(f"*/{LABELS}"))
+
+
+def open_clustering(path: Path) -> Saved:
+    """Read the model that `clusterformer cluster` wrote.
+
+    Raises:
+        InputError: if there is none, there are several, or it is damaged.
+    """
+    path = find_model(path)
+    model = NeuralClustering.load(path)
+    network, features = model._network, model._features
+    data = {
+        "name": str(path),
+        "n_clusters": model.n_clusters,
+        "hidden": model.hidden,
+        "n_components": features.num_features,
+        "merge_at": network.merge_at,
+    }
+    return Saved(
+        path=path,
+        config={
+            "seed_everything": 0,
+            "model": {"attention": {"class_path": "clusterformer.attention.full.FullAttention"}},
+            "data": {"class_path": "clusterformer.tasks.clustering.Clustering", "init_args": data},
+        },
+        kind="Clustering",
+        state={"features": _single(features.state_dict()), "labels": []},
+        weights=_single(network.state_dict(prefix="network.clusters.")),
+        mode="min",
+    )
+
+
+def _single(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Bring numbers to the precision of networks."""
+    return {
+        name: value.float() if value.is_floating_point() else value
+        for name, value in values.items()
+    }
