@@ -11,6 +11,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from clusterformer.errors import InputError
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,10 +32,14 @@ class MetricsFile(Logger):
         self._earlier: list[dict[str, Any]] | None = None  # rows to keep, until the first is logged
         if path.exists():
             with path.open(encoding="utf-8", errors="replace", newline="") as file:
-                reader = csv.DictReader(file)
+                reader = csv.DictReader(line.replace("\0", "") for line in file)
                 rows = list(reader)
                 self._columns = list(reader.fieldnames or self._columns)
-            whole = [row for row in rows if None not in row.values() and row["step"].isdigit()]
+            if "step" not in self._columns:
+                raise InputError(
+                    f"{path}: not the metrics of a run, it has no column step; move it away"
+                )
+            whole = [row for row in rows if _is_whole(row)]
             if len(whole) < len(rows):
                 _log.info("%s: left out %d torn rows", path, len(rows) - len(whole))
             self._earlier = [row for row in whole if int(row["step"]) < step]
@@ -56,6 +62,14 @@ class MetricsFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         row = {"step": step or 0, **{name: float(value) for name, value in metrics.items()}}
+        try:
+            self._write(row)
+        except OSError as error:
+            raise InputError(
+                f"{self._path}: cannot be written: {error.strerror}; mend that, and fit --resume"
+            ) from error
+
+    def _write(self, row: dict[str, Any]) -> None:
         if self._earlier is not None:
             self._rewrite(self._earlier)
             self._earlier = None
@@ -78,3 +92,8 @@ class MetricsFile(Logger):
             writer.writeheader()
             writer.writerows(rows)
         partial.replace(self._path)
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    """Tell whether a row has every cell, no more, and the number of its step."""
+    return None not in row and None not in row.values() and row["step"].isdecimal()

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, reading
 from clusterformer.training.environment import describe_environment
 
 OUTCOME = "outcome"
@@ -119,7 +119,8 @@ class Run:
         """Identifier of the run at Weights & Biases, the same whenever it is resumed."""
         first = self.folder / "environment.json"
         path = first if first.exists() else self._prepared(first.name)
-        return str(json.loads(path.read_text(encoding="utf-8"))["wandb_id"])
+        with reading(path, "the environment of a run"):
+            return str(json.loads(path.read_text(encoding="utf-8"))["wandb_id"])
 
     def prepare(self, config: str, seed: int) -> None:
         """Write configuration and environment of a start beside the others, until `confirm`."""

@@ -13,6 +13,7 @@ from forked import Process
 from toy_command import TOY, error_of
 
 from clusterformer.cli.main import main
+from clusterformer.errors import InputError
 from clusterformer.training.checkpoints import read
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.runs import Run
@@ -168,8 +169,22 @@ def test_ctrl_c_keeps_the_step_that_was_running(tmp_path: Path) -> None:
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 4
 
 
-def test_a_torn_row_of_metrics_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", ["2\n", "2,\0\n2,1,1\n", "x,0.5\n", "²,1\n"])
+def test_torn_rows_of_metrics_are_left_out(torn: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
-    path.write_text("step,loss\n0,1.0\n1,0.5\n2\n")
+    path.write_text(f"step,loss\n0,1.0\n1,0.5\n{torn}")
     MetricsFile(path, step=2).log_metrics({"loss": 0.25}, step=2)
     assert path.read_text().splitlines() == ["step,loss", "0,1.0", "1,0.5", "2,0.25"]
+
+
+def test_another_table_in_place_of_the_metrics_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("name,age\nx,3\n")
+    with pytest.raises(InputError, match="no column step; move it away"):
+        MetricsFile(path, step=2)
+
+
+def test_metrics_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "metrics.csv"
+    with pytest.raises(InputError, match=r"metrics\.csv: cannot be written: No such file"):
+        MetricsFile(path).log_metrics({}, step=0)
