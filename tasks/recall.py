@@ -11,7 +11,7 @@ B batch   N tokens   A pairs
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -23,6 +23,13 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE
 from clusterformer.tasks.asking import AskingBatch
 from clusterformer.tasks.generated import GeneratedTask, GeneratedTexts
+
+
+class RecallState(TypedDict):
+    """What a checkpoint holds of the task."""
+
+    vocab_size: int
+    length: int
 
 
 class Recall(GeneratedTask):
@@ -37,6 +44,8 @@ class Recall(GeneratedTask):
         power: Exponent of the power law of distances; 1 for equal chances.
         options: Options of `GeneratedTask`.
     """
+
+    state_type = RecallState
 
     def __init__(
         self,
@@ -81,6 +90,7 @@ class Recall(GeneratedTask):
         return {"vocab_size": self._vocab_size, "length": self._length}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        require_at_least(4, vocab_size=state["vocab_size"], length=state["length"])
         self._vocab_size, self._length = state["vocab_size"], state["length"]
 
     def predictions(self, network: nn.Module, batch: AskingBatch) -> list[dict[str, Any]]:

@@ -1,11 +1,14 @@
 """Values of a file are held against the types that code states."""
 
-from typing import Any, Literal, TypedDict
+import inspect
+from typing import Any, Literal, TypedDict, is_typeddict
 
 import pytest
 
+from clusterformer.api import import_tasks
 from clusterformer.errors import InputError
 from clusterformer.structure import require_arguments, require_structure
+from clusterformer.task import Task
 
 
 class Inner(TypedDict):
@@ -77,3 +80,15 @@ def test_options_are_those_of_a_signature(options: Any, message: str | None) -> 
     with pytest.raises(InputError) as error:
         require_arguments(_called, options, "x")
     assert message in str(error.value)
+
+
+def _subclasses(base: type) -> list[type]:
+    return [found for each in base.__subclasses__() for found in (each, *_subclasses(each))]
+
+
+def test_every_task_states_what_its_checkpoint_holds() -> None:
+    import_tasks()
+    ours = [task for task in _subclasses(Task) if task.__module__.startswith("clusterformer.")]
+    assert len(ours) >= 8
+    for task in ours:
+        assert inspect.isabstract(task) or is_typeddict(task.state_type), task
