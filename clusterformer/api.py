@@ -46,8 +46,7 @@ def load(
         [{'label': '1', 'probability': 0.97}, {'label': '0', 'probability': 0.97}]
 
     Args:
-        run: Run directory (its best checkpoint), `.ckpt` file, folder of `clusterformer export`,
-            or model of `clusterformer cluster`.
+        run: Directory of a run of `fit` or `cluster`, `.ckpt` file, or folder of an export.
         average: N for the mean of the weights after the last N validations, "best:N" for the best
             N, of a training with `--keep N`; None for the weights of the checkpoint.
         device: "cpu" or "cuda"; None for cuda where there is one.
