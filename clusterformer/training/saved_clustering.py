@@ -29,10 +29,10 @@ def open_clustering(path: Path) -> Saved:
     network, features = model._network, model._features
     data = {
         "name": str(path),
-        "n_clusters": model.n_clusters,
+        "n_clusters": int(network.alive.sum()),
         "hidden": model.hidden,
         "n_components": features.num_features,
-        "merge_at": network.merge_at,
+        "merge_at": 0,
     }
     return Saved(
         path=path,
@@ -43,9 +43,22 @@ def open_clustering(path: Path) -> Saved:
         },
         kind="Clustering",
         state={"features": _single(features.state_dict()), "labels": []},
-        weights=_single(network.state_dict(prefix="network.clusters.")),
+        weights=_single(_alive(network.state_dict(prefix="network.clusters."))),
         mode="min",
     )
+
+
+def _alive(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out the clusters that were merged into others."""
+    prefix = "network.clusters."
+    alive = weights[f"{prefix}alive"]
+    joint = weights[f"{prefix}joint"][alive][:, alive]
+    return weights | {
+        f"{prefix}centroids": weights[f"{prefix}centroids"][alive],
+        f"{prefix}joint": joint,
+        f"{prefix}sizes": joint.sum(1),  # read in training alone
+        f"{prefix}alive": alive[alive],
+    }
 
 
 def _single(values: dict[str, Tensor]) -> dict[str, Tensor]:
