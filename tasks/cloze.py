@@ -14,7 +14,7 @@ import re
 import zlib
 from collections import Counter
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -75,6 +75,13 @@ class Question(NamedTuple):
     candidates: list[str]
 
 
+class ClozeState(TypedDict):
+    """What a checkpoint holds of the task."""
+
+    words: list[str]
+    num_names: int
+
+
 class Cloze(GeneratedTask):
     """Choose the missing name of a passage of a book among ten of its names.
 
@@ -95,6 +102,8 @@ class Cloze(GeneratedTask):
         fresh: Share of texts with fresh names.
         options: Options of `GeneratedTask`.
     """
+
+    state_type = ClozeState
 
     def __init__(
         self,

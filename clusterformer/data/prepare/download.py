@@ -131,7 +131,10 @@ def _receive(
     """Append the bytes of one connection, never more than the file may have."""
     known = _safe(tag.read_bytes().decode("latin-1")) if tag and tag.exists() else ""
     num_bytes = _size(part) if known or not tag else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "clusterformer"})
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": "clusterformer"})
+    except ValueError as error:
+        raise InputError(f"{url}: no address: {error}") from error
     if num_bytes:
         request.add_header("Range", f"bytes={num_bytes}-")
         if known:
