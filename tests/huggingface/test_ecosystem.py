@@ -1,0 +1,97 @@
+"""Converted models in what others have for models: Trainer, PEFT, sentences."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clusterformer import huggingface
+
+transformers = pytest.importorskip("transformers")
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    tokens = torch.randint(3, 50, (count, 17))
+    return [{"input_ids": row.tolist(), "labels": int(row[0] > 25)} for row in tokens]
+
+
+@pytest.mark.slow
+def test_the_trainer_of_transformers_trains_saves_and_resumes(tiny, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model = tiny("Bert", "ForSequenceClassification")
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=3)
+    start = {name: x.clone() for name, x in model.state_dict().items()}
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=4, save_steps=2, per_device_train_batch_size=4,
+        learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    data = rows(16)
+    transformers.Trainer(model, arguments, train_dataset=data).train()
+    moved = [n for n, x in model.state_dict().items() if not torch.equal(x, start[n])]
+    assert any(name.endswith("core.space.weight") for name in moved)
+    saved = huggingface.load(tmp_path / "checkpoint-4")
+    tokens = torch.tensor([row["input_ids"] for row in data])
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(saved(tokens).logits, model(tokens).logits)
+    resumed = transformers.Trainer(saved.train(), arguments, train_dataset=data)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for name, x in saved.state_dict().items():
+        torch.testing.assert_close(x, model.state_dict()[name])
+
+
+@pytest.mark.slow
+def test_adapters_and_the_mechanism_are_trained_by_peft(tiny, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = tiny("Bert", "ForSequenceClassification")
+    huggingface.attach(base, "NeuralClusteringAttention", num_clusters=3)
+    base.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS", r=2, target_modules=["query", "value"],
+        modules_to_save=["classifier", "clusterformer"],
+    )  # fmt: skip
+    model = peft.get_peft_model(base, config)
+    trained = {name for name, x in model.named_parameters() if x.requires_grad}
+    assert any("lora_A" in name for name in trained)
+    assert any("space.weight" in name for name in trained)
+    assert not any(name.endswith("query.base_layer.weight") for name in trained)
+    optimizer = torch.optim.SGD([x for x in model.parameters() if x.requires_grad], lr=0.02)
+    tokens, labels = torch.randint(3, 50, (8, 17)), torch.arange(8) % 2
+    losses = []
+    for _step in range(8):
+        loss = model.eval()(input_ids=tokens, labels=labels).loss
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    with torch.no_grad():
+        expected = model(input_ids=tokens).logits
+        model.save_pretrained(tmp_path / "adapter")
+        fresh = huggingface.load(tmp_path / "base")
+        again = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
+        torch.testing.assert_close(again(input_ids=tokens).logits, expected)
+    with pytest.raises(ValueError, match="attach the mechanism first, then add adapters"):
+        huggingface.attach(model, "FullAttention")
+
+
+@pytest.mark.slow
+def test_sentence_transformers_load_a_converted_folder(tiny, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    model.save_pretrained(tmp_path / "converted")
+    tokenizer.save_pretrained(tmp_path / "converted")
+    texts = ["a b c", "d e f g h a a a"]
+    encoder = sentence_transformers.SentenceTransformer(
+        str(tmp_path / "converted"), trust_remote_code=True, device="cpu"
+    )
+    found = encoder.encode(texts, convert_to_tensor=True)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(**inputs).last_hidden_state
+    mask = inputs["attention_mask"][..., None]
+    torch.testing.assert_close(found, (hidden * mask).sum(1) / mask.sum(1))
+    assert huggingface.is_attached(encoder)
