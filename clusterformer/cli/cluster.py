@@ -46,6 +46,9 @@ probability of each point), memberships.npy, and model.npz, or centers.npy of ot
   --hidden 256          units of the hidden layer of neural-hidden and neural-augmented
   --balance 1 --no-merge --n_neighbors 5 --n_init 1 --device cpu
                         further options of the neural methods, those of NeuralClustering
+  --merge_by_information
+                        merge surplus clusters that lose the least information: steadier for few
+                        clusters
   --threads N           CPU threads of all methods (default: all cores)
   --runs runs           parent of the run directory, which gets results.csv, results.json,
                         pictures and the directories of the clusters
@@ -228,6 +231,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_number("--hidden", default=256)
     parser.add_argument("--balance", type=float, default=1.0)
     parser.add_argument("--no-merge", dest="merge", action="store_false")
+    parser.add_argument(
+        "--merge_by_information", dest="merge", action="store_const", const="information"
+    )
     parser.add_number("--n_neighbors", default=5)
     parser.add_number("--n_init", default=1)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])

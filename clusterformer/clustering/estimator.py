@@ -84,7 +84,9 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
             is called at each step. If its second argument is named `generator`, it gets the
             `torch.Generator` to draw from. For images:
             `clusterformer.clustering.images.RandomAffine`.
-        merge: Start with more clusters, and merge surplus ones in training (see `NeuralClusters`).
+        merge: Start with more clusters, and merge surplus ones in training (see `NeuralClusters`);
+            "information" merges those that lose the least information, which is steadier for few
+            clusters.
         n_neighbors: Number of nearest neighbours from which a point's pair is drawn in training.
         n_components: Number of principal components of the data that neighbours and clusters see.
         max_iter: Maximum number of training steps.
@@ -114,7 +116,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         hidden: int | None = None,
         balance: float = 1.0,
         augment: Augment | None = None,
-        merge: bool = True,
+        merge: bool | Literal["information"] = True,
         n_neighbors: int = 5,
         n_components: int = 64,
         max_iter: int = 600,
@@ -243,6 +245,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
             hidden=self.hidden,
             merge_at=max(auto, round(merge_at)) if self.merge else 0,
             auto=auto,
+            by_information=self.merge == "information",
             generator=_restarted(generator),
         )
         seeds = slice(max(4096, MIN_PER_CLUSTER * first_clusters(self)))

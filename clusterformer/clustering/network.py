@@ -44,6 +44,8 @@ class NeuralClusters(nn.Module):
         merge_at: Training step after which C clusters are left; 0 starts with C.
         auto: Whether `num_clusters` is the number at the start, and merging finds C
             (see `natural_count`).
+        by_information: Whether to merge clusters that lose the least information (`merges`), as
+            `auto` does, and not those that are neighbours most above chance.
         generator: Generator on the CPU of the initial weights; None for torch's global one.
 
     Attributes:
@@ -68,6 +70,7 @@ class NeuralClusters(nn.Module):
         width: int = 64,
         merge_at: int = 0,
         auto: bool = False,
+        by_information: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -87,6 +90,7 @@ class NeuralClusters(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         self.sharpness = nn.Parameter(torch.tensor(1 / _TEMPERATURE).log())
         self.num_clusters, self.merge_at, self.auto = num_clusters, merge_at, auto
+        self.by_information = by_information
 
     def embed(self, points: Tensor) -> Tensor:
         """Map points (P, F) to unit vectors (P, width).
@@ -175,13 +179,13 @@ class NeuralClusters(nn.Module):
 
     def _merge(self, joint: Tensor) -> None:
         """Merge clusters until C are left; `auto` finds C."""
-        order: Iterator[tuple[int, int]]
+        order: Iterator[tuple[int, int]] = merges_above_chance(joint)
         if self.auto:
             found = list(merges(joint))
             self.settle(natural_count(found))
             order = ((merge.kept, merge.gone) for merge in found)
-        else:
-            order = merges_above_chance(joint)
+        elif self.by_information:
+            order = ((merge.kept, merge.gone) for merge in merges(joint))
         weights = joint.sum(1).double().cpu()
         merged = F.normalize(self.centroids, dim=-1).double().cpu() * weights[:, None]
         alive = self.alive.cpu().clone()

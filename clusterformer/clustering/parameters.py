@@ -36,6 +36,8 @@ def check_parameters(estimator: Any) -> None:
     auto = isinstance(given["n_clusters"], str) and given["n_clusters"] == "auto"
     if not (auto or _is_count(given["n_clusters"])):
         _refuse("n_clusters", 'an integer of at least 1, or "auto"', given["n_clusters"])
+    if given["merge"] not in (True, False, "information"):
+        _refuse("merge", 'True, False or "information"', given["merge"])
     if auto and not given["merge"]:
         _refuse("merge", 'true with n_clusters="auto", which merges', given["merge"])
     if not (_is_finite(given["min_probability"]) and 0 <= given["min_probability"] < 1):

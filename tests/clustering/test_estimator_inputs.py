@@ -216,3 +216,13 @@ def test_auto_counts_clusters_that_are_apart(tmp_path: Path) -> None:
     assert clone(again).n_clusters == "auto"
     with pytest.raises(ValueError, match="'merge' parameter"):
         small("auto", merge=False).fit(x)
+
+
+def test_surplus_clusters_merge_by_information_on_request(tmp_path: Path) -> None:
+    x, y = make_blobs(300, centers=9 * np.eye(3, 6), cluster_std=1.0, random_state=0)
+    fitted = small(merge="information", max_iter=100).fit(x)
+    assert adjusted_rand_score(y, fitted.labels_) > 0.95
+    fitted.save(tmp_path / "m")
+    assert NeuralClustering.load(tmp_path / "m").merge == "information"
+    with pytest.raises(ValueError, match="'merge' parameter of NeuralClustering must be True"):
+        small(merge="chance").fit(x)
