@@ -255,6 +255,8 @@ class Labelling(Task):
         return label_measures(examples, found)
 
     def _encode(self, split: Split, examples: Sequence[Example]) -> LabelledDataset:
+        if not examples:
+            raise InputError(f"data.{split}: no example in it; give more texts, or another file")
         if split == "test":
             self._test_examples = examples
         targets = self.targets(examples)

@@ -45,7 +45,7 @@ TASKS = {
     "clustering": (["--data=Clustering", "--data.name=points.npy", "--data.n_clusters=3"], "test"),
 }
 VALUES: list[Any] = [
-    *(None, True, 0, 3, -1, 10**30, 1.5, float("nan"), "", "x", "9" * 5000, "\ud800", "\x00"),
+    *(None, True, 0, 3, -1, 10**30, 1.5, float("nan"), "", "x", "\ud800", "\x00"),
     *([], [3], ["x", "x"], {}, {"x": 1}, [[[]]], {"class_path": "os.system"}),
     *(torch.zeros(2, 3), torch.tensor(3), torch.zeros(0), torch.tensor([float("nan")])),
     *(torch.zeros(3, dtype=torch.complex64), torch.eye(3).to_sparse(), torch.ones(4).bool()),
