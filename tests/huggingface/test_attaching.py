@@ -181,7 +181,7 @@ from clusterformer import huggingface
 torch.set_num_threads(1)
 sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
 model = BertModel(BertConfig(**sizes, max_position_embeddings=32_768)).eval()
-huggingface.attach(model, "NeuralClusteringAttention", num_clusters=512)
+huggingface.attach(model, "NeuralClusteringAttention", num_clusters=128)
 tokens = torch.randint(1000, (1, 32_768))
 mask = torch.ones_like(tokens)
 mask[:, -9:] = 0
