@@ -14,7 +14,9 @@ from clusterformer.models.decoder import Decoder
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.models.transformer import Encoder
 from clusterformer.task import Task
+from clusterformer.tasks.cloze import Cloze
 from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.needle import Needle
 from clusterformer.tasks.recall import Recall
 from clusterformer.training.config_files import resolve, shipped
 
@@ -51,7 +53,7 @@ def test_it_builds_from_any_folder(
         check_pretrained(config)
         return
     x, mask = torch.randn(2, 7, config.d_model), torch.ones(2, 7, dtype=torch.bool)
-    causal = isinstance(options.task, LanguageModeling | Recall)
+    causal = isinstance(options.task, LanguageModeling | Cloze | Needle | Recall)
     stack = Decoder(config) if causal else Encoder(config)
     assert stack(x, mask).hidden.isfinite().all()
 
