@@ -18,6 +18,12 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
 from clusterformer.data.columns import COLUMNS, find_columns
+from clusterformer.data.label_names import (
+    LabellingState,
+    balanced_weights,
+    check_labels,
+    sorted_labels,
+)
 from clusterformer.data.labelled_text import Column, Example
 from clusterformer.data.named_sets import Split
 from clusterformer.data.text_rows import TextRows
@@ -26,14 +32,8 @@ from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
 from clusterformer.losses import cross_entropy
 from clusterformer.task import IGNORE, Output, SimpleResult, Task
-from clusterformer.tasks.label_names import (
-    LabellingState,
-    balanced_weights,
-    check_labels,
-    sorted_labels,
-)
-from clusterformer.tasks.label_report import LabelReport, all_probabilities
-from clusterformer.tasks.text_baselines import Labelled, label_measures, text_baselines
+from clusterformer.training.label_report import LabelReport, all_probabilities
+from clusterformer.training.text_baselines import Labelled, label_measures, text_baselines
 
 _log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.cluster_network import ClusterNetwork
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Output, SimpleResult, Task
-from clusterformer.tasks.clustering_methods import METHODS, make_clustering
 from clusterformer.tasks.metrics import Purity
+from clusterformer.training.clustering_methods import METHODS, make_clustering
 
 _FITTED = 10_000  # points from which the principal components are learnt
 _MAPPED = 1500  # test points in the map

@@ -1,12 +1,12 @@
 """Base of the tasks whose texts are generated: they need no data.
 
-B batch   N tokens   L labels
+B batch   N tokens   A tokens that ask   L labels
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -21,6 +21,15 @@ from clusterformer.task import IGNORE, Output, Task
 
 TRAIN, VALID, TEST = 0, 1, 2
 """First number of the stream that each part of the data comes from."""
+
+
+class AskingBatch(NamedTuple):
+    """Texts, and the answers to what they ask."""
+
+    tokens: Tensor  # (B, N) int64
+    mask: Tensor  # (B, N) bool
+    target: Tensor  # (B, A) int64
+    asked: Tensor  # (B, A) int64: positions
 
 
 class GeneratedTexts(Dataset[Any]):

@@ -24,6 +24,7 @@ from clusterformer.data.documents import (
     read_documents,
 )
 from clusterformer.data.named_sets import SPLITS, Split
+from clusterformer.data.recurrence import distance_to_last
 from clusterformer.data.stream_tokenizers import (
     ByteTokenizer,
     StreamBytePairTokenizer,
@@ -40,7 +41,6 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.task import IGNORE, Batch, Output, Task
 from clusterformer.tasks.metrics import CodeLength, Units
-from clusterformer.tasks.recurrence import distance_to_last
 
 
 class LanguageModelingState(TypedDict):

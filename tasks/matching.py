@@ -15,7 +15,7 @@ from clusterformer.data.labelled_text import Column, Example, TextPair
 from clusterformer.errors import InputError
 from clusterformer.task import Output
 from clusterformer.tasks.pairs import PairBatch, PairLabelling
-from clusterformer.tasks.text_baselines import Labelled
+from clusterformer.training.text_baselines import Labelled
 
 
 class Matching(PairLabelling):

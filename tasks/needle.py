@@ -29,8 +29,14 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Output
-from clusterformer.tasks.asking import AskingBatch
-from clusterformer.tasks.generated import TEST, TRAIN, VALID, GeneratedTask, GeneratedTexts
+from clusterformer.tasks.generated import (
+    TEST,
+    TRAIN,
+    VALID,
+    AskingBatch,
+    GeneratedTask,
+    GeneratedTexts,
+)
 
 DIGITS = 5
 """A: digits of the number."""

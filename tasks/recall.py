@@ -21,8 +21,7 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE
-from clusterformer.tasks.asking import AskingBatch
-from clusterformer.tasks.generated import GeneratedTask, GeneratedTexts
+from clusterformer.tasks.generated import AskingBatch, GeneratedTask, GeneratedTexts
 
 
 class RecallState(TypedDict):

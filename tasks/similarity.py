@@ -14,12 +14,12 @@ from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from clusterformer.data.corpora import SimilarityCorpus
+from clusterformer.data.label_names import LabellingState
 from clusterformer.data.labelled_text import Example
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedSimilarity
 from clusterformer.task import IGNORE, Output, SimpleResult
-from clusterformer.tasks.label_names import LabellingState
 from clusterformer.tasks.pairs import PairBatch, PairLabelling
 
 TF_IDF = "cosine of TF-IDF"

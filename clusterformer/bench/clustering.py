@@ -16,7 +16,7 @@ from clusterformer.bench.report import Row, write_report, write_whole
 from clusterformer.clustering.measures import measures
 from clusterformer.data.points import Points
 from clusterformer.errors import InputError
-from clusterformer.tasks.clustering_methods import make_clustering
+from clusterformer.training.clustering_methods import make_clustering
 from clusterformer.training.memory import reset_peak, resident
 
 SHOWN = 1500

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clusterformer.cli import cluster_text
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
-from clusterformer.tasks.clustering_methods import METHODS
+from clusterformer.training.clustering_methods import METHODS
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row

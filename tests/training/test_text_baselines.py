@@ -15,7 +15,7 @@ from clusterformer.compare import runner
 from clusterformer.data.labelled_text import Row, TextPair
 from clusterformer.tasks.classification import Classification
 from clusterformer.tasks.matching import Matching
-from clusterformer.tasks.text_baselines import (
+from clusterformer.training.text_baselines import (
     MAJORITY,
     SECOND,
     SVM,

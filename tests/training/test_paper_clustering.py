@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from clusterformer.tasks import paper_clustering
 from clusterformer.tasks.clustering import Clustering
-from clusterformer.tasks.clustering_methods import METHODS
-from clusterformer.tasks.paper_clustering import PaperClustering
+from clusterformer.training import paper_clustering
+from clusterformer.training.clustering_methods import METHODS
+from clusterformer.training.paper_clustering import PaperClustering
 
 
 @pytest.fixture(autouse=True)

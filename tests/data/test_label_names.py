@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from clusterformer.data.label_names import balanced_weights, refuse_lists, sorted_labels
 from clusterformer.errors import InputError
 from clusterformer.losses import cross_entropy
-from clusterformer.tasks.label_names import balanced_weights, refuse_lists, sorted_labels
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import torch
 
 from clusterformer.cli.main import main
-from clusterformer.tasks.recurrence import distance_to_last
+from clusterformer.data.recurrence import distance_to_last
 
 
 def searched(tokens: list[int], length: int) -> list[int]:

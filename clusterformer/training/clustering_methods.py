@@ -52,7 +52,7 @@ def make_clustering(
 
         from clusterformer.clustering import NeuralClustering
         from clusterformer.clustering.images import RandomAffine
-        from clusterformer.tasks.paper_clustering import PaperClustering
+        from clusterformer.training.paper_clustering import PaperClustering
     except ImportError as error:
         raise InputError(f"{error}: pip install 'clusterformer[cluster]'") from None
     if method == "kmeans":
