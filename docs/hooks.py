@@ -31,7 +31,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in the help of commands."""
-    return re.sub(r"^<!-- help: *([\w ]*?) *-->$", _help, markdown, flags=re.MULTILINE)
+    return re.sub(r"^<!-- help: *([\w -]*?) *-->$", _help, markdown, flags=re.MULTILINE)
 
 
 def _help(match: re.Match[str]) -> str:

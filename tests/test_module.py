@@ -209,7 +209,9 @@ def test_an_interrupted_write_leaves_the_old_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, path = CheckpointFiles(), tmp_path / "last.ckpt"
-    files.save_checkpoint({"clusterformer": {}, "step": 1}, path)
+    entries = {"version": "0", "config": None, "seed": 0, "kind": "Toy", "mode": "max", "task": {}}
+    content = {"clusterformer": entries, "state_dict": {}, "global_step": 1}
+    files.save_checkpoint(content, path)
 
     def die(content: Any, file: Any) -> None:
         file.write(b"half a checkpoint")
@@ -217,8 +219,8 @@ def test_an_interrupted_write_leaves_the_old_checkpoint(
 
     monkeypatch.setattr(torch, "save", die)
     with pytest.raises(KeyboardInterrupt):
-        files.save_checkpoint({"clusterformer": {}, "step": 2}, path)
-    assert read(path)["step"] == 1
+        files.save_checkpoint({**content, "global_step": 2}, path)
+    assert read(path)["global_step"] == 1
 
 
 def test_a_module_without_a_task_says_what_it_wants() -> None:

@@ -105,9 +105,10 @@ def count_in_blocks(
     """
     length = chosen.shape[2]
     start = chosen * block_size
-    end = torch.arange(length, device=chosen.device)[:, None] if causal else length - 1
+    end: Tensor | int = length - 1
+    if causal:
+        end = torch.arange(length, device=chosen.device)[:, None]
     if mask is not None:
-        end = torch.minimum(
-            torch.as_tensor(end, device=chosen.device), mask.sum(1)[:, None, None, None] - 1
-        )
+        last = mask.sum(1)[:, None, None, None] - 1
+        end = torch.minimum(end, last) if isinstance(end, Tensor) else last
     return ((end - start + 1).clamp(0, block_size) * seen).sum(-1, keepdim=True)

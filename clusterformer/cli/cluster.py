@@ -23,7 +23,7 @@ INDENT = "\n" + 24 * " "
 HELP = f"""
 usage: clusterformer cluster [options]
        clusterformer cluster --predict MODEL --data FILE
-       clusterformer cluster --text FILE [options], see below
+       clusterformer cluster --text --help         for texts
 
 Cluster points by several methods with several seeds, and compare. Needs clusterformer[cluster].
 Each method and number of clusters gets a directory, such as neural-10: labels.csv (id, cluster,
@@ -67,9 +67,13 @@ examples:
   clusterformer cluster --predict runs/cluster-points/1/neural-20 --data new.csv --id_column name
 
 In Python: NeuralClustering.load("runs/cluster-points/1/neural-20/model.npz").predict(points)
+"""
 
-Of texts:
-{cluster_text.HELP}"""
+
+def help_for(arguments: list[str]) -> str:
+    """Return the help of clustering texts, or of clustering points."""
+    return cluster_text.HELP if "--text" in arguments else HELP
+
 
 _NEURAL = ("balance", "merge", "n_neighbors", "n_init", "device")
 _USUAL = [10, 50, 100]  # numbers of clusters

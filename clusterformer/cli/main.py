@@ -24,7 +24,8 @@ COMMANDS = {
     "compare": "train the models of a file, write a table and a page",
     "bench": "measure time and memory of attention",
 }
-"""Each is a module of this package with HELP and `run(arguments)`, which imports torch late."""
+"""Each is a module of this package with HELP, and `help_for(arguments)` where there are two of them,
+and `run(arguments)`, which imports torch late."""
 
 ANSWERS = {"predict", "translate", "generate"}
 """Commands whose work is their output: they end when nobody reads it."""
@@ -76,7 +77,7 @@ def _dispatch(arguments: list[str]) -> None:
     if rest and rest[0] in getattr(command, "SUBCOMMANDS", ()):
         command, rest = import_module(f"clusterformer.cli.{name}_{rest[0]}"), rest[1:]
     if "-h" in rest or "--help" in rest:
-        print(command.HELP.strip())
+        print(getattr(command, "help_for", lambda _: command.HELP)(rest).strip())
         return
     if name not in ANSWERS:
         outlive_readers()

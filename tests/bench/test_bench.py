@@ -72,11 +72,12 @@ def test_operations_of_full_attention_are_those_of_the_formula() -> None:
 
 
 def test_operations_of_blocks_are_those_of_full_attention_within_them() -> None:
-    setting = Setting(64, 64, 16, 2, 4, False, True, 0, 16, "fp32", "cpu")
+    setting = Setting(512, 512, 16, 2, 4, False, True, 0, 16, "fp32", "cpu")
     full, paper = (count_flops(Subject(name, setting).step) for name in ("FullAttention", "paper"))
-    projections = 3 * 4 * 2 * 64 * 16 * 16
-    assert full == projections + 14 * 64 * 64 * 16
-    assert projections + 14 * 64 * 32 * 16 < paper < projections + 14 * 64 * 32 * 16 * 2
+    projections = 3 * 4 * 2 * 512 * 16 * 16
+    assert full == projections + 14 * 512 * 512 * 16
+    within = 14 * 512 * 256 * 16  # two blocks of 128
+    assert projections + within < paper < projections + within * 2
 
 
 def test_a_stack_of_layers_and_fewer_parts_can_be_measured(capsys) -> None:

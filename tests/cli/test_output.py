@@ -6,6 +6,7 @@ import signal
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,11 +50,17 @@ def limited_file_size() -> int:
     signal.signal(signal.SIGXFSZ, handler)
 
 
+def contents(weight: torch.Tensor) -> dict[str, Any]:
+    """A whole checkpoint, as small as one can be."""
+    entries = {"version": "0", "config": None, "seed": 0, "kind": "Toy", "mode": "max", "task": {}}
+    return {CHECKPOINT_KEY: entries, "state_dict": {"weight": weight}, "global_step": 1}
+
+
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, limited_file_size: int) -> None:
     files, path = CheckpointFiles(), tmp_path / "last.ckpt"
-    small = {CHECKPOINT_KEY: {}, "state_dict": {"weight": torch.ones(3)}}
+    small = contents(torch.ones(3))
     files.save_checkpoint(small, path)
-    large = {CHECKPOINT_KEY: {}, "state_dict": {"weight": torch.ones(limited_file_size)}}
+    large = contents(torch.ones(limited_file_size))
     with pytest.raises(InputError, match=r"File too large; last good checkpoint: .*last\.ckpt"):
         files.save_checkpoint(large, path)
     assert [found.name for found in tmp_path.iterdir()] == ["last.ckpt"]

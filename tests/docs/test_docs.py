@@ -167,7 +167,8 @@ def test_training_on_own_data_runs(
 )
 def test_options_are_in_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, *options = arguments(line)
-    subcommand = options[:1] if command == "bench" and not options[0].startswith("--") else []
+    named = command == "bench" and not options[0].startswith("--")
+    subcommand = options[:1] if named or options[:1] == ["--text"] else []
     for shown in ([command], [command, *subcommand]):
         assert main([*shown, "--help"]) == 0
     told = capsys.readouterr().out

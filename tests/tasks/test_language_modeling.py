@@ -232,7 +232,8 @@ def test_measures_do_not_depend_on_the_windows(folder: Path, tokenizer) -> None:
             found.append(evaluated(task, model))
     for other in found[1:]:
         for name, value in found[0].items():
-            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-4)
+            if not name.endswith("keys_seen"):  # one token, as a share of the context
+                torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-4)
     assert ("bits_per_byte" in found[0]) == (tokenizer != "word")
 
 
