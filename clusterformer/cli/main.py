@@ -24,8 +24,8 @@ COMMANDS = {
     "compare": "train the models of a file, write a table and a page",
     "bench": "measure time and memory of attention",
 }
-"""Each is a module of this package with HELP, and `help_for(arguments)` where there are two of them,
-and `run(arguments)`, which imports torch late."""
+"""Each is a module of this package with HELP, `help_for(arguments)` if it has two, and
+`run(arguments)`, which imports torch late."""
 
 ANSWERS = {"predict", "translate", "generate"}
 """Commands whose work is their output: they end when nobody reads it."""

@@ -89,7 +89,9 @@ def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("damaged", ["config.yaml", "results.json"])
+@pytest.mark.parametrize(
+    "damaged", ["config.yaml", pytest.param("results.json", marks=pytest.mark.slow)]
+)
 def test_a_damaged_cell_is_trained_anew_and_says_so(damaged: str, plan: Path, capfd) -> None:
     plan.write_text(yaml.safe_dump({**TINY, "rows": {"coupled": {}}}, sort_keys=False))
     assert main(["compare", str(plan)]) == 0

@@ -72,13 +72,13 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_values_and_gradients_are_those_of_the_reference(form, padded, monkeypatch) -> None:
     blocks = blocks_of(form, LENGTH, mask_of(LENGTH, padded))
     agree(inputs(LENGTH, 8, 5), blocks, monkeypatch, **FORMS[form])
 
 
-@pytest.mark.parametrize("length", [1, 3, 63])
+@pytest.mark.parametrize("length", [1, 3, pytest.param(63, marks=pytest.mark.slow)])
 def test_any_length_and_width(length, monkeypatch) -> None:
     for width, wide, clusters in [(20, 0, 2), (33, 3, 7)]:
         blocks = blocks_of("both ways", length, None, clusters)

@@ -160,8 +160,15 @@ def test_a_longer_text_is_cut_and_counted(
     assert int(said[0].split()[1]) <= sum(len(row) > 8 for row in rows)
 
 
-@pytest.mark.parametrize("joint", ["true", "false"])
-@pytest.mark.parametrize("task", ["Matching", "Inference"])
+@pytest.mark.parametrize(
+    ("task", "joint"),
+    [
+        ("Matching", "true"),
+        ("Inference", "false"),
+        pytest.param("Matching", "false", marks=pytest.mark.slow),
+        pytest.param("Inference", "true", marks=pytest.mark.slow),
+    ],
+)
 def test_pairs_are_read(task: str, joint: str, bert: Path, pairs: Path, tmp_path: Path) -> None:
     fit = ["fit", f"--data={task}", f"--data.train={pairs}", f"--model.pretrained={bert}"]
     fit += [f"--data.joint={joint}", "--model.attention.num_clusters=3", f"--runs={tmp_path}"]
