@@ -172,6 +172,7 @@ def test_errors_on_what_a_trained_model_attends_to_are_measured(encoder: Path, c
     assert "has positions for 512 tokens" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     arguments = ["--d_model", "64", "--num_heads", "2", "--repeats", "1", "--out", str(out)]

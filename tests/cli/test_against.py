@@ -115,6 +115,7 @@ def test_two_processes_train_the_others_too(tmp_path: Path) -> None:
     assert list(table(done.stdout)) == ["this run", *OTHERS, "always with"]
 
 
+@pytest.mark.slow
 def test_each_is_a_run_of_its_own_on_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

@@ -118,6 +118,7 @@ def test_a_failed_run_is_named_and_the_rest_goes_on(plan: Path, capfd) -> None:
     assert "fine" in Path("comparisons/tiny/table.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_shards_share_the_runs(plan: Path) -> None:
     folder = Path("comparisons/tiny")

@@ -131,7 +131,7 @@ def test_lengths_bound_the_tokens_of_a_batch():
         assert data.lengths == [data[[i]].tokens.numel() for i in range(3)]
 
 
-@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("joint", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_trains_tests_and_predicts_from_its_state(train_file, joint, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.manual_seed(2)

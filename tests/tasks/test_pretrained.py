@@ -285,8 +285,15 @@ def test_what_cannot_be_is_one_line(
     assert sum(line.startswith("clusterformer: error") for line in lines) == 1
 
 
-@pytest.mark.parametrize("joint", ["true", "false"])
-@pytest.mark.parametrize("pretrained", [True, False])
+@pytest.mark.parametrize(
+    ("pretrained", "joint"),
+    [
+        (True, "true"),
+        (False, "false"),
+        pytest.param(True, "false", marks=pytest.mark.slow),
+        pytest.param(False, "true", marks=pytest.mark.slow),
+    ],
+)
 def test_similarity_is_learnt_as_a_number(
     pretrained: bool, joint: str, bert: Path, pairs: Path, tmp_path: Path
 ) -> None:
