@@ -1,54 +1,14 @@
 """The contract of DESIGN section 3, over every mechanism and causal form that exists."""
 
 import inspect
-import re
-from pathlib import Path
 
 import pytest
 import torch
+from contract_layers import FORMS, HEADS, STRICT, WIDTH, build, mask_of, name
 from torch import Tensor
 
 from clusterformer import attention
-from clusterformer.attention import AttentionCore, MultiHeadAttention, mechanisms
-
-WIDTH, HEADS = 32, 4
-SMALL = {  # several blocks at the lengths used here
-    "num_clusters": 5,
-    "chunk_size": 4,
-    "window": 5,
-    "top_k": 4,
-    "block_size": 7,
-    "local_window": 3,
-}
-
-
-def guide_example() -> type[AttentionCore]:
-    """Return the mechanism that docs/guides/extend.md shows."""
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "extend.md"
-    code = re.search(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
-    assert code
-    names: dict[str, type[AttentionCore]] = {}
-    exec(code[1], names)  # type: ignore[arg-type]
-    return names["MeanAttention"]
-
-
-FORMS = [(cls, causal) for cls in mechanisms() for causal in cls.causal_forms]
-FORMS.append((guide_example(), False))
-STRICT = [cls for cls in mechanisms() if True in cls.causal_forms]
-
-
-def name(value: object) -> str:
-    return value.__name__ if isinstance(value, type) else f"causal={value}"
-
-
-def build(cls: type[AttentionCore], causal: object = False) -> MultiHeadAttention:
-    options = {k: v for k, v in SMALL.items() if k in inspect.signature(cls).parameters}
-    return MultiHeadAttention(cls(WIDTH, HEADS, causal=causal, **options)).eval()
-
-
-def mask_of(lengths: list[int], longest: int) -> Tensor:
-    return torch.arange(longest) < torch.tensor(lengths)[:, None]
-
+from clusterformer.attention import MultiHeadAttention, mechanisms
 
 every_form = pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
 every_strict = pytest.mark.parametrize("cls", STRICT, ids=name)
@@ -272,68 +232,6 @@ def test_rows_do_not_depend_on_each_other(cls, causal) -> None:
     layer = build(cls, causal)
     x = torch.randn(3, 23, WIDTH)
     torch.testing.assert_close(layer(x).values[1:], layer(x[1:]).values)
-
-
-@pytest.mark.parametrize(
-    ("cls", "causal", "backend"),
-    [
-        pytest.param(cls, causal, backend, marks=[] if quick else pytest.mark.slow)
-        for cls, causal in FORMS
-        for backend in ("eager", "aot_eager")
-        for quick in [backend == "eager" and cls is attention.NeuralClusteringAttention]
-    ],
-    ids=name,
-)
-def test_compiles_once_for_all_lengths(cls, causal, backend: str) -> None:
-    """Dynamo's graph and guards; AOTAutograd's own pass is also that of the export below."""
-    torch._dynamo.reset()
-    layer = build(cls, causal)
-    compiled = torch.compile(layer, dynamic=True, fullgraph=True, backend=backend)
-    with torch.no_grad():
-        for length in (19, 31, 40, 53):
-            x = torch.randn(2, length, WIDTH)
-            with torch._dynamo.config.patch(error_on_recompile=length > 31):
-                torch.testing.assert_close(compiled(x).values, layer(x).values)
-
-
-@pytest.mark.parametrize(
-    ("cls", "causal"),
-    [
-        pytest.param(cls, causal, marks=[] if causal == cls.causal_forms[0] else pytest.mark.slow)
-        for cls, causal in FORMS
-    ],
-    ids=name,
-)
-def test_exports_for_any_length(cls, causal) -> None:
-    layer = build(cls, causal)
-
-    class Values(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            return self.layer(x, mask).values
-
-    length = torch.export.Dim.AUTO
-    example = (torch.randn(2, 19, WIDTH), mask_of([19, 12], 19))
-    program = torch.export.export(
-        Values(), example, dynamic_shapes=({1: length}, {1: length}), strict=False
-    )
-    x, mask = torch.randn(2, 33, WIDTH), mask_of([33, 20], 33)
-    torch.testing.assert_close(program.module()(x, mask)[mask], layer(x, mask).values[mask])
-
-
-@pytest.mark.parametrize("causal", [False, "masked"])
-def test_exports_with_a_minimum_width_for_any_length(causal) -> None:
-    core = attention.NeuralClusteringAttention(WIDTH, HEADS, causal=causal, min_width=16)
-    layer, length = MultiHeadAttention(core).eval(), torch.export.Dim.DYNAMIC
-    program = torch.export.export(
-        layer, (torch.randn(2, 19, WIDTH),), dynamic_shapes=({1: length},), strict=False
-    ).module()
-    for size in (2, 33, 200):
-        x = torch.randn(2, size, WIDTH)
-        torch.testing.assert_close(program(x).values, layer(x).values)
 
 
 @pytest.mark.parametrize("cls", mechanisms(), ids=name)

@@ -112,11 +112,11 @@ def test_future_does_not_leak(cls, monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_the_whole_contract() -> None:
-    """Every test of test_contract.py, by these kernels."""
+    """Every test of the contract and of its graphs, by these kernels."""
     chosen = " or ".join(cls.__name__ for cls in CHUNKED)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "2", "-k", f"({chosen}) and not bfloat16",
-         Path(__file__).with_name("test_contract.py")],
+         *(Path(__file__).with_name(f"test_contract{part}.py") for part in ("", "_graphs"))],
         env=os.environ | {VARIABLE: "triton"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
