@@ -95,7 +95,9 @@ def transformers_classes() -> tuple[type, type]:
             self.network, self._task = rebuilt.network, rebuilt.task
 
         @classmethod
-        def from_pretrained(cls, name: str | os.PathLike[str], *_: Any, **options: Any) -> Any:
+        def from_pretrained(  # type: ignore[override]
+            cls, name: str | os.PathLike[str], *_: Any, **options: Any
+        ) -> Any:
             """Load the model of an exported folder, or of a name at huggingface.co."""
             folder = find_pretrained(str(name))
             config = options.get("config") or ClusterFormerConfig.from_pretrained(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from clusterformer.errors import InputError
 from clusterformer.huggingface.building import Mechanism, build, find_mechanism, install
@@ -88,7 +88,8 @@ def load(
     if missing:
         raise InputError(f"{folder}: weights of {kind.__name__} are missing, such as {missing[0]}")
     mark(model)
-    return (model, found) if asked else model
+    result: Any = (model, found) if asked else model  # as from_pretrained answers
+    return result
 
 
 def read_config(folder: str | os.PathLike[str], **options: Any) -> PreTrainedConfig:
@@ -160,7 +161,7 @@ class _Converted:
         **kwargs: Any,
     ) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        layers = attention_layers(self)
+        layers = attention_layers(cast("PreTrainedModel", self))
         saved = config.clusterformer
         kind = find_mechanism(mechanism or saved["mechanism"])
         install(layers, build(layers, kind, saved["options"]))
