@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
@@ -16,7 +15,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
 from clusterformer.data.bitext import (
-    Bitext,
     Limits,
     TranslationCorpus,
     find_bitext,
@@ -24,6 +22,7 @@ from clusterformer.data.bitext import (
 )
 from clusterformer.data.fairseq import FairseqSource
 from clusterformer.data.named_sets import Split
+from clusterformer.data.own_bitexts import OwnBitexts
 from clusterformer.data.parallel import ParallelTextSource, TranslationSource
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.tokenizers import (
@@ -135,7 +134,7 @@ class Translation(Task):
         nbest: int = 1,
     ) -> None:
         super().__init__()
-        self._files: dict[Split, tuple[str | None, str | None]] = {
+        files: dict[Split, tuple[str | None, str | None]] = {
             "train": (train_source, train_target),
             "valid": (valid_source, valid_target),
             "test": (test_source, test_target),
@@ -149,7 +148,12 @@ class Translation(Task):
             tokens_per_batch=tokens_per_batch,
         )
         require_at_least(0, valid_sentences=valid_sentences)
-        self._check_source(name, data_bin)
+        own = any(any(paths) for paths in files.values())
+        if [name is not None, data_bin is not None, own].count(True) != 1:
+            raise InputError(
+                f"give a named set (name), data_bin or own files (train_source ...), one of them; "
+                f"got name {name!r}, data_bin {data_bin!r} and {'own' if own else 'no own'} files"
+            )
         direction = translation_protocol(name).direction if name else (None, None)
         languages = (source_lang or direction[0], target_lang or direction[1])
         self.source: TranslationSource
@@ -161,7 +165,7 @@ class Translation(Task):
             folded = bool(name and tokenised) if lowercase is None else lowercase
             tokens = (bool(name) if moses is None else moses) or tokenised
             self.source = ParallelTextSource(
-                partial(find_bitext, name, languages, root, raw) if name else self._own,
+                partial(find_bitext, name, languages, root, raw) if name else OwnBitexts(files).find,
                 *(TextForm(language, tokens, folded, split_hyphens) for language in languages),
                 tokenised=tokenised,
                 limits=Limits(max_length, max_ratio, unfit, limit_unit),
@@ -176,17 +180,6 @@ class Translation(Task):
         )
         self._tokenizer: Tokenizer | None = None
         self._pairs: dict[Split, TranslationDataset] = {}
-
-    def _check_source(self, name: str | None, data_bin: str | None) -> None:
-        own = any(any(files) for files in self._files.values())
-        if [name is not None, data_bin is not None, own].count(True) != 1:
-            raise InputError(
-                f"give a named set (name), data_bin or own files (train_source ...), one of them; "
-                f"got name {name!r}, data_bin {data_bin!r} and {'own' if own else 'no own'} files"
-            )
-        for split, files in self._files.items():
-            if own and None in files and (split == "train" or any(files)):
-                raise InputError(f"own files need both {split}_source and {split}_target")
 
     # Data
 
@@ -226,12 +219,6 @@ class Translation(Task):
             shuffle=split == "train",
             seed=run_seed(),
         )
-
-    def _own(self, split: Split) -> Bitext | None:
-        source, target = self._files[split]
-        if source is None or target is None:
-            return None
-        return Bitext(Path(source).expanduser(), Path(target).expanduser())
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
         """Make batches of user text in its order, one row a line."""

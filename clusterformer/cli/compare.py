@@ -28,6 +28,7 @@ never trained again: after a kill or Ctrl-C, the same command resumes. Or compar
 from their run directories or from Weights & Biases.
 
   --out DIR          directory of runs, table and page (default: comparisons/NAME)
+  --seeds N          train only the first N seeds of the file (default: all)
   --jobs 1           number of runs to train at a time
   --shard I/N        train only every N-th run, from the I-th on (1/N .. N/N), on one of N machines
                      that share the directory; each makes the table of all finished runs
@@ -80,6 +81,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Arguments("compare")
     parser.add_argument("sources", nargs="*")
     parser.add_argument("--out", type=Path)
+    parser.add_number("--seeds")
     parser.add_number("--jobs", default=1)
     for option in ("shard", "metric", "baseline", "title", "from-wandb", "group"):
         parser.add_argument(f"--{option}")
@@ -112,7 +114,8 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
         return
     folder = _folder(options, path.stem)
-    jobs = [Job(folder, planned) for planned in plan.runs]
+    seeds = list(dict.fromkeys(planned.seed for planned in plan.runs))[: options.seeds]
+    jobs = [Job(folder, planned) for planned in plan.runs if planned.seed in seeds]
     if options.dry_run:
         _list(jobs)
         return

@@ -88,7 +88,7 @@ class Plan:
 
     Attributes:
         title: Title of the page.
-        runs: Runs, ordered by row, column and seed.
+        runs: Runs, ordered by seed, column and row.
         metric: Measure to compare, such as "test/accuracy"; None for that of the task.
         also: Further measures, whose mean over all columns stands beside the costs.
         baseline: Row to test the others against; None for the first.
@@ -150,9 +150,9 @@ def read_plan(path: Path) -> Plan:
             _planned(
                 row, column, seed, shared, rows[row], columns[column], dict.fromkeys(follow, seed)
             )
-            for row in rows
+            for seed in seeds  # first, so that what was interrupted has every row
             for column in columns
-            for seed in seeds
+            for row in rows
         ]
     _refuse_duplicates(file, runs)
     baseline = content.get("baseline")

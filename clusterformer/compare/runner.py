@@ -172,11 +172,11 @@ def _start(
 
 def _outcome(job: Job) -> str:
     results = job.outcome or {}
-    measure = results["monitor"].replace("val/", "test/")
-    value = results["results"].get(
-        measure, results["results"].get(results["monitor"], float("nan"))
-    )
-    return f"{measure} {value:.4f} ({_duration(results['seconds'])})"
+    measures = results["results"]
+    names = (results["monitor"].replace("val/", "test/"), results["monitor"], *measures)
+    measure = next((name for name in names if name in measures), None)
+    shown = f"{measure} {measures[measure]:.4f} " if measure else ""
+    return f"{shown}({_duration(results['seconds'])})"
 
 
 def _environment(num_parallel: int, group: str) -> Mapping[str, str]:

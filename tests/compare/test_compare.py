@@ -61,6 +61,16 @@ def starts(folder: Path) -> dict[str, int]:
     }
 
 
+def test_only_the_first_seeds(tmp_path: Path, capfd) -> None:
+    path = tmp_path / "seeds.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "seeds": [5, 3, 8]}))
+    assert main(["compare", str(path), "--seeds", "2", "--dry-run"]) == 0
+    shown = capfd.readouterr().out
+    assert "seed 5" in shown
+    assert "seed 3" in shown
+    assert "seed 8" not in shown
+
+
 @pytest.mark.usefixtures("forked")
 def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None:
     assert main(["compare", str(plan), "--dry-run"]) == 0

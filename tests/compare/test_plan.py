@@ -35,6 +35,7 @@ def test_rows_columns_grid_and_seeds_multiply(tmp_path: Path) -> None:
     )
     assert plan.title == "my test"
     assert len({run.subfolder for run in plan.runs}) == len(plan.runs) == 2 * 2 * 2 * 2
+    assert [run.seed for run in plan.runs] == [3] * 8 + [4] * 8
     first = plan.runs[0]
     assert (first.row, first.column, first.seed) == ("full, lr=0.1", "short", 3)
     assert first.arguments() == [
@@ -56,8 +57,8 @@ def test_the_configuration_of_a_row_is_laid_over_that_of_its_column(tmp_path: Pa
     plan = read_plan(write(tmp_path / "overlay.yaml", content))
     assert [run.configs for run in plan.runs] == [
         ("mr.yaml",),
-        ("cr.yaml",),
         ("mr.yaml", "paper-form.yaml"),
+        ("cr.yaml",),
         ("cr.yaml", "paper-form.yaml"),
     ]
 
