@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,25 +80,27 @@ def modules() -> Iterator[tuple[str, Path]]:
 MODULES = dict(modules())
 
 
-def imports(path: Path, *, late: bool = True) -> Iterator[str]:
+@cache
+def imports(path: Path, *, late: bool = True) -> list[str]:
     """Dotted names that a file imports; without `late` only those that run when it is imported."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    waiting: list[ast.AST] = [tree]
+    names: list[str] = []
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield whole if whole in MODULES else str(node.module)
+                names.append(whole if whole in MODULES else str(node.module))
         elif not late and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             waiting.extend(node.orelse)
             continue
         waiting.extend(ast.iter_child_nodes(node))
+    return names
 
 
 def place(module: str) -> str:
@@ -118,40 +121,50 @@ def third_party(module: str, *, late: bool = True) -> set[str]:
     return tops - STANDARD - {"clusterformer"}
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"clusterformer"}))
-def test_imports_point_down(module: str) -> None:
-    for name in own_imports(module):
-        beside = place(name) == place(module) or level(name) == level(module) == TRAINER
-        assert name == "clusterformer" or beside or level(name) < level(module), f"imports {name}"
+def test_imports_point_down() -> None:
+    upward = []
+    for module in set(MODULES) - {"clusterformer"}:
+        for name in own_imports(module):
+            beside = place(name) == place(module) or level(name) == level(module) == TRAINER
+            if name != "clusterformer" and not beside and level(name) >= level(module):
+                upward.append(f"{module} imports {name}")
+    assert not upward
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_bare_names_of_our_folders_are_never_imported(module: str) -> None:
-    assert not third_party(module) & {"tasks", "kernels", "configs"}
+def test_bare_names_of_our_folders_are_never_imported() -> None:
+    assert not {
+        module: found
+        for module in MODULES
+        if (found := third_party(module) & {"tasks", "kernels", "configs"})
+    }
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_third_party_weight_stays_at_the_edge(module: str) -> None:
-    found = third_party(module)
-    if level(module) < TRAINER:
-        assert not found & {"lightning", "pytorch_lightning", "jsonargparse", "torchmetrics"}
-    if (
-        place(module)
-        not in {"clusterformer.data", "clusterformer.huggingface", "clusterformer.tasks"}
-        and module not in PRETRAINED
-    ):
-        assert not found & ONLY_AT_THE_EDGE
-    if level(module) <= LAYERS["clusterformer.attention"] and module not in ON_ARRAYS:
-        assert third_party(module, late=False) <= {"torch"} or module.endswith("_triton")
+def test_third_party_weight_stays_at_the_edge() -> None:
+    edge = {"clusterformer.data", "clusterformer.huggingface", "clusterformer.tasks"}
+    trainer = {"lightning", "pytorch_lightning", "jsonargparse", "torchmetrics"}
+    heavy = {}
+    for module in MODULES:
+        found = third_party(module)
+        allowed = found if level(module) >= TRAINER else found - trainer
+        if place(module) not in edge and module not in PRETRAINED:
+            allowed = allowed - ONLY_AT_THE_EDGE
+        heavy[module] = found - allowed
+        if level(module) <= LAYERS["clusterformer.attention"] and module not in ON_ARRAYS:
+            at_once = third_party(module, late=False) - {"torch"}
+            heavy[module] |= set() if module.endswith("_triton") else at_once
+    assert not {module: found for module, found in heavy.items() if found}
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_extras_are_imported_late(module: str) -> None:
+def test_extras_are_imported_late() -> None:
     core = {"torch", "lightning", "torchmetrics", "jsonargparse", "numpy", "yaml", "filelock"}
-    extras = third_party(module, late=False) - core
-    if module in (ESTIMATOR, FITTED):
-        extras -= {"sklearn"}
-    assert not extras or (module.endswith("_triton") and extras == {"triton"})
+    early = {}
+    for module in MODULES:
+        early[module] = third_party(module, late=False) - core
+        if module in (ESTIMATOR, FITTED):
+            early[module] -= {"sklearn"}
+        if module.endswith("_triton"):
+            early[module] -= {"triton"}
+    assert not {module: found for module, found in early.items() if found}
 
 
 def test_every_import_is_a_declared_dependency() -> None:
