@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> None:
 
         results = fetch_results(options.from_wandb, options.group)
         _write(results, options, _folder(options, options.group))
-    elif len(options.sources) == 1 and not Path(options.sources[0]).is_dir():
+    elif len(options.sources) == 1 and _names_plan(options.sources[0]):
         _compare(options)
     else:
         from clusterformer.compare.results import read_results
@@ -94,6 +94,16 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if not options.from_wandb and not options.sources:
         raise InputError("name a file of a comparison, or run directories")
     return options
+
+
+def _names_plan(source: str) -> bool:
+    """Whether a word names a plan, and not a run directory; one may have a shipped plan's name."""
+    from clusterformer.training.config_files import comparisons
+
+    folder = Path(source)
+    if not folder.is_dir():
+        return True
+    return f"{source}.yaml" in comparisons() and not (folder / "config.yaml").exists()
 
 
 def _folder(options: argparse.Namespace, name: str) -> Path:

@@ -61,6 +61,12 @@ def starts(folder: Path) -> dict[str, int]:
     }
 
 
+def test_a_directory_may_have_the_name_of_a_shipped_comparison(tmp_path: Path, capfd) -> None:
+    (tmp_path / "quickstart").mkdir()
+    assert main(["compare", "quickstart", "--dry-run"]) == 0
+    assert "to train" in capfd.readouterr().out
+
+
 def test_only_the_first_seeds(tmp_path: Path, capfd) -> None:
     path = tmp_path / "seeds.yaml"
     path.write_text(yaml.safe_dump({**TINY, "seeds": [5, 3, 8]}))
