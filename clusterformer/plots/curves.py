@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
+from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes, small_panels
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -48,20 +48,17 @@ def learning_curves(metrics: str | Path, path: str | Path) -> None:
         metrics: `metrics.csv` as Lightning's CSVLogger writes it.
         path: The PNG to write.
     """
-    panels = _read(Path(metrics))
-    names = sorted(panels, key=lambda name: (name != "loss", name != "accuracy", name))
-    columns = min(3, max(1, len(names)))
-    rows = max(1, -(-len(names) // columns))
-    picture = figure(3.7 * columns, 2.7 * rows)
-    grid = list(picture.subplots(rows, columns, squeeze=False).flat)
-    curves = [points for panel in panels.values() for points in panel.values()]
+    found = _read(Path(metrics))
+    names = sorted(found, key=lambda name: (name != "loss", name != "accuracy", name))
+    picture, grid = small_panels(len(names))
+    curves = [points for panel in found.values() for points in panel.values()]
     last = max((points[-1][0] for points in curves), default=1.0) or 1.0
-    for axes, name in zip(grid, names, strict=False):
+    for axes, name in zip(grid, names, strict=True):
         plain_axes(axes, name.replace("_", " "), "step")
         axes.set_xlim(-0.03 * last, 1.03 * last)
         if name.startswith(SHARES):
             axes.set_ylim(-0.03, 1.03)
-        for number, (curve, points) in enumerate(panels[name].items()):
+        for number, (curve, points) in enumerate(found[name].items()):
             color = {"train": PALETTE[0], "val": PALETTE[5]}.get(curve, PALETTE[number % 8])
             x, y = np.array(points).T
             if len(y) > LONG:
@@ -69,10 +66,8 @@ def learning_curves(metrics: str | Path, path: str | Path) -> None:
                 y = _moving_average(y)
             marker = "" if len(y) > LONG else "o"
             axes.plot(x, y, color=color, linewidth=1.6, marker=marker, markersize=3, label=curve)
-        if len(panels[name]) > 1:
+        if len(found[name]) > 1:
             axes.legend(frameon=False, fontsize=8, labelcolor=QUIET)
-    for axes in grid[len(names) :]:
-        axes.set_visible(False)
     picture.savefig(path, format="png")
 
 
