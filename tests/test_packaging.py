@@ -78,6 +78,7 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_wheel_works_away_from_the_repository(scripts: Path, tmp_path: Path) -> None:
     python = scripts / "python"
     where = run(
@@ -144,6 +145,7 @@ def test_main_takes_the_repository_off_the_path() -> None:
     assert run(sys.executable, "-c", program, cwd=ROOT).splitlines()[-1] == "found: []"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("transformers"), reason="needs transformers beside us")
 def test_transformers_works_beside_us_at_the_repository_root() -> None:
     program = AFTER_MAIN + "from transformers import BertModel; print(BertModel.__name__)"

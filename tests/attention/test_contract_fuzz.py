@@ -191,6 +191,7 @@ def test_the_contract_holds_on_random_cases(form: Form, check: Check) -> None:
     run(check, [(form, seed) for seed in range(CASES)])
 
 
+@pytest.mark.slow
 def test_random_cases_export() -> None:
     run(check_export, [(FORMS[7 * seed - 4], seed) for seed in range(GRAPHS)])
 

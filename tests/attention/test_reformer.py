@@ -206,12 +206,13 @@ def test_it_equals_reformer_pytorch_on_the_same_buckets(causal, rounds: int) -> 
     torch.testing.assert_close(ours[same], expected[same].float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "causal",
     [
         False,
-        pytest.param(True, marks=pytest.mark.slow),
-        pytest.param("masked", marks=pytest.mark.slow),
+        True,
+        "masked",
     ],
 )
 def test_four_rounds_export_for_any_length(causal) -> None:

@@ -51,6 +51,7 @@ def test_the_layers_of_another_paper_have_its_names() -> None:
     assert Subject("i-clustered-100", setting)._layer.core.num_clusters == 100
 
 
+@pytest.mark.slow
 def test_every_mechanism_is_measured_unless_told_otherwise(capsys) -> None:
     arguments = [*SMALL, "--lengths", "32", "--tokens", "32", "--no-memory"]
     for causal in ([], ["--causal"]):
@@ -80,6 +81,7 @@ def test_operations_of_blocks_are_those_of_full_attention_within_them() -> None:
     assert projections + within < paper < projections + within * 2
 
 
+@pytest.mark.slow
 def test_a_stack_of_layers_and_fewer_parts_can_be_measured(capsys) -> None:
     arguments = ["bench", *SMALL, "--lengths", "16", "--no-memory", "--mechanisms", "neural"]
     assert main([*arguments, "--layers", "2", "--d_ff", "8"]) == 0
@@ -128,6 +130,7 @@ def encoder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_pretrained_encoder_is_measured_under_each_attention(encoder: Path, capsys) -> None:
     pairs, out = encoder / "pairs.tsv", encoder / "found.json"
     rows = ["a b c\tb c d\t3", "a a\th g f e d c b a\t0", "a b\ta b\t5", "c d\td c\t4"]

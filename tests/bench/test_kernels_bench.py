@@ -36,6 +36,7 @@ def test_it_runs_from_end_to_end_through_the_kernels(interpreted, tmp_path: Path
     assert "full, flash" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_wrong_result_is_not_timed(monkeypatch, tmp_path: Path, capsys) -> None:
     monkeypatch.setattr(Problem, "_check_sort", lambda _: (3.0, 0.0))
     out = tmp_path / "kernels.json"

@@ -86,6 +86,7 @@ def test_a_bad_one_is_known_before_training(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_to_be_checked_changes_nothing(tmp_path: Path) -> None:
     assert main([*TOY, f"--against={json.dumps(OTHERS)}", f"--runs={tmp_path}"]) == 0
     assert main([*TOY, f"--runs={tmp_path}"]) == 0

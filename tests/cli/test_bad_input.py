@@ -211,6 +211,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_classes_of_the_current_folder_train_and_are_measured(
     mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def points(tmp_path: Path) -> Path:
     return tmp_path / "points.npz"
 
 
+@pytest.mark.slow
 def test_every_method_every_seed_every_measure(
     points: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

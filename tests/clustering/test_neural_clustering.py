@@ -276,6 +276,7 @@ def test_partners_are_the_nearest_and_never_the_point_itself() -> None:
     assert nearest_neighbors(x[:3], 4).shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_partners_of_many_points_are_found_by_inverted_lists() -> None:
     pytest.importorskip("faiss")
     x = torch.randn(EXACT + 1, 8)

@@ -105,9 +105,8 @@ def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(
-    "damaged", ["config.yaml", pytest.param("results.json", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", ["config.yaml", "results.json"])
 def test_a_damaged_cell_is_trained_anew_and_says_so(damaged: str, plan: Path, capfd) -> None:
     plan.write_text(yaml.safe_dump({**TINY, "rows": {"coupled": {}}}, sort_keys=False))
     assert main(["compare", str(plan)]) == 0
@@ -125,6 +124,7 @@ def test_a_damaged_cell_is_trained_anew_and_says_so(damaged: str, plan: Path, ca
     assert len((folder / "runs.csv").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_and_the_rest_goes_on(plan: Path, capfd) -> None:
     rows = {"broken": {"model.attention.num_clusters": 0}, "fine": {}}
     plan.write_text(yaml.safe_dump({**TINY, "rows": rows}, sort_keys=False))
@@ -157,6 +157,7 @@ def begin(plan: Path) -> tuple[Process, Path]:
     return process, first
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_killed_in_the_middle_it_finishes_with_each_run_once(plan: Path) -> None:
     process, first = begin(plan)

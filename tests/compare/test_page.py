@@ -85,6 +85,7 @@ def test_one_validation_makes_no_learning_curve() -> None:
     assert validation_curves(summarise([replace(once, curve=[(10, 0.4), (20, 0.5)])])) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no headless Chromium here")
 def test_a_browser_sorts_the_table_and_reports_no_error(tmp_path: Path) -> None:
     probe = """<script>

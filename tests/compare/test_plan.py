@@ -204,7 +204,11 @@ def test_shipped_comparisons_name_options_that_exist(name: str) -> None:
     plan = read_plan(comparisons()[name])
     first = plan.runs[0]
     cross = [run for run in plan.runs if run.row == first.row or run.column == first.column]
-    for run in {(run.row, run.column): run for run in cross}.values():
+    kinds = {  # rows that differ in a number are of one kind
+        (run.configs, run.options.get("model.attention"), *sorted(run.options)): run
+        for run in cross
+    }
+    for run in kinds.values():
         Options(run.arguments(), fitting=True)
 
 

@@ -242,6 +242,7 @@ def test_commands_on_a_run_work(
     assert main([*arguments(line), *(["--input", "piped.txt"] if piped else [])]) == 0
 
 
+@pytest.mark.slow
 def test_a_pipe_works(folder: Path) -> None:
     line = next(line for line in ON_A_RUN if line.startswith("echo") and "runs/mr/" in line)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))

@@ -99,6 +99,7 @@ def test_words_are_split_alike(tmp_path: Path) -> None:
                 assert theirs.encode(text).ids == ours.encode(text), (split, lowercase, text)
 
 
+@pytest.mark.slow
 def test_other_tasks_load_with_clusterformer_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

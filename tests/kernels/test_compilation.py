@@ -41,6 +41,7 @@ def holds(rows: list[dict]) -> None:
         assert row["shared_bytes"] <= row["shared_limit"], row
 
 
+@pytest.mark.slow
 def test_the_default_form_spills_nothing() -> None:
     holds(report("sm_90", [SHAPES.index(("circle", 64, 16, 128, 3, "bf16"))]))
 

@@ -94,8 +94,16 @@ def test_centroid_means_in_triton(own: bool) -> None:
     opcheck(module._backward, given, test_utils=UNDIFFERENTIATED)
 
 
-@pytest.mark.parametrize("kernels", ["triton", None])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("kernels", "causal"),
+    [
+        (None, True),
+        *(
+            pytest.param(kernels, causal, marks=pytest.mark.slow)
+            for kernels, causal in [("triton", False), ("triton", True), (None, False)]
+        ),
+    ],
+)
 def test_forward_and_backward_compile_as_one_graph(kernels, causal, monkeypatch) -> None:
     if kernels == "triton":
         pytest.importorskip("triton")

@@ -71,20 +71,30 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    ("form", "padded"),
+    [
+        pytest.param(form, padded, marks=[] if quick else pytest.mark.slow)
+        for form in FORMS
+        for padded in (False, True)
+        for quick in [padded and form in ("look back", "strict")]
+    ],
+)
 def test_values_and_gradients_are_those_of_the_reference(form, padded, monkeypatch) -> None:
     blocks = blocks_of(form, LENGTH, mask_of(LENGTH, padded))
     agree(inputs(LENGTH, 8, 5), blocks, monkeypatch, **FORMS[form])
 
 
-@pytest.mark.parametrize("length", [1, 3, pytest.param(63, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "length", [1, *(pytest.param(length, marks=pytest.mark.slow) for length in (3, 63))]
+)
 def test_any_length_and_width(length, monkeypatch) -> None:
     for width, wide, clusters in [(20, 0, 2), (33, 3, 7)]:
         blocks = blocks_of("both ways", length, None, clusters)
         agree(inputs(length, width, wide), blocks, monkeypatch)
 
 
+@pytest.mark.slow
 def test_heads_with_blocks_of_their_own_in_several_rounds(monkeypatch) -> None:
     """Reformer's: one softmax over the rounds, and a bias on a token's logit with itself."""
     length, rounds = 21, 2
@@ -95,6 +105,7 @@ def test_heads_with_blocks_of_their_own_in_several_rounds(monkeypatch) -> None:
     agree(inputs(length, 8, 0), blocks, monkeypatch, mask=mask, self_bias=-5e4)
 
 
+@pytest.mark.slow
 def test_half_precision_is_as_near_as_the_reference(monkeypatch) -> None:
     blocks = blocks_of("both ways", LENGTH, mask_of(LENGTH, True))
     exact = inputs(LENGTH, 16, 5, torch.float16)
@@ -107,6 +118,7 @@ def test_half_precision_is_as_near_as_the_reference(monkeypatch) -> None:
         assert (c.float() - a).abs().max() <= 2 * (b.float() - a).abs().max() + 2e-3
 
 
+@pytest.mark.slow
 def test_the_same_bits_twice(monkeypatch) -> None:
     tensors, blocks = inputs(LENGTH, 8, 5), blocks_of("both ways", LENGTH, None)
     first, second = (run("triton", tensors, blocks, monkeypatch) for _ in range(2))
@@ -126,6 +138,7 @@ def test_padding_reaches_nothing(monkeypatch) -> None:
         assert (b[1, ..., 12:, :] == 0).all()
 
 
+@pytest.mark.slow
 def test_long_offsets_give_the_same(monkeypatch) -> None:
     from clusterformer.kernels import _chunk_attention_triton as kernels
 

@@ -35,6 +35,7 @@ def test_a_text_is_the_same_in_every_batch() -> None:
     assert not torch.equal(one.tokens[0], one.tokens[1])
 
 
+@pytest.mark.slow
 def test_it_is_learnt(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     fit = ["fit", "--data=MaskedCopy", "--data.length=5", "--data.symbols=4", "--data.masked=0.3"]

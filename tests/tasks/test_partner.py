@@ -74,6 +74,7 @@ def test_training_is_endless_and_evaluation_fixed(monkeypatch):
     assert next(iter(task.test_dataloader())).tokens.tolist() != evaluated[0]
 
 
+@pytest.mark.slow
 def test_full_attention_learns_it():
     torch.manual_seed(0)
     task = Partner(num_tokens=8, num_values=3, batch_size=64, epoch_steps=150, valid_texts=64)

@@ -164,7 +164,7 @@ def test_a_longer_text_is_cut_and_counted(
     ("task", "joint"),
     [
         ("Matching", "true"),
-        ("Inference", "false"),
+        pytest.param("Inference", "false", marks=pytest.mark.slow),
         pytest.param("Matching", "false", marks=pytest.mark.slow),
         pytest.param("Inference", "true", marks=pytest.mark.slow),
     ],
@@ -177,6 +177,7 @@ def test_pairs_are_read(task: str, joint: str, bert: Path, pairs: Path, tmp_path
     assert record["label"] in ("True", "False")
 
 
+@pytest.mark.slow
 def test_a_converted_folder_keeps_its_mechanism(
     bert: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +223,7 @@ def test_old_and_new_weights_have_their_own_rates(bert: Path, texts: Path) -> No
     assert len(rates) == sum(1 for _ in network.parameters())
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_does_not_move(bert: Path, texts: Path, tmp_path: Path) -> None:
     fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--model.pretrained={bert}"]
     fit += ["--model.freeze=true", "--model.attention.num_clusters=3", f"--runs={tmp_path}"]
@@ -289,7 +291,7 @@ def test_what_cannot_be_is_one_line(
     ("pretrained", "joint"),
     [
         (True, "true"),
-        (False, "false"),
+        pytest.param(False, "false", marks=pytest.mark.slow),
         pytest.param(True, "false", marks=pytest.mark.slow),
         pytest.param(False, "true", marks=pytest.mark.slow),
     ],

@@ -77,7 +77,7 @@ def test_the_command_prints_a_table_and_writes_what_it_found(tmp_path: Path, cap
     assert "no mechanism 'Ful'; there are" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("causal", ["true", "masked"])
+@pytest.mark.parametrize("causal", [pytest.param("true", marks=pytest.mark.slow), "masked"])
 def test_validation_warns_of_a_model_that_reads_the_future(
     causal: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:

@@ -27,9 +27,8 @@ def logged(run: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize(
-    "model", [LOSSES, pytest.param(UNUSED, marks=pytest.mark.slow)], ids=["losses", "unused"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [LOSSES, UNUSED], ids=["losses", "unused"])
 def test_two_processes_log_what_one_does(model: list[str], tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert main([*COMMAND, *model, f"--runs={one}"]) == 0

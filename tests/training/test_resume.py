@@ -69,10 +69,10 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     ("options", "model"),
     [
         ({"max_epochs": 3}, {}),
-        ({"max_steps": 13}, {"schedule": "cosine"}),
+        pytest.param({"max_steps": 13}, {"schedule": "cosine"}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 3}, {"schedule": "cosine"}, marks=pytest.mark.slow),
-        ({"max_epochs": 2, "accumulate_grad_batches": 2}, {}),
-        ({"max_epochs": 2, "val_check_interval": 2}, {}),
+        pytest.param({"max_epochs": 2, "accumulate_grad_batches": 2}, {}, marks=pytest.mark.slow),
+        pytest.param({"max_epochs": 2, "val_check_interval": 2}, {}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 4, "check_val_every_n_epoch": 2}, {}, marks=pytest.mark.slow),
     ],
 )
