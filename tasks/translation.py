@@ -164,9 +164,11 @@ class Translation(Task):
                 tokenised = translation_protocol(name, raw=raw).tokenised
             folded = bool(name and tokenised) if lowercase is None else lowercase
             tokens = (bool(name) if moses is None else moses) or tokenised
-            own_files = OwnBitexts(files)
+            find = (
+                partial(find_bitext, name, languages, root, raw) if name else OwnBitexts(files).find
+            )
             self.source = ParallelTextSource(
-                partial(find_bitext, name, languages, root, raw) if name else own_files.find,
+                find,
                 *(TextForm(language, tokens, folded, split_hyphens) for language in languages),
                 tokenised=tokenised,
                 limits=Limits(max_length, max_ratio, unfit, limit_unit),

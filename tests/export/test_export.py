@@ -35,7 +35,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["pretrained", "words", "bpe"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("pretrained", marks=pytest.mark.slow), "words", "bpe"]
+)
 def run(
     request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
