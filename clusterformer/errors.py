@@ -82,8 +82,8 @@ def _describe(error: Exception, kind: str) -> str:
         return f"nested too deeply, allowed is {kind}"
     if isinstance(error, MemoryError):
         return f"too large for the memory, allowed is {kind}"
-    said = " ".join(str(error).split()) or type(error).__name__
-    return f"not {kind}: {said[:300]}"
+    message = " ".join(str(error).split()) or type(error).__name__
+    return f"not {kind}: {message[:300]}"
 
 
 @contextmanager
@@ -134,21 +134,21 @@ def _first_input_error(error: BaseException) -> InputError | None:
 
 
 def _explain(error: BaseException) -> str:
-    said = " ".join(str(error).replace("`", "").split())
-    said = said if len(said) < _MAX_SAID else f"{said[:_MAX_SAID]}..."
+    message = " ".join(str(error).replace("`", "").split())
+    message = message if len(message) < _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
     if isinstance(error, RecursionError):
         return "the options are nested too deeply"
-    if isinstance(error, MemoryError) or "can't allocate memory" in said:
+    if isinstance(error, MemoryError) or "can't allocate memory" in message:
         return "too large for the memory of this machine; make a size smaller"
     kind = type(error).__name__
-    if said and kind in _EXPLAINED:
-        return said
+    if message and kind in _EXPLAINED:
+        return message
     *_, (frame, line) = walk_tb(error.__traceback__)
     place = f"{Path(frame.f_code.co_filename).name}:{line}"
-    return f"{kind}: {said} ({place}; CLUSTERFORMER_DEBUG=1 shows more)"
+    return f"{kind}: {message} ({place}; CLUSTERFORMER_DEBUG=1 shows more)"
 
 
-_MAX_SAID = 300
+_MAX_MESSAGE = 300
 """Characters of a library's message that are shown."""
 
 

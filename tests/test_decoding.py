@@ -292,7 +292,7 @@ def test_without_an_end_mark_all_texts_are_as_long_as_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         ({"max_length": 0}, "max_length must be at least 1, got 0"),
         ({"max_length": 3, "beam": 2, "nbest": 3}, r"nbest must be in 1\.\.beam, got 3"),
@@ -301,8 +301,8 @@ def test_without_an_end_mark_all_texts_are_as_long_as_asked() -> None:
         ({"max_length": 3, "top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
     ],
 )
-def test_impossible_options_are_refused(options: dict[str, float], said: str) -> None:
+def test_impossible_options_are_refused(options: dict[str, float], printed: str) -> None:
     network = Table(2, 3)
     search = sample if {"temperature", "top_p"} & set(options) else beam_search
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=printed):
         search(network.step, network.start(), first(2), eos=EOS, **options)

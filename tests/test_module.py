@@ -118,8 +118,8 @@ def test_betas_and_floor_are_options_of_the_model() -> None:
     run.fit(model, Toy())
     assert [group["betas"] for group in run.optimizers[0].param_groups] == [(0.8, 0.98)] * 2
     assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5)
-    for wrong, said in (({"betas": (0.9, 1.0)}, r"betas\[1\]"), ({"lr_floor": -1}, "lr_floor")):
-        with pytest.raises(InputError, match=f"{said} must be from 0 to below 1, got"):
+    for wrong, option in (({"betas": (0.9, 1.0)}, r"betas\[1\]"), ({"lr_floor": -1}, "lr_floor")):
+        with pytest.raises(InputError, match=f"{option} must be from 0 to below 1, got"):
             ClusterFormer(**TINY, **wrong)
 
 

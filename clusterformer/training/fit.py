@@ -235,12 +235,12 @@ def _refuse_checkpoint(path: Path, error: Exception) -> None:
     """
     if isinstance(error, InputError | OSError):
         return
-    said = " ".join(str(error).split())
-    if "loading state_dict" in said:
-        said = str(error).partition("\n\t")[2].partition("\n")[0]
-        raise InputError(f"the checkpoint does not fit the model: {said}") from error
+    message = " ".join(str(error).split())
+    if "loading state_dict" in message:
+        message = str(error).partition("\n\t")[2].partition("\n")[0]
+        raise InputError(f"the checkpoint does not fit the model: {message}") from error
     raise InputError(
-        f"{path}: training does not go on from its state: {type(error).__name__}: {said[:200]} "
+        f"{path}: training does not go on from its state: {type(error).__name__}: {message[:200]} "
         "(CLUSTERFORMER_DEBUG=1 shows more)"
     ) from error
 

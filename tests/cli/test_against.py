@@ -73,16 +73,16 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("model", "said"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("model", "printed"), WRONG.values(), ids=WRONG)
 def test_a_bad_one_is_known_before_training(
-    model: dict[str, object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: dict[str, object], printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     against = f"--against={json.dumps({**OTHERS, 'this one': model})}"
     assert main([*TOY, against, f"--runs={tmp_path}"]) == 2
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1
     assert error[0].startswith("clusterformer: error: against, this one: ")
-    assert said in error[0]
+    assert printed in error[0]
     assert not list(tmp_path.iterdir())
 
 

@@ -54,12 +54,12 @@ def test_a_senseless_temperature_is_one_line(
     assert f"{option} must be above 0 and finite" in message
 
 
-@pytest.mark.parametrize(("option", "said"), OPTIONS.items())
+@pytest.mark.parametrize(("option", "printed"), OPTIONS.items())
 def test_a_senseless_option_is_one_line(
-    option: str, said: str, capsys: pytest.CaptureFixture[str]
+    option: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = error_of([*FAST, option], capsys)
-    assert said in message
+    assert printed in message
     assert len(message) < 1000
 
 
@@ -89,13 +89,13 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(("content", "said"), FILES.items(), ids=range(len(FILES)))
+@pytest.mark.parametrize(("content", "printed"), FILES.items(), ids=range(len(FILES)))
 def test_a_hostile_configuration_is_one_line(
-    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(content, encoding="utf-8")
-    assert said in error_of([*FAST, f"--config={path}"], capsys)
+    assert printed in error_of([*FAST, f"--config={path}"], capsys)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
@@ -168,8 +168,8 @@ def test_any_command_line_ends_well_or_in_one_line(
             code = main([*FAST, *chosen])
         except SystemExit as done:  # --print_config
             code = done.code
-        said = capfd.readouterr().err.splitlines()
-        assert code == 0 or (code == 2 and len(said) == 1), (chosen, code, said)
+        printed = capfd.readouterr().err.splitlines()
+        assert code == 0 or (code == 2 and len(printed) == 1), (chosen, code, printed)
 
 
 @pytest.mark.parametrize("count", COUNTS)

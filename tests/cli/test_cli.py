@@ -115,11 +115,11 @@ BAD_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(("options", "said"), BAD_OPTIONS.items())
+@pytest.mark.parametrize(("options", "printed"), BAD_OPTIONS.items())
 def test_a_bad_option_is_one_line(
-    options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...], printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in error_of([*TOY, f"--runs={tmp_path}", *options], capsys)
+    assert printed in error_of([*TOY, f"--runs={tmp_path}", *options], capsys)
     assert not list(tmp_path.glob("*/*"))
 
 
@@ -133,14 +133,14 @@ BAD_CONFIGS = {
 }
 
 
-@pytest.mark.parametrize(("content", "said"), BAD_CONFIGS.items())
+@pytest.mark.parametrize(("content", "printed"), BAD_CONFIGS.items())
 def test_a_bad_configuration_names_file_and_line(
-    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(content)
     message = error_of([*TOY, f"--runs={tmp_path}", f"--config={path}"], capsys)
-    assert said in message.replace(f"{tmp_path}/", "")
+    assert printed in message.replace(f"{tmp_path}/", "")
 
 
 def test_configurations_overlay_one_another_and_name_the_run(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_no_column_of_the_output_hides_one_of_the_input(run: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "options", "said"),
+    ("name", "content", "options", "line"),
     [
         ("a.csv", "x,y\n1,2\n", (), "a.csv:1: cannot tell which column is for --text_column"),
         ("a.csv", "x,y\n1,2\n", ("--text_column=z",), "a.csv:1: no column 'z', there are 'x', 'y'"),
@@ -99,11 +99,17 @@ def test_no_column_of_the_output_hides_one_of_the_input(run: Path, tmp_path: Pat
     ],
 )
 def test_what_is_wrong_is_one_line(
-    run: Path, tmp_path: Path, capsys, name: str, content: str, options: tuple[str, ...], said: str
+    run: Path,
+    tmp_path: Path,
+    capsys,
+    name: str,
+    content: str,
+    options: tuple[str, ...],
+    line: str,
 ) -> None:
     (tmp_path / name).write_text(content)
     command = ["predict", f"--checkpoint={run}", f"--input={tmp_path / name}", *options]
-    assert said in error_of(command, capsys)
+    assert line in error_of(command, capsys)
 
 
 def test_a_long_line_takes_linear_time(tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ def test_other_files_in_its_place_are_not_touched(
 ) -> None:
     (tmp_path / "quora").mkdir()
     (tmp_path / "quora/dev.tsv").write_text("mine")
-    said = error_of(command(web, tmp_path), capsys)
-    assert f"{tmp_path}/quora holds dev.tsv, but not all of quora; move it away" in said
+    printed = error_of(command(web, tmp_path), capsys)
+    assert f"{tmp_path}/quora holds dev.tsv, but not all of quora; move it away" in printed
     assert not web.asked
 
 
@@ -138,8 +138,8 @@ def test_a_wrong_count_says_what_was_expected(
     web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     web.files[f"/quora/{FILE}"] = quora(train=384_347)
-    said = error_of(command(web, tmp_path), capsys)
-    assert "quora: train.tsv has 384,347 lines, expected 384,348" in said
+    printed = error_of(command(web, tmp_path), capsys)
+    assert "quora: train.tsv has 384,347 lines, expected 384,348" in printed
     assert not (tmp_path / "quora").exists()
 
 
@@ -148,18 +148,18 @@ def test_what_is_no_archive_says_how_to_fetch_it_again(
     web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     web.files[f"/quora/{FILE}"] = content
-    said = error_of(command(web, tmp_path), capsys)
-    assert f"{tmp_path}/downloads/quora: not as expected" in said
-    assert "remove it" in said
+    printed = error_of(command(web, tmp_path), capsys)
+    assert f"{tmp_path}/downloads/quora: not as expected" in printed
+    assert "remove it" in printed
 
 
 def test_fetched_by_hand_it_needs_no_server(
     archive: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = error_of(["prepare", "quora", f"--root={tmp_path}"], capsys)
-    place = re.search(r"put it at (\S+) and run this again", said)
+    printed = error_of(["prepare", "quora", f"--root={tmp_path}"], capsys)
+    place = re.search(r"put it at (\S+) and run this again", printed)
     assert place
-    assert "Quora's terms of use" in said
+    assert "Quora's terms of use" in printed
     Path(place[1]).write_bytes(archive)
     assert main(["prepare", "quora", f"--root={tmp_path}"]) == 0
     assert (tmp_path / "quora" / "train.tsv").exists()
@@ -169,9 +169,9 @@ def test_a_licence_must_be_accepted_before_anything_is_fetched(
     web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = ["prepare", "wikiqa", f"--mirror={web.url}", f"--root={tmp_path}"]
-    said = error_of(wanted, capsys)
-    assert "Microsoft Research Data License Agreement, see https://www.microsoft.com" in said
-    assert "--accept-licence" in said
+    printed = error_of(wanted, capsys)
+    assert "Microsoft Research Data License Agreement, see https://www.microsoft.com" in printed
+    assert "--accept-licence" in printed
     assert not web.asked
     assert "404" in error_of([*wanted, "--accept-licence"], capsys)
     assert [path for path, _ in web.asked] == ["/wikiqa/WikiQACorpus.zip"]
@@ -183,8 +183,8 @@ def test_a_file_put_there_by_hand_is_checked(
     place = tmp_path / "downloads" / "wikiqa" / "WikiQACorpus.zip"
     place.parent.mkdir(parents=True)
     place.write_bytes(b"another")
-    said = error_of(["prepare", "wikiqa", f"--root={tmp_path}"], capsys)
-    assert re.search(rf"{place}: sha256:\w+, expected sha256:467c13f9\w+; remove it", said)
+    printed = error_of(["prepare", "wikiqa", f"--root={tmp_path}"], capsys)
+    assert re.search(rf"{place}: sha256:\w+, expected sha256:467c13f9\w+; remove it", printed)
 
 
 def test_kept_downloads_serve_as_a_mirror(web: Web, archive: bytes, tmp_path: Path) -> None:
@@ -223,17 +223,17 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("options", "said"), BAD.items())
+@pytest.mark.parametrize(("options", "printed"), BAD.items())
 def test_a_bad_option_is_one_line(
     options: tuple[str, ...],
-    said: str,
+    printed: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").touch()
-    assert said in error_of(["prepare", *options], capsys)
+    assert printed in error_of(["prepare", *options], capsys)
 
 
 def test_list_shows_every_set_and_what_is_there_of_it(

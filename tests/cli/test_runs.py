@@ -106,18 +106,18 @@ def test_predict_answers_each_line_before_the_next_comes(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "printed"),
     [(b"1 2\n\n3\n", ":2: empty line"), (b"1 2\n\xe9\n", ":2: byte 0xe9 is not UTF-8")],
 )
 def test_predict_names_the_bad_line_after_labelling_those_before(
-    content: bytes, said: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, printed: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "texts.txt").write_bytes(content)
     capsys.readouterr()
     assert main(["predict", f"--checkpoint={run}", f"--input={tmp_path / 'texts.txt'}"]) == 2
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1
-    assert f"texts.txt{said}" in err
+    assert f"texts.txt{printed}" in err
 
 
 def test_predict_reads_a_pipe(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,9 +133,12 @@ def test_predict_reads_a_pipe(run: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_predict_names_an_input_that_cannot_be_read(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path, said in ((tmp_path, "Is a directory"), (tmp_path / "x", "No such file or directory")):
+    for path, why in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "x", "No such file or directory"),
+    ):
         message = error_of(["predict", f"--checkpoint={run}", f"--input={path}"], capsys)
-        assert message == f"{path}: {said}"
+        assert message == f"{path}: {why}"
 
 
 class Harmful:

@@ -32,14 +32,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("option", ["--data", "--model.attention"])
-@pytest.mark.parametrize(("name", "said"), WRONG.items())
+@pytest.mark.parametrize(("name", "printed"), WRONG.items())
 def test_what_is_wrong_with_a_class_is_one_line(
-    option: str, name: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    option: str, name: str, printed: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = error_of([*TOY, f"{option}={name}"], capsys)
     for module in ("mypackage.mine", "mypackage"):
         sys.modules.pop(module, None)
-    assert said in message
+    assert printed in message
     assert not (folder / "runs").exists()
 
 

@@ -82,8 +82,8 @@ def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None
     assert main(["compare", str(plan), "--dry-run"]) == 0
     assert re.match(r"to do +[\d,]+ parameters  coupled, seed 0\n", capfd.readouterr().out)
     assert main(["compare", str(plan)]) == 0
-    said = capfd.readouterr().out
-    assert "[2/2] not coupled, seed 0: test/accuracy" in said
+    printed = capfd.readouterr().out
+    assert "[2/2] not coupled, seed 0: test/accuracy" in printed
     folder = Path("comparisons/tiny")
     assert {path.name for path in folder.glob("[!.]*.*")} == {
         "runs.csv", "table.md", "table.tex", "index.html"
@@ -115,10 +115,10 @@ def test_a_damaged_cell_is_trained_anew_and_says_so(damaged: str, plan: Path, ca
     (folder / run / damaged).write_text("" if damaged == "config.yaml" else "{")
     capfd.readouterr()
     assert main(["compare", str(plan)]) == 0
-    said = [line for line in capfd.readouterr().out.splitlines() if "set aside" in line]
-    assert len(said) == 1
-    assert str(Path(run) / damaged) in said[0]
-    assert "trained anew" in said[0]
+    printed = [line for line in capfd.readouterr().out.splitlines() if "set aside" in line]
+    assert len(printed) == 1
+    assert str(Path(run) / damaged) in printed[0]
+    assert "trained anew" in printed[0]
     [aside] = (folder / run).parent.glob("*.damaged-*")
     assert (aside / "metrics.csv").exists()
     assert len((folder / "runs.csv").read_text().splitlines()) == 2
@@ -199,7 +199,7 @@ def test_a_second_compare_is_refused_in_one_line(plan: Path, capfd) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         ([], "name a file of a comparison, or run directories"),
         (["nowhere.yaml"], "no comparison 'nowhere.yaml'"),
@@ -210,10 +210,10 @@ def test_a_second_compare_is_refused_in_one_line(plan: Path, capfd) -> None:
         (["tests", "."], "does not exist"),
     ],
 )
-def test_bad_input_gets_one_line(arguments: list[str], said: str, plan: Path, capfd) -> None:
+def test_bad_input_gets_one_line(arguments: list[str], printed: str, plan: Path, capfd) -> None:
     assert main(["compare", *(word.format(plan=plan) for word in arguments)]) == 2
     error = capfd.readouterr().err
-    assert said in error
+    assert printed in error
     assert error.count("\n") == 1
 
 

@@ -23,7 +23,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def compare(runs: list[Path]) -> tuple[list[str], int]:
-    """Make the tables of runs; return what is said, and the number of runs in them."""
+    """Make the tables of runs; return what is printed, and the number of runs in them."""
     lines: list[str] = []
     summary = summarise(read_results([*map(str, runs)], lines.append))
     assert text(summary)
@@ -33,7 +33,7 @@ def compare(runs: list[Path]) -> tuple[list[str], int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "printed"),
     [
         ("results.json", "", "left out: runs/a/2/results.json: not the results of a fit"),
         ("results.json", json.dumps(OUTCOME)[:60], "left out: runs/a/2/results.json"),
@@ -52,12 +52,12 @@ def compare(runs: list[Path]) -> tuple[list[str], int]:
     ],
 )
 def test_it_is_named_and_the_rest_compared(
-    name: str, content: str, said: str, runs: list[Path]
+    name: str, content: str, printed: str, runs: list[Path]
 ) -> None:
     (runs[1] / name).write_text(content)
     lines, number = compare(runs)
     assert len(lines) == 1
-    assert said in lines[0]
+    assert printed in lines[0]
     assert "\n" not in lines[0]
     assert number == (3 if name in ("metrics.csv", "environment.json") else 2)
 

@@ -71,7 +71,7 @@ def test_folds_follow_the_seeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "printed"),
     [
         ({"seed_options": [3]}, "seed_options must be options of fit, such as data.fold, got 3"),
         ({"seed_options": ["runs"]}, "runs is set by compare; remove it"),
@@ -103,15 +103,15 @@ def test_folds_follow_the_seeds(tmp_path: Path) -> None:
         ({"title": None}, "title has the wrong form: None"),
     ],
 )
-def test_what_is_wrong_gets_one_line(content: dict, said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_gets_one_line(content: dict, printed: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_plan(write(tmp_path / "plan.yaml", content))
-    assert said in str(caught.value)
+    assert printed in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "printed"),
     [
         ("", "plan.yaml: holds no comparison"),
         ("rows:\n  a: {}\n  a: {}\n", "plan.yaml:3: 'a' is there twice"),
@@ -128,12 +128,12 @@ def test_what_is_wrong_gets_one_line(content: dict, said: str, tmp_path: Path) -
         ),
     ],
 )  # fmt: skip
-def test_a_hostile_file_gets_one_line(content: str, said: str, tmp_path: Path) -> None:
+def test_a_hostile_file_gets_one_line(content: str, printed: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(content)
     with pytest.raises(InputError) as caught:
         read_plan(path)
-    assert said in str(caught.value)
+    assert printed in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
 

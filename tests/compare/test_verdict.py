@@ -14,8 +14,8 @@ def runs(row: str, values: list[float], **changes) -> list:
 
 def test_who_is_ahead_by_how_much_at_what_cost() -> None:
     slow = runs("ours", [0.9, 0.9, 0.9], seconds_an_epoch=4.0)
-    said = verdict(summarise([*runs("full", [0.8, 0.8, 0.8]), *slow]))
-    assert said == (
+    printed = verdict(summarise([*runs("full", [0.8, 0.8, 0.8]), *slow]))
+    assert printed == (
         "ours is ahead of full by 0.100 in test/accuracy (0.900 against 0.800), for 2.00 times "
         "the time an epoch and the same memory. Significance cannot be shown with 3 pairs "
         "(p = 0.250, the smallest possible p is 0.250). Seen: 6 runs, 3 seeds, 3 epochs each."
@@ -23,17 +23,17 @@ def test_who_is_ahead_by_how_much_at_what_cost() -> None:
 
 
 def test_the_baseline_may_be_ahead_and_pairs_may_suffice() -> None:
-    said = verdict(summarise([*runs("full", [0.9] * 6), *runs("ours", [0.8] * 6)]))
-    assert said.startswith("full is ahead of ours by 0.100")
-    assert "The difference is significant (p = 0.031, 6 pairs)." in said
-    said = verdict(summarise([*runs("full", [0.9] * 6), *runs("ours", [0.8, 1.1] * 3)]))
-    assert "The difference is not significant" in said
+    printed = verdict(summarise([*runs("full", [0.9] * 6), *runs("ours", [0.8] * 6)]))
+    assert printed.startswith("full is ahead of ours by 0.100")
+    assert "The difference is significant (p = 0.031, 6 pairs)." in printed
+    printed = verdict(summarise([*runs("full", [0.9] * 6), *runs("ours", [0.8, 1.1] * 3)]))
+    assert "The difference is not significant" in printed
     assert "on average" in verdict(summarise(RESULTS))
 
 
 def test_it_claims_nothing_without_pairs() -> None:
-    said = verdict(summarise([*runs("full", [0.8]), *runs("ours", [0.9])]))
-    assert "not tested: fewer than 3 pairs" in said
+    printed = verdict(summarise([*runs("full", [0.8]), *runs("ours", [0.9])]))
+    assert "not tested: fewer than 3 pairs" in printed
     assert "are level" in verdict(summarise([*runs("full", [0.8]), *runs("ours", [0.8])]))
     assert verdict(summarise(runs("a", [0.8]))).startswith("a has test/accuracy 0.800.")
     assert "there is no verdict" in verdict(summarise(runs("a", [math.nan])))

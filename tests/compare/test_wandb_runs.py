@@ -132,7 +132,7 @@ def test_a_group_comes_back_with_rows_measures_and_curves(server: Wandb, capfd) 
 
 
 @pytest.mark.parametrize(
-    ("project", "group", "key", "said"),
+    ("project", "group", "key", "printed"),
     [
         (PROJECT, "none", KEY, "has no finished run in group 'none'"),
         (f"{ENTITY}/nothing", "tiny", KEY, "is out of reach: Could not find project nothing"),
@@ -147,7 +147,7 @@ def test_what_is_amiss_is_told_in_one_line(
     project: str,
     group: str,
     key: str | None,
-    said: str,
+    printed: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd,
 ) -> None:
@@ -160,7 +160,7 @@ def test_what_is_amiss_is_told_in_one_line(
     assert main(["compare", "--from-wandb", project, "--group", group]) == 2
     captured = capfd.readouterr()
     (line,) = (line for line in captured.err.splitlines() if line.startswith("clusterformer:"))
-    assert said in line
+    assert printed in line
     assert not list(Path().glob("comparisons"))
 
 

@@ -1,4 +1,4 @@
-"""Columns of own tables are found by name or contents, and said; an error names the option."""
+"""Columns of own tables are found by name or contents, and printed; an error names the option."""
 
 import csv
 import json

@@ -21,10 +21,10 @@ def write(tmp_path):
 
 
 def test_tsv_has_no_quoting_and_no_escapes(write):
-    path = write("a.tsv", 'pos\t "good\\t, he said\nneg\tbad"\x0cnews\n')
+    path = write("a.tsv", 'pos\t "good\\t, he printed\nneg\tbad"\x0cnews\n')
     rows = read_rows(path, **NUMBERED)
     assert [tuple(row) for row in rows] == [
-        (' "good\\t, he said', "pos", f"{path}:1"),
+        (' "good\\t, he printed', "pos", f"{path}:1"),
         ('bad"\x0cnews', "neg", f"{path}:2"),
     ]
 

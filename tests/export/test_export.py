@@ -115,8 +115,8 @@ def test_other_tasks_load_with_clusterformer_only(
     assert "transformers and" not in capsys.readouterr().out
     card = (folder / "README.md").read_text()
     assert "transformers cannot load this folder" in card
-    said = {"prompt": "a fine", "tokens": 8, "temperature": 0.0}
-    assert clusterformer.load(folder).generate(**said) == clusterformer.load(run).generate(**said)
+    given = {"prompt": "a fine", "tokens": 8, "temperature": 0.0}
+    assert clusterformer.load(folder).generate(**given) == clusterformer.load(run).generate(**given)
 
 
 def test_what_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -311,16 +311,16 @@ def test_text_is_streamed_in_whole_characters(folder: Path) -> None:
             return self.step(tokens, 0)
 
         def step(self, tokens: Tensor, state: int) -> tuple[Tensor, int]:
-            logits = F.one_hot(torch.tensor([said[state]]), 258) * 100.0
+            logits = F.one_hot(torch.tensor([answer[state]]), 258) * 100.0
             logits[:, PAD] = 1000.0  # is never drawn
             return logits, state + 1
 
-    said = [*ByteTokenizer().encode("é🌊東 x"), BOS]
+    answer = [*ByteTokenizer().encode("é🌊東 x"), BOS]
     model = Parrot()
     model.embedding.tokens = nn.Embedding(1, 1)
     pieces = list(TextGenerator(model, ByteTokenizer()).stream())  # type: ignore[arg-type]
     assert pieces == ["é", "🌊", "東", " ", "x"]
-    said[4:] = [BOS]  # cut within a character
+    answer[4:] = [BOS]  # cut within a character
     pieces = list(TextGenerator(model, ByteTokenizer()).stream())  # type: ignore[arg-type]
     assert pieces == ["é", "\N{REPLACEMENT CHARACTER}"]
 

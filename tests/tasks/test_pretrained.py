@@ -153,11 +153,11 @@ def test_a_longer_text_is_cut_and_counted(
     fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--model.pretrained={bert}"]
     fit += ["--data.max_length=10", "--model.attention=FullAttention", f"--runs={tmp_path}"]
     assert main([*fit, *SHORT]) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train: ")]
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train: ")]
     rows = [line.split("\t")[0].split() for line in texts.read_text().splitlines()[1:]]
-    assert len(said) == 1
-    assert "longer than max_length 10 tokens" in said[0]
-    assert int(said[0].split()[1]) <= sum(len(row) > 8 for row in rows)
+    assert len(printed) == 1
+    assert "longer than max_length 10 tokens" in printed[0]
+    assert int(printed[0].split()[1]) <= sum(len(row) > 8 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def arguments(files: dict[str, str]) -> list[str]:
     ]
 
 
-def scored(said: str) -> dict[str, float]:
-    lines = [line.split() for line in said.splitlines() if "test/" in line]
+def scored(printed: str) -> dict[str, float]:
+    lines = [line.split() for line in printed.splitlines() if "test/" in line]
     return {line[0]: float(line[1]) for line in lines}
 
 
@@ -90,11 +90,11 @@ SELDOM = ["--trainer.max_epochs=16", "--trainer.check_val_every_n_epoch=8"]
 def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["fit", *arguments(files), *SELDOM]) == 0
-    said = capsys.readouterr().out
-    assert scored(said)["test/tokenised_bleu"] > 80
-    assert scored(said)["test/accuracy"] > 0.9
-    assert "tok:13a" in said
-    assert "clusterformer translate --checkpoint runs/translation/1" in said
+    printed = capsys.readouterr().out
+    assert scored(printed)["test/tokenised_bleu"] > 80
+    assert scored(printed)["test/accuracy"] > 0.9
+    assert "tok:13a" in printed
+    assert "clusterformer translate --checkpoint runs/translation/1" in printed
     results = json.loads(Path("runs/translation/1/results.json").read_text())
     assert 0 < results["seconds_validating"] < results["seconds"]
     Path("in").write_text("ein hund\nrot rot haus\n", encoding="utf-8")
@@ -218,7 +218,7 @@ def test_pictures_show_the_weights_of_the_last_layer(files):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         ({}, "give a named set"),
         ({"name": "multi30k", "train_source": "a"}, "one of them"),
@@ -238,8 +238,8 @@ def test_pictures_show_the_weights_of_the_last_layer(files):
         ({"moses": True, **OWN}, r"Moses tokens need data\.source_lang and data\.target_lang"),
     ],
 )
-def test_wrong_options_are_told(options, said):
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_are_told(options, printed):
+    with pytest.raises(InputError, match=printed):
         Translation(**options)
 
 

@@ -101,7 +101,7 @@ def test_the_result_of_a_run_is_that_of_its_average_if_it_asks_for_one(
 
 
 @pytest.mark.parametrize(
-    ("which", "said"),
+    ("which", "printed"),
     [
         ("9", "train with --keep 9"),
         ("worst:2", "average is N for the last N or best:N, got 'worst:2'"),
@@ -109,10 +109,10 @@ def test_the_result_of_a_run_is_that_of_its_average_if_it_asks_for_one(
     ],
 )
 def test_what_cannot_be_averaged_is_one_line(
-    run: Path, which: str, said: str, capsys: pytest.CaptureFixture[str]
+    run: Path, which: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["test", f"--checkpoint={run}", f"--average={which}"]) == 2
-    assert said in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
 
 
 def test_another_network_is_refused(run: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
 def edit(checkpoint: dict[str, Any], rng: random.Random) -> str:
     """Change one or two places; say which."""
     ours = checkpoint[CHECKPOINT_KEY]
-    said = []
+    printed = []
     for _ in range(rng.randint(1, 2)):
         text = ours.get("config")
         config = yaml.safe_load(text) if isinstance(text, str) else None
@@ -99,12 +99,12 @@ def edit(checkpoint: dict[str, Any], rng: random.Random) -> str:
             container *= 2
         else:
             container[key] = value
-        said.append(f"{key}: {value!r:.50}")
+        printed.append(f"{key}: {value!r:.50}")
         if inside:
             ours["config"] = yaml.safe_dump(config)
         if not isinstance(ours.get("task"), dict) or checkpoint.get(CHECKPOINT_KEY) is not ours:
             break
-    return "; ".join(said)
+    return "; ".join(printed)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_an_edited_checkpoint_works_or_is_one_line(
         name = list(TASKS)[number % len(TASKS)]
         run = runs / "runs" / name / "1"
         checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-        said = edit(checkpoint, rng)
+        printed = edit(checkpoint, rng)
         edited = Path("runs") / name / "2"
         shutil.rmtree(edited, ignore_errors=True)
         shutil.copytree(run, edited)
@@ -137,7 +137,7 @@ def test_an_edited_checkpoint_works_or_is_one_line(
             capfd.readouterr()
             code = main(arguments)
             lines = [line for line in capfd.readouterr().err.splitlines() if "error:" in line]
-            assert (code, len(lines)) in ((0, 0), (2, 1)), (said, arguments[0], code, lines)
+            assert (code, len(lines)) in ((0, 0), (2, 1)), (printed, arguments[0], code, lines)
             refused += code == 2
     assert refused > count / 2
 

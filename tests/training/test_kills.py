@@ -100,6 +100,6 @@ def test_a_run_on_a_full_disk_is_one_line_and_goes_on(
     limit = int(random.Random(seed).choice([0.02, 0.1, 0.3, 0.6, 0.99]) * size)
     log = tmp_path / "log"
     code = ended(start([*COMMAND, f"--runs={tmp_path}"], log, limit))
-    said = [line for line in log.read_text().splitlines() if "error:" in line]
-    assert (code, len(said)) == (2, 1), log.read_text()
+    printed = [line for line in log.read_text().splitlines() if "error:" in line]
+    assert (code, len(printed)) == (2, 1), log.read_text()
     go_on(tmp_path, whole[0])

@@ -45,8 +45,8 @@ def test_a_killed_process_is_named_and_no_other_stays(first: bool, tmp_path: Pat
         Path(f"/proc/{second}").exists() or name not in errors.read_text()
     ):
         time.sleep(0.1)
-    said = [line for line in errors.read_text().splitlines() if "error:" in line]
-    assert len(said) == 1
-    assert f"{name}, of 2 that trained together, at step" in said[0]
+    printed = [line for line in errors.read_text().splitlines() if "error:" in line]
+    assert len(printed) == 1
+    assert f"{name}, of 2 that trained together, at step" in printed[0]
     assert "Traceback" not in errors.read_text()
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] >= 2

@@ -43,5 +43,5 @@ def test_every_run_logs_what_its_tokens_see(arguments, share, tmp_path: Path, ca
     assert len(trained) == 3
     assert all(0 < float(seen) <= 1 for seen in trained)
     assert [float(row["val/keys_seen"]) for row in rows if row["val/keys_seen"]]
-    said = "selected nothing" in capsys.readouterr().out
-    assert said == (share == 1.0 and "FullAttention" not in arguments[0])
+    noted = "selected nothing" in capsys.readouterr().out
+    assert noted == (share == 1.0 and "FullAttention" not in arguments[0])

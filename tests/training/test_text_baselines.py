@@ -119,8 +119,8 @@ def test_a_row_of_a_comparison_needs_no_network(
 def test_an_unknown_method_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["fit", "--config=quickstart.yaml", "--method=SVM", f"--runs={tmp_path}"]
     assert main(command) == 2
-    said = capsys.readouterr().err
-    assert "Partner has no method 'SVM'; it has: linear, bag of tokens" in said
+    printed = capsys.readouterr().err
+    assert "Partner has no method 'SVM'; it has: linear, bag of tokens" in printed
     assert not list(tmp_path.rglob("config.yaml"))
 
 
