@@ -32,6 +32,9 @@ from their run directories or from Weights & Biases.
   --jobs 1           number of runs to train at a time
   --shard I/N        train only every N-th run, from the I-th on (1/N .. N/N), on one of N machines
                      that share the directory; each makes the table of all finished runs
+  --slurm N          submit the runs as a Slurm job array of N tasks, train nothing here; the same
+                     command later submits only what has not finished
+  --sbatch=OPTIONS   options of sbatch in one word, such as --sbatch="--time=8:00:00 --gres=gpu:1"
   --dry-run          list the runs with their numbers of parameters, train nothing
   --metric NAME      measure to compare (default: the test value of the measure that chose the
                      checkpoint)
@@ -83,12 +86,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     parser.add_number("--seeds")
     parser.add_number("--jobs", default=1)
+    parser.add_number("--slurm")
+    parser.add_argument("--sbatch", default="")
     for option in ("shard", "metric", "baseline", "title", "from-wandb", "group"):
         parser.add_argument(f"--{option}")
     parser.add_argument("--sweep", type=Path)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--wandb", action="store_true")
     options = parser.parse_args(arguments)
+    if options.sbatch and not options.slurm:
+        raise InputError("--sbatch needs --slurm N, the number of tasks")
+    if options.slurm and options.shard:
+        raise InputError("--slurm chooses the shards itself; leave --shard out")
     if options.from_wandb and not options.group:
         raise InputError("--from-wandb needs --group")
     if not options.from_wandb and not options.sources:
@@ -129,6 +138,9 @@ def _compare(options: argparse.Namespace) -> None:
     if options.dry_run:
         _list(jobs)
         return
+    if options.slurm:
+        _submit(jobs, options, folder)
+        return
     mine = select_shard(jobs, options.shard)
     with lock_comparison(folder, options.shard):
         for job in jobs:
@@ -151,6 +163,23 @@ def _compare(options: argparse.Namespace) -> None:
         raise InputError(f"{len(failures)} of {len(mine)} runs failed: {reasons}")
     if len(results) < len(jobs):
         print(f"{len(results)} of {len(jobs)} runs are finished; the same command resumes")
+
+
+def _submit(jobs: Sequence[Job], options: argparse.Namespace, folder: Path) -> None:
+    """Hand the unfinished runs to Slurm."""
+    from clusterformer.compare.slurm import submit, unfinished_shards, write_script
+
+    total = min(options.slurm, len(jobs))
+    shards = unfinished_shards([job.finished for job in jobs], total)
+    if not shards:
+        print(f"all {len(jobs)} runs are finished; without --slurm the table is made")
+        return
+    arguments = [*options.sources, "--out", str(folder), "--jobs", str(options.jobs)]
+    arguments += ["--seeds", str(options.seeds)] if options.seeds else []
+    arguments += ["--wandb"] if options.wandb else []
+    script = write_script(folder, arguments, shards, total, options.sbatch)
+    print(submit(script))
+    print(f"{len(shards)} of {total} tasks have runs to train; logs: {folder / 'slurm'}")
 
 
 def _write(

@@ -1,0 +1,92 @@
+"""Comparisons as Slurm job arrays, with a stand-in for sbatch that runs the tasks here."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clusterformer.cli.main import main
+from clusterformer.compare.slurm import submit, unfinished_shards, write_script
+
+SBATCH = r"""#!/bin/bash
+# runs each task of the array, one after the other, as Slurm would
+echo "Submitted batch job 7"
+for task in $(grep -- --array "$1" | sed 's/.*--array=//; s/,/ /g'); do
+  SLURM_ARRAY_TASK_ID=$task bash "$1" > "log-$task" 2>&1
+done
+"""
+SRUN = """#!/bin/bash
+shift
+exec "$@"
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_only_shards_with_unfinished_runs_are_submitted() -> None:
+    assert unfinished_shards([True, False, True, True, True], 2) == [2]
+    assert unfinished_shards([True, True, False, True, True], 2) == [1]
+    assert unfinished_shards([True] * 5, 3) == []
+    assert unfinished_shards([False] * 3, 3) == [1, 2, 3]
+
+
+def test_the_script_trains_the_shard_of_its_task(tmp_path: Path) -> None:
+    script = write_script(tmp_path / "a b", ["x.yaml"], [1, 3], 4, "--time=1:00:00 --gres=gpu:1")
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    lines = script.read_text().splitlines()
+    directives = [shlex.split(line)[1] for line in lines if line.startswith("#SBATCH")]
+    assert {"--array=1,3", "--time=1:00:00", "--gres=gpu:1", "--requeue"} <= set(directives)
+    assert f"--output={tmp_path / 'a b' / 'slurm'}/%A_%a.txt" in directives
+    assert shlex.split(lines[-1])[2:] == [
+        *(sys.executable, "-m", "clusterformer", "compare", "x.yaml"),
+        *("--shard", "$SLURM_ARRAY_TASK_ID/4"),
+    ]
+
+
+def test_a_refusal_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["compare", "quickstart", "--slurm", "2", f"--out={tmp_path / 'out'}"]) == 2
+    assert "no sbatch on this machine; the job script is" in capsys.readouterr().err
+    assert main(["compare", "quickstart", "--sbatch=--time=1"]) == 2
+    assert "--sbatch needs --slurm" in capsys.readouterr().err
+    install(tmp_path / "bin", monkeypatch, sbatch="#!/bin/sh\necho no such partition >&2\nexit 1\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    with pytest.raises(Exception, match=r"sbatch refused .*array.sh: no such partition"):
+        submit(tmp_path / "out" / "array.sh")
+
+
+@pytest.mark.slow
+def test_the_array_trains_every_run_and_what_failed_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    options = {
+        "data.num_tokens": 16, "data.batch_size": 2, "data.epoch_steps": 2, "data.valid_texts": 2,
+        "data.test_texts": 2, "model.d_model": 8, "model.d_ff": 8, "trainer.max_steps": 2,
+        "model.attention.num_clusters": 2, "trainer.enable_progress_bar": False,
+    }  # fmt: skip
+    plan = {"config": "partner.yaml", "options": options, "rows": {"a": {}}, "seeds": [0, 1, 2]}
+    monkeypatch.chdir(tmp_path)
+    Path("plan.yaml").write_text(yaml.safe_dump(plan))
+    install(tmp_path / "bin", monkeypatch, sbatch=SBATCH, srun=SRUN)
+    command = ["compare", "plan.yaml", "--out", "out", "--slurm", "2"]
+    assert main(command) == 0
+    assert "Submitted batch job 7\n2 of 2 tasks" in capsys.readouterr().out
+    results = sorted(Path("out").glob("*/*/*/*/*/results.json"))
+    assert len(results) == 3
+    assert (Path("out") / "index.html").exists()
+    assert main(command) == 0
+    assert "all 3 runs are finished" in capsys.readouterr().out
+    results[1].unlink()
+    assert main(command) == 0
+    assert "1 of 2 tasks" in capsys.readouterr().out
+    assert results[1].exists()
