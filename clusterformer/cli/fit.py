@@ -10,6 +10,8 @@ Train a model. Metrics, pictures and checkpoints go to a new directory, runs/NAM
   --config FILE                   YAML file, or the name of a shipped one, such as mr.yaml; of
                                   several, later ones override earlier ones
   --resume RUN                    continue a killed or finished run from its last checkpoint
+  --trust PACKAGE                 with --resume: let the run's config.yaml import a class of that
+                                  package; those of clusterformer need no trust
   --runs DIR                      parent of the run directories (default: runs)
   --wandb                         log to Weights & Biases too (offline without an API key)
   --seed_everything N             seed of weights, dropout and batches (default: 0)
@@ -75,14 +77,20 @@ def run(arguments: list[str]) -> None:
     from clusterformer.compare.child import end_with_parent
     from clusterformer.training.runs import Run
     from clusterformer.training.saved import checkpoint_to_resume
+    from clusterformer.training.trusted import Named, read_run_config
+    from clusterformer.working_folder import import_from_working_folder
 
     end_with_parent()
     begun = time.monotonic()
     folder, arguments = pop_option(arguments, "--resume")
+    trust, arguments = pop_option(arguments, "--trust")
     resumed = Run.open(folder) if folder else None
+    base = None
     if resumed:
-        arguments = ["--config", str(resumed.config), *arguments]
-    options = Options(arguments, fitting=True)
+        resumed.refuse_links()
+        import_from_working_folder()
+        base = read_run_config(resumed.config, Named.by(arguments, trust))
+    options = Options(arguments, fitting=True, base=base)
     resume = checkpoint_to_resume(resumed) if resumed else None
     if resumed and resume and is_finished(resumed, resume, options):
         print(

@@ -52,7 +52,7 @@ class Options:
         arguments, self._files = resolve(arguments)
         arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
         if base is not None:
-            arguments = ["--config", json.dumps(base), *arguments]
+            arguments = ["--config", json.dumps(base, default=str), *arguments]
         import_tasks()
         import_from_working_folder()
         quieten()

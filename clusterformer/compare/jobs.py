@@ -111,11 +111,11 @@ class Job:
 
     def command(self, wandb: bool) -> list[str]:
         """Return the command line that begins or resumes the run."""
-        fit = [sys.executable, "-m", "clusterformer", "fit"]
-        if self.run:
+        fit = [sys.executable, "-m", "clusterformer", "fit", *self.planned.arguments()]
+        fit += ["--baselines=false", *(["--wandb"] if wandb else [])]
+        if self.run:  # its config.yaml may choose no class that the plan does not name
             return [*fit, "--resume", str(self.run.folder)]
-        flags = ["--baselines=false", *(["--wandb"] if wandb else [])]
-        return [*fit, *self.planned.arguments(), *flags, "--runs", str(self.folder)]
+        return [*fit, "--runs", str(self.folder)]
 
     def last_message(self) -> str:
         """Return the last line of the log."""

@@ -39,11 +39,11 @@ _MAX_NODES = 10_000
 _KIND = "a YAML mapping of options, such as `model:` or `data:`"
 
 
-def check(path: Path) -> None:
-    """Refuse a file that is not YAML or not a mapping of options."""
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a configuration file, as `parse_yaml` reads its text."""
     with reading(path, "a text file in UTF-8"):
         text = path.read_text(encoding="utf-8-sig")
-    parse_yaml(text, path)
+    return parse_yaml(text, path)
 
 
 def parse_yaml(text: str, source: str | Path) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def resolve(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
         option, equals, value = argument.partition("=")
         if waiting or (equals and option in ("--config", "-c")):
             paths.append(find(argument if waiting else value))
-            check(paths[-1])
+            read_yaml(paths[-1])
             resolved += [str(paths[-1])] if waiting else [option, str(paths[-1])]
             waiting = False
         else:

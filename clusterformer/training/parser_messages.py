@@ -61,7 +61,7 @@ def explain(message: str, options: Iterable[str]) -> str:
     if keys and (found := _DOTTED.search(message)) and (why := _why_not(found[1], base)):
         return where + why
     if found := _CLASS.search(message):
-        return f"{where}no class {found[1]!r}; {_suggest(found[1], _subclasses(base))}"
+        return f"{where}no class {found[1]!r}; {_suggest(found[1], subclasses(base))}"
     if found := _ARGUMENT.search(message):
         name = found[1].lstrip("-").partition("=")[0]
         if not found[1].startswith("-"):
@@ -104,7 +104,7 @@ def refuse_abstract(option: str, class_path: str) -> None:
     """
     found = locate(class_path)
     if isinstance(found, type) and inspect.isabstract(found):
-        names = ", ".join(sorted(_subclasses(found)))
+        names = ", ".join(sorted(subclasses(found)))
         raise InputError(f"{option}: {found.__name__} is abstract; there is {names}")
 
 
@@ -134,11 +134,12 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     return (f"did you mean {close[0]}? " if close else "") + f"there is {', '.join(known)}"
 
 
-def _subclasses(base: type) -> set[str]:
+def subclasses(base: type) -> set[str]:
+    """Return the names of the imported classes that complete an abstract one."""
     found: set[str] = set()
     subclass: type
     for subclass in base.__subclasses__():
-        found |= _subclasses(subclass)
+        found |= subclasses(subclass)
         if not inspect.isabstract(subclass):
             found.add(subclass.__name__)
     return found

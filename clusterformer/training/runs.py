@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,20 @@ class Run:
             raise InputError(f"{folder}: no training began here; start it again with --config")
         what = "holds no config.yaml" if path.exists() else "does not exist"
         raise InputError(f"{folder}: {what}; a run directory looks like runs/NAME/NUMBER")
+
+    def refuse_links(self) -> None:
+        """Refuse a directory from which a link leads out: training would write to another folder.
+
+        Raises:
+            InputError: with the link.
+        """
+        inside = self.folder.resolve()
+        for path in self.folder.rglob("*"):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                raise InputError(
+                    f"{path}: refused, a link that leads out of the run directory; put the file "
+                    "itself there to train on"
+                )
 
     @property
     def name(self) -> str:
@@ -120,7 +135,10 @@ class Run:
         first = self.folder / "environment.json"
         path = first if first.exists() else self._prepared(first.name)
         with reading(path, "the environment of a run"):
-            return str(json.loads(path.read_text(encoding="utf-8"))["wandb_id"])
+            found = str(json.loads(path.read_text(encoding="utf-8"))["wandb_id"])
+        if not re.fullmatch(r"[\w.-]+", found):  # it names a folder
+            raise InputError(f"{path}: wandb_id has letters, digits, . _ -, got {found!r:.60}")
+        return found
 
     def prepare(self, config: str, seed: int) -> None:
         """Write configuration and environment of a start beside the others, until `confirm`."""

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from clusterformer.attention import AttentionCore
 from clusterformer.errors import InputError, making
 from clusterformer.structure import require_structure
 from clusterformer.task import Task
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, Kept, average, read
-from clusterformer.training.config_files import parse_yaml
 from clusterformer.training.exported import is_exported, read_exported
-from clusterformer.training.parser import MECHANISMS
 from clusterformer.training.runs import Run
+from clusterformer.training.trusted import sections_of
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +60,7 @@ def open_saved(run: str | Path, trust: Sequence[str] = ()) -> Saved:
     ours = checkpoint[CHECKPOINT_KEY]
     if ours["config"] is None:
         raise InputError(f"{path}: written from Python, so it does not say how to build the model")
-    sections = _sections(path, ours["config"])
-    _check_classes(path, sections, trust)
+    sections = sections_of(ours["config"], path, trust)
     config = {"seed_everything": ours["seed"], **sections}
     weights = dict(checkpoint["state_dict"])
     return Saved(path, config, ours["kind"], ours["task"], weights, ours["mode"])
@@ -143,58 +137,3 @@ def _checkpoint(path: Path) -> Path:
     if not path.is_dir() or is_exported(path):
         return path
     return Run.open(path).chosen
-
-
-class _Chosen(TypedDict):
-    class_path: str
-
-
-class _Sections(TypedDict):
-    model: dict[str, Any]
-    data: _Chosen
-
-
-def _sections(path: Path, text: str) -> dict[str, Any]:
-    """Take the sections of the model and the data out of a configuration's text."""
-    name = f"{path}: refused, its configuration"
-    found = parse_yaml(text, name)
-    require_structure(found, _Sections, name)
-    for option in MECHANISMS:
-        require_structure(found["model"].get(option), _Chosen | None, f"{name}.model.{option}")
-    return {section: found[section] for section in ("model", "data")}
-
-
-def _check_classes(path: Path, config: Mapping[str, Any], trust: Sequence[str]) -> None:
-    """Refuse a configuration that names a class which is neither ours nor trusted."""
-    named = [(AttentionCore, config["model"].get(option)) for option in MECHANISMS]
-    for base, option in [(Task, config["data"]), *named]:
-        if option is None:
-            continue
-        _check_class(path, option["class_path"], base, trust)
-        for inner in _class_paths(option.get("init_args")):
-            _check_class(path, inner, None, trust)  # ours take no classes as options
-
-
-def _class_paths(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        if "class_path" in value:
-            yield value["class_path"]
-        value = list(value.values())
-    if isinstance(value, list):
-        for inner in value:
-            yield from _class_paths(inner)
-
-
-def _check_class(path: Path, class_path: Any, base: type | None, trust: Sequence[str]) -> None:
-    if any(f"{class_path}.".startswith(f"{name}.") for name in trust):
-        return
-    module, _, name = str(class_path).rpartition(".")
-    if module.startswith("clusterformer."):
-        with suppress(ImportError):
-            import_module(module)
-    found = getattr(sys.modules.get(module), name, None)
-    if not (base and isinstance(found, type) and issubclass(found, base)):
-        raise InputError(
-            f"{path}: refused, {class_path} is no class of clusterformer; if you trust this file "
-            f"and that package: --trust {str(class_path).partition('.')[0]}"
-        )
