@@ -79,7 +79,13 @@ def test_points_are_clustered(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     points = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
     np.save(tmp_path / "points.npy", points)
-    fit = ["fit", "--data=Clustering", f"--data.name={tmp_path / 'points.npy'}", *CPU]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Clustering",
+        f"--data.name={tmp_path / 'points.npy'}",
+        *CPU,
+    ]
     assert main([*fit, "--data.n_clusters=3", "--data.merge_at=0", f"--runs={tmp_path}"]) == 0
     model = clusterformer.load(tmp_path / "clustering" / "1")
     records = model.predict(points[:5])

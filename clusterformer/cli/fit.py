@@ -22,6 +22,7 @@ Train a model. Metrics, pictures and checkpoints go to a new directory, runs/NAM
                                   instead of the best checkpoint, as is usual in translation
   --patience N                    stop after N validations without gain; the best one counts
   --monitor NAME                  value that chooses the best checkpoint, such as val/f1
+  --pictures false                no learning curves, no pictures of clusters
   --baselines false               no simple methods beside the result of a text classifier
   --method NAME                   train only such a method: "TF-IDF + linear SVM", "majority label",
                                   and for pairs "second text alone"

@@ -66,7 +66,7 @@ def fit_run(
                 patience=config["patience"],
                 config=config,
                 log_to_wandb=config["wandb"],
-                draw=name is None,
+                draw=name is None and config["pictures"],
                 callbacks=[_announcement(run)] if run else [],
             )
     except KeyboardInterrupt:

@@ -141,6 +141,12 @@ def _parser(fitting: bool) -> Parser:
             help="Set the task's simple methods beside the result, such as a linear model.",
         )
         parser.add_argument(
+            "--pictures",
+            type=bool,
+            default=True,
+            help="Draw learning curves and clusters into the run directory.",
+        )
+        parser.add_argument(
             "--method",
             type=str | None,
             default=None,

@@ -89,6 +89,7 @@ def test_a_stack_of_layers_and_fewer_parts_can_be_measured(capsys) -> None:
     assert capsys.readouterr().out.count("neural") == 2
 
 
+@pytest.mark.slow
 def test_a_batch_may_have_a_fixed_number_of_sequences_and_slow_ones_are_left_out(capsys) -> None:
     arguments = ["bench", *SMALL, "--no-memory", "--mechanisms", "FullAttention", "--batch", "2"]
     assert main([*arguments, "--lengths", "64", "128", "256"]) == 0  # more than --tokens
@@ -155,6 +156,7 @@ def test_a_pretrained_encoder_is_measured_under_each_attention(encoder: Path, ca
         assert capsys.readouterr().err.endswith(f"{option} must be at least 1, got 0\n")
 
 
+@pytest.mark.slow
 def test_errors_on_what_a_trained_model_attends_to_are_measured(encoder: Path, capsys) -> None:
     text, out = encoder / "text.txt", encoder / "found.json"
     text.write_text("a b c d e f g h a a " * 10, encoding="utf-8")

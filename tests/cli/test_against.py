@@ -15,7 +15,14 @@ from clusterformer.cli.main import main
 
 TOYS = str(Path(__file__).parents[1] / "toy")
 sys.path.append(TOYS)
-TOY = ["fit", "--data=toy_task.Toy", "--data.size=16", "--model.d_model=8", "--model.num_heads=2"]
+TOY = [
+    "fit",
+    "--pictures=false",
+    "--data=toy_task.Toy",
+    "--data.size=16",
+    "--model.d_model=8",
+    "--model.num_heads=2",
+]
 TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
 NAMES = ("neural clustering", "full attention", "half as wide")
 OTHERS = {

@@ -179,7 +179,7 @@ def test_values_whose_squares_overflow_are_refused_and_others_drawn(
 def test_fit_without_its_data_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["fit", "--config", "mnist.yaml", "--data.root", str(tmp_path)]
+    arguments = ["fit", "--pictures=false", "--config", "mnist.yaml", "--data.root", str(tmp_path)]
     assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 2
     assert "No such file" in capsys.readouterr().err
     assert not list((tmp_path / "runs").iterdir())

@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [f"{n % 2}\tfilm number {n} is here" for n in range(40)]
     (folder / "a.tsv").write_text("stars\treview\n" + "\n".join(lines) + "\n")
     data = ["--data=Classification", f"--data.train={folder / 'a.tsv'}"]
-    assert main(["fit", *data, *NETWORK, f"--runs={folder}"]) == 0
+    assert main(["fit", "--pictures=false", *data, *NETWORK, f"--runs={folder}"]) == 0
     return next(folder.glob("*/1"))
 
 

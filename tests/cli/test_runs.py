@@ -20,7 +20,8 @@ from clusterformer.cli.main import main
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished training."""
     runs = tmp_path_factory.mktemp("runs")
-    assert main([*TOY, f"--runs={runs}", "--trainer.log_every_n_steps=1"]) == 0
+    options = ["--trainer.log_every_n_steps=1", "--pictures=true"]
+    assert main([*TOY, f"--runs={runs}", *options]) == 0
     return runs / "toy" / "1"
 
 

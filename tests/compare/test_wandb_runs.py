@@ -247,5 +247,5 @@ def test_a_run_whose_key_is_wrong_says_so(
     server: Wandb, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "f" * 40)
-    assert main(["fit", "--config=partner.yaml", "--wandb"]) == 2
+    assert main(["fit", "--pictures=false", "--config=partner.yaml", "--wandb"]) == 2
     assert "401" in capfd.readouterr().err

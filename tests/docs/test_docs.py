@@ -98,7 +98,10 @@ def train(folder: Path, name: str, *options: str) -> None:
     """Train a tiny model and let it stand as the first run of `name`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["fit", *options, *TINY, f"--runs={folder / 'made' / name}"]) == 0
+        assert (
+            main(["fit", "--pictures=false", *options, *TINY, f"--runs={folder / 'made' / name}"])
+            == 0
+        )
     made = next((folder / "made" / name).glob("*/1"))
     shutil.copytree(made, folder / "runs" / name / "1")
 

@@ -49,7 +49,14 @@ def run(
         kind = {"words": "word"}.get(request.param, request.param)
         options = [f"--data.tokenizer={kind}", "--model.d_model=8", "--model.num_heads=2"]
         options += ["--data.vocab_size=300"]
-    fit = ["fit", "--data=Classification", f"--data.train={data}", *options, *SHORT]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Classification",
+        f"--data.train={data}",
+        *options,
+        *SHORT,
+    ]
     assert main([*fit, f"--runs={runs}"]) == 0
     return runs / "classification" / "1"
 
@@ -106,7 +113,12 @@ def test_other_tasks_load_with_clusterformer_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("a fine film and a plot\n" * 200)
-    fit = ["fit", "--data=LanguageModeling", f"--data.train={tmp_path / 'text.txt'}"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=LanguageModeling",
+        f"--data.train={tmp_path / 'text.txt'}",
+    ]
     fit += ["--data.context=32", "--model.d_model=8", "--model.num_heads=2", *TRAINER]
     assert main([*fit, "--trainer.max_steps=2", f"--runs={tmp_path}"]) == 0
     run, folder = tmp_path / "languagemodeling" / "1", tmp_path / "exported"

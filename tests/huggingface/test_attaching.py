@@ -45,7 +45,14 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(("family", "name"), PAIRS)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        pytest.param(*pair, marks=[] if quick else pytest.mark.slow)
+        for pair in PAIRS
+        for quick in [pair[0] in ("Bert", "Llama") or pair[1] == "NeuralClusteringAttention"]
+    ],
+)
 @torch.no_grad()
 def test_what_equals_full_attention_changes_nothing(tiny, batch, family: str, name: str) -> None:
     wider = name == "ClusteredAttention" and family != "DistilBert"  # queries differ in their bits

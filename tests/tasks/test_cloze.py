@@ -77,7 +77,12 @@ def test_words_are_numbered_by_the_training_books_alone(books) -> None:
 
 def test_a_network_learns_and_tests(books, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    fit = ["fit", "--data=Cloze", *(f"--data.{split}={file}" for split, file in books.items())]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Cloze",
+        *(f"--data.{split}={file}" for split, file in books.items()),
+    ]
     fit += ["--data.batch_size=2", "--data.test_texts=4", "--data.valid_texts=2"]
     fit += ["--data.epoch_steps=2", f"--data.length={LENGTH}", "--trainer.max_steps=2"]
     fit += ["--model.attention=FullAttention", "--model.d_model=8", "--model.num_heads=2"]

@@ -92,9 +92,20 @@ STRICT = [
 ]
 
 
-@pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
+@pytest.mark.parametrize(
+    ("positions", "length"),
+    [
+        ("rotary", 4),
+        ("sinusoidal", 23),
+        *(
+            pytest.param(positions, length, marks=pytest.mark.slow)
+            for positions, length in [
+                ("rotary", 1), ("rotary", 23), ("sinusoidal", 1), ("sinusoidal", 4)
+            ]
+        ),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("attention", STRICT)
-@pytest.mark.parametrize("length", [1, 4, 23])
 def test_a_beginning_read_at_once_is_that_read_step_by_step(
     attention, positions: str, length: int
 ) -> None:
@@ -165,7 +176,7 @@ def check_steps(model: LanguageModel) -> None:
     torch.testing.assert_close(torch.stack(found, 1), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["neural", "mixed"])
+@pytest.mark.parametrize("model", ["neural", pytest.param("mixed", marks=pytest.mark.slow)])
 def test_random_tokens_cannot_be_predicted(model: str) -> None:
     """A causal model that reads the answer would go below ln V; an honest one cannot."""
     torch.manual_seed(1)
@@ -254,7 +265,13 @@ def test_word_perplexity_of_words_counts_line_ends(folder: Path) -> None:
 
 def command(*more: str) -> list[str]:
     return [
-        *("fit", "--data=LanguageModeling", "--data.train=text.txt", "--data.context=16"),
+        *(
+            "fit",
+            "--pictures=false",
+            "--data=LanguageModeling",
+            "--data.train=text.txt",
+            "--data.context=16",
+        ),
         *("--model.attention=NeuralClusteringAttention", "--model.attention.num_clusters=4"),
         *("--model.attention.chunk_size=4", "--model.d_model=16", "--model.num_heads=2"),
         *("--model.num_layers=2", "--model.warmup=5", "--model.positions=rotary"),
@@ -342,7 +359,13 @@ def test_bad_options_are_refused(options, message: str) -> None:
 
 def test_generate_refuses_a_classifier(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "rows.tsv").write_text("".join(f"{i % 2}\tword {i}\n" for i in range(40)))
-    fit = ["fit", "--data=Classification", "--data.train=rows.tsv", "--data.text_column=2"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Classification",
+        "--data.train=rows.tsv",
+        "--data.text_column=2",
+    ]
     fit += ["--data.label_column=1", "--model.d_model=8", "--model.num_heads=2"]
     assert main([*fit, "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]) == 0
     assert main(["generate", "--checkpoint=runs/classification/1"]) == 2

@@ -38,7 +38,14 @@ def test_a_text_is_the_same_in_every_batch() -> None:
 @pytest.mark.slow
 def test_it_is_learnt(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    fit = ["fit", "--data=MaskedCopy", "--data.length=5", "--data.symbols=4", "--data.masked=0.3"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=MaskedCopy",
+        "--data.length=5",
+        "--data.symbols=4",
+        "--data.masked=0.3",
+    ]
     fit += ["--model.attention=FullAttention", "--model.d_model=32", "--model.dropout=0"]
     fit += ["--model.positions=rotary", "--model.lr=0.005", "--model.warmup=20"]
     fit += ["--data.epoch_steps=80", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]

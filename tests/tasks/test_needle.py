@@ -62,7 +62,12 @@ def test_each_part_has_its_own_books(books) -> None:
 
 def test_it_trains_and_is_tested_on_longer_texts(books, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    fit = ["fit", "--data=Needle", *(f"--data.{split}={file}" for split, file in books.items())]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Needle",
+        *(f"--data.{split}={file}" for split, file in books.items()),
+    ]
     fit += ["--data.batch_size=2", "--data.test_texts=2", "--data.valid_texts=2"]
     fit += ["--data.epoch_steps=2", "--data.length=200", "--trainer.max_steps=2"]
     fit += ["--model.attention=FullAttention", "--model.d_model=8", "--model.num_heads=2"]

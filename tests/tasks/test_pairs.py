@@ -163,7 +163,13 @@ def test_trains_tests_and_predicts_from_its_state(train_file, joint, monkeypatch
 
 
 def test_predict_labels_pairs_and_names_the_line_without_a_tab(train_file, tmp_path, capsys):
-    fit = ["fit", "--config=pairs.yaml", f"--data.train={train_file}", f"--runs={tmp_path}"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--config=pairs.yaml",
+        f"--data.train={train_file}",
+        f"--runs={tmp_path}",
+    ]
     small = ["--model.d_model=8", "--model.num_layers=1", "--trainer.accelerator=cpu"]
     assert main([*fit, *small, "--trainer.max_epochs=1"]) == 0
     run = str(tmp_path / "pairs" / "1")

@@ -128,7 +128,13 @@ def test_a_run_needs_nothing_but_its_checkpoint(
 ) -> None:
     """Positions are extended, clusters measured; all goes on when the model has gone."""
     folder = shutil.copytree(bert, tmp_path / "model")
-    fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--model.pretrained={folder}"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Classification",
+        f"--data.train={texts}",
+        f"--model.pretrained={folder}",
+    ]
     fit += ["--data.max_length=40", "--model.attention.num_clusters=4", f"--runs={tmp_path}"]
     assert main([*fit, *SHORT]) == 0
     assert "positions extended from 32 to 40" in capsys.readouterr().err
@@ -150,7 +156,13 @@ def test_a_run_needs_nothing_but_its_checkpoint(
 def test_a_longer_text_is_cut_and_counted(
     bert: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--model.pretrained={bert}"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Classification",
+        f"--data.train={texts}",
+        f"--model.pretrained={bert}",
+    ]
     fit += ["--data.max_length=10", "--model.attention=FullAttention", f"--runs={tmp_path}"]
     assert main([*fit, *SHORT]) == 0
     printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train: ")]
@@ -170,7 +182,13 @@ def test_a_longer_text_is_cut_and_counted(
     ],
 )
 def test_pairs_are_read(task: str, joint: str, bert: Path, pairs: Path, tmp_path: Path) -> None:
-    fit = ["fit", f"--data={task}", f"--data.train={pairs}", f"--model.pretrained={bert}"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        f"--data={task}",
+        f"--data.train={pairs}",
+        f"--model.pretrained={bert}",
+    ]
     fit += [f"--data.joint={joint}", "--model.attention.num_clusters=3", f"--runs={tmp_path}"]
     assert main([*fit, *SHORT]) == 0
     [record] = clusterformer.load(tmp_path / task.lower() / "1").predict([("a film", "a plot")])
@@ -186,7 +204,13 @@ def test_a_converted_folder_keeps_its_mechanism(
     model = huggingface.attach(AutoModel.from_pretrained(bert), "LocalAttention", window=3)
     shutil.copytree(bert, tmp_path / "converted")
     model.save_pretrained(tmp_path / "converted")
-    fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--runs={tmp_path}"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Classification",
+        f"--data.train={texts}",
+        f"--runs={tmp_path}",
+    ]
     assert main([*fit, f"--model.pretrained={tmp_path / 'converted'}", *SHORT]) == 0
     assert "attention LocalAttention, with which it was saved" in capsys.readouterr().err
     network = clusterformer.load(tmp_path / "classification" / "1").network
@@ -225,7 +249,13 @@ def test_old_and_new_weights_have_their_own_rates(bert: Path, texts: Path) -> No
 
 @pytest.mark.slow
 def test_a_frozen_encoder_does_not_move(bert: Path, texts: Path, tmp_path: Path) -> None:
-    fit = ["fit", "--data=Classification", f"--data.train={texts}", f"--model.pretrained={bert}"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Classification",
+        f"--data.train={texts}",
+        f"--model.pretrained={bert}",
+    ]
     fit += ["--model.freeze=true", "--model.attention.num_clusters=3", f"--runs={tmp_path}"]
     assert main([*fit, *SHORT]) == 0
     weights = read(tmp_path / "classification" / "1" / "checkpoints" / "last.ckpt")["state_dict"]
@@ -277,7 +307,7 @@ def test_what_cannot_be_is_one_line(
     if options[0].startswith("--data="):
         data = []
         options = [*options, *([f"--data.train={texts}"] if "Language" in options[0] else [])]
-    fit = ["fit", *data, *options, f"--runs={tmp_path}"]
+    fit = ["fit", "--pictures=false", *data, *options, f"--runs={tmp_path}"]
     if not any("pretrained" in option for option in options):
         fit.append(f"--model.pretrained={bert}")
     capsys.readouterr()
@@ -303,7 +333,13 @@ def test_similarity_is_learnt_as_a_number(
     rows = [line.split("\t")[:2] for line in pairs.read_text().splitlines()[1:]]
     lines = [f"{u}\t{v}\t{2 + 3 * (u[0] == v[0]):.1f}" for u, v in rows]
     scored.write_text("\n".join(["first\tsecond\tscore", *lines]) + "\n")
-    fit = ["fit", "--data=Similarity", f"--data.train={scored}", "--data.label_column=score"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Similarity",
+        f"--data.train={scored}",
+        "--data.label_column=score",
+    ]
     fit += [f"--data.joint={joint}", "--model.attention=FullAttention", f"--runs={tmp_path}"]
     fit += [f"--model.pretrained={bert}"] if pretrained else ["--model.d_model=8"]
     assert main([*fit, *SHORT]) == 0
@@ -320,6 +356,12 @@ def test_similarity_is_learnt_as_a_number(
 def test_a_score_that_is_no_number_is_named(
     pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit = ["fit", "--data=Similarity", f"--data.train={pairs}", f"--runs={tmp_path}"]
+    fit = [
+        "fit",
+        "--pictures=false",
+        "--data=Similarity",
+        f"--data.train={pairs}",
+        f"--runs={tmp_path}",
+    ]
     assert main([*fit, *TRAINER]) == 2
     assert "the score must be a number, got '" in capsys.readouterr().err

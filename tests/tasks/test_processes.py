@@ -36,12 +36,12 @@ def command(request, tmp_path: Path, monkeypatch) -> list[str]:
         (tmp_path / name).write_text(text, encoding="utf-8")
     if request.param == "language-model":
         data = [f"--data.train={tmp_path / 'source'}", "--data.context=32", "--data.batch_size=9"]
-        return ["fit", "--data=LanguageModeling", *data, *TINY]
+        return ["fit", "--pictures=false", "--data=LanguageModeling", *data, *TINY]
     data = [
         f"--data.{part}_{name}={tmp_path / name}" for part in ("train", "valid") for name in files
     ]
     sizes = ["--data.vocab_size=280", "--data.tokens_per_batch=200", "--data.valid_sentences=7"]
-    return ["fit", "--data=Translation", *data, *sizes, *TINY]
+    return ["fit", "--pictures=false", "--data=Translation", *data, *sizes, *TINY]
 
 
 def run_of(folder: Path) -> Path:

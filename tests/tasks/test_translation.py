@@ -89,7 +89,7 @@ SELDOM = ["--trainer.max_epochs=16", "--trainer.check_val_every_n_epoch=8"]
 
 def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["fit", *arguments(files), *SELDOM]) == 0
+    assert main(["fit", "--pictures=false", *arguments(files), *SELDOM]) == 0
     printed = capsys.readouterr().out
     assert scored(printed)["test/tokenised_bleu"] > 80
     assert scored(printed)["test/accuracy"] > 0.9
@@ -265,7 +265,7 @@ def test_training_files_are_enough(files, tmp_path, monkeypatch, capsys):
     small += ["--model.attention=FullAttention", "--model.decoder_attention=FullAttention"]
     steps = ["--trainer.max_steps=2", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
     options = [*given, "--data.vocab_size=300", *small, *steps]
-    assert main(["fit", "--config", "translate.yaml", *options]) == 0
+    assert main(["fit", "--pictures=false", "--config", "translate.yaml", *options]) == 0
     assert "test/sacrebleu" in capsys.readouterr().out
     source = Translation(
         **{f"train_{side}": files[f"train_{side}"] for side in ("source", "target")}
@@ -277,7 +277,7 @@ def test_training_files_are_enough(files, tmp_path, monkeypatch, capsys):
 
 def test_an_empty_line_translates_to_an_empty_line(files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["fit", *arguments(files), "--trainer.max_steps=1"]) == 0
+    assert main(["fit", "--pictures=false", *arguments(files), "--trainer.max_steps=1"]) == 0
     (tmp_path / "in.txt").write_text("ein hund\n\n  \nkatze\n\n")
     (run,) = (tmp_path / "runs").glob("*/1")
     capsys.readouterr()

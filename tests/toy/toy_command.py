@@ -4,7 +4,7 @@ import pytest
 
 from clusterformer.cli.main import main
 
-TOY = ["fit", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
+TOY = ["fit", "--pictures=false", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
 TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
 
 

@@ -10,7 +10,7 @@ from clusterformer.cli.main import main
 from clusterformer.errors import InputError
 from clusterformer.training.checkpoints import Kept, average, read
 
-TOY = ["fit", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
+TOY = ["fit", "--pictures=false", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
 TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=5"]
 
 

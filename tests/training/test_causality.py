@@ -86,7 +86,13 @@ def test_validation_warns_of_a_model_that_reads_the_future(
     lines = ["".join(map(chr, row)) for row in torch.randint(97, 123, (100, 20)).tolist()]
     Path("text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = [
-        *("fit", "--data=LanguageModeling", "--data.train=text.txt", "--data.context=32"),
+        *(
+            "fit",
+            "--pictures=false",
+            "--data=LanguageModeling",
+            "--data.train=text.txt",
+            "--data.context=32",
+        ),
         *("--model.decoder_attention=NeuralClusteringAttention", "--model.d_model=16"),
         *(f"--model.decoder_attention.causal={causal}", "--model.num_heads=2"),
         *("--trainer.accelerator=cpu", "--trainer.max_epochs=1"),

@@ -13,7 +13,7 @@ from clusterformer.cli.main import main
 TOYS = str(Path(__file__).parents[1] / "toy")
 sys.path.append(TOYS)
 # the last batch of an epoch has one example, so a second process gets none of it
-COMMAND = ["fit", "--data=toy_task.Toy", "--data.size=33", "--model.dropout=0"]
+COMMAND = ["fit", "--pictures=false", "--data=toy_task.Toy", "--data.size=33", "--model.dropout=0"]
 COMMAND += ["--model.d_model=8", "--model.num_heads=2", "--model.num_layers=1", "--model.warmup=2"]
 COMMAND += ["--trainer.max_epochs=2", "--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu"]
 TWO = ["--trainer.strategy=ddp", "--trainer.devices=2"]

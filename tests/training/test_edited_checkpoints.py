@@ -58,7 +58,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("edited")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("clusterformer.training.fit.draw_pictures", lambda *_: [])  # spares seconds
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         rows = [f"{i % 2}\t{'a good' if i % 2 else 'no fine'} film {i}" for i in range(40)]
         Path("train.tsv").write_text("\n".join(["label\ttext", *rows]))
@@ -69,7 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("a.en").write_text("".join(f"a dog runs {i}\n" for i in range(200)))
         np.save("points.npy", np.random.default_rng(0).normal(size=(60, 4)))
         for options, _ in TASKS.values():
-            assert main(["fit", *options, *TINY]) == 0
+            assert main(["fit", "--pictures=false", *options, *TINY]) == 0
         yield folder
 
 

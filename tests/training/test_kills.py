@@ -48,9 +48,7 @@ def ended(process: BaseProcess) -> int | None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """An undisturbed run, and its seconds in a fork."""
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clusterformer.training.fit.draw_pictures", lambda *_: [])
-        assert main([*COMMAND, f"--runs={folder}"]) == 0
+    assert main([*COMMAND, f"--runs={folder}"]) == 0
     begun = time.monotonic()
     assert ended(start([*COMMAND, f"--runs={folder}"], folder / "log")) == 0
     return folder / "toy" / "1", time.monotonic() - begun

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fit(train: Path, *options: str) -> list[str]:
     data = ["--data=Classification", f"--data.train={train}", "--data.batch_size=10"]
-    return ["fit", *data, *TINY, "--trainer.max_epochs=3", *options]
+    return ["fit", "--pictures=false", *data, *TINY, "--trainer.max_epochs=3", *options]
 
 
 def test_the_report_is_that_of_scikit_learn(folder: Path) -> None:

@@ -105,7 +105,13 @@ def arguments(folder: Path, *more: str) -> list[str]:
     tiny = [f"--model.{name}={value}" for name, value in TINY.items()]
     (folder / "notes").mkdir(parents=True)
     return [
-        *("fit", "--data=toy_task.Toy", f"--data.notes={folder / 'notes'}", *tiny),
+        *(
+            "fit",
+            "--pictures=false",
+            "--data=toy_task.Toy",
+            f"--data.notes={folder / 'notes'}",
+            *tiny,
+        ),
         *(f"--runs={folder / 'runs'}", "--checkpoint_every=2", "--trainer.max_epochs=3"),
         *("--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", *more),
     ]

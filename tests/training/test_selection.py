@@ -8,7 +8,7 @@ import pytest
 
 from clusterformer.cli.main import main
 
-TOY = ["fit", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
+TOY = ["fit", "--pictures=false", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
 TOY += ["--model.num_layers=2", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
 TOY += ["--trainer.log_every_n_steps=1", "--data.size=24"]
 ALL = "--model.attention.num_clusters=3"

@@ -68,10 +68,10 @@ def test_a_start_that_does_not_fit_spoils_nothing(
 ) -> None:
     before = names(run), (run / "metrics.csv").read_bytes()
     longer = [f"--resume={run}", f"--trainer.max_steps={STEPS + 1}"]
-    message = error_of(["fit", *longer, "--model.d_model=16"], capsys)
+    message = error_of(["fit", "--pictures=false", *longer, "--model.d_model=16"], capsys)
     assert "the checkpoint does not fit the model" in message
     assert (names(run), (run / "metrics.csv").read_bytes()) == before
-    assert main(["fit", *longer]) == 0
+    assert main(["fit", "--pictures=false", *longer]) == 0
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == STEPS + 1
 
 
@@ -141,7 +141,12 @@ def test_bad_test_data_are_known_before_the_first_step(
     (tmp_path / "train.tsv").write_text(f"label\ttext\n{table}")
     (tmp_path / "test.tsv").write_text("label\ttext\n0\n")
     command = [
-        *("fit", "--config=classify.yaml", f"--data.train={tmp_path / 'train.tsv'}"),
+        *(
+            "fit",
+            "--pictures=false",
+            "--config=classify.yaml",
+            f"--data.train={tmp_path / 'train.tsv'}",
+        ),
         *(f"--data.test={tmp_path / 'test.tsv'}", f"--runs={tmp_path / 'runs'}"),
     ]
     assert "test.tsv" in error_of(command, capsys)
