@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from clusterformer.attention.multipole import MultipoleAttention
     from clusterformer.attention.native_sparse import NativeSparseAttention
     from clusterformer.attention.neural_clustering import NeuralClusteringAttention
+    from clusterformer.attention.oracle_top import OracleTopAttention
     from clusterformer.attention.partly_local import PartlyLocalAttention
     from clusterformer.attention.reformer import ReformerAttention
     from clusterformer.attention.routing import RoutingAttention
+    from clusterformer.attention.shared_full import SharedQKAttention
 
 __all__ = [
     "PAPER_FORM",
@@ -57,9 +59,11 @@ __all__ = [
     "MultipoleAttention",
     "NativeSparseAttention",
     "NeuralClusteringAttention",
+    "OracleTopAttention",
     "PartlyLocalAttention",
     "ReformerAttention",
     "RoutingAttention",
+    "SharedQKAttention",
     "mechanisms",
 ]
 

@@ -17,6 +17,7 @@ from clusterformer.attention import (
     NeuralClusteringAttention,
     ReformerAttention,
     RoutingAttention,
+    SharedQKAttention,
     mechanisms,
 )
 
@@ -49,7 +50,7 @@ def influence(layer: MultiHeadAttention, x: Tensor, mask: Tensor) -> Tensor:
     for token in range(length):
         (gradient,) = torch.autograd.grad((mixed[:, :, token] * seed).sum(), v, retain_graph=True)
         met = gradient.abs().amax(-1) > 0  # (B, H, N)
-        if isinstance(core, ReformerAttention):
+        if isinstance(core, ReformerAttention | SharedQKAttention):
             met[:, :, token] = True  # a last resort
         counts[:, :, token] = (met & mask[:, None]).sum(-1)
     there = mask.cumsum(-1) if core.causal else mask.sum(-1, keepdim=True)
