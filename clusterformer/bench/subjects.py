@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clusterformer import attention
 from clusterformer.attention import PAPER_FORM, Attended, AttentionCore, MultiHeadAttention
+from clusterformer.attention.base import Causal
 from clusterformer.bench.peers import PEERS
 from clusterformer.errors import InputError, making
 from clusterformer.models.config import TransformerConfig
@@ -31,8 +32,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lsh-4": ("ReformerAttention", {"chunk_size": 32, "num_hashes": 4}),
     "clustered-100": ("ClusteredAttention", {"num_clusters": 100}),
     "i-clustered-100": ("ImprovedClusteredAttention", {"num_clusters": 100}),
+    "clustered-200": ("ClusteredAttention", {"num_clusters": 200}),
+    "i-clustered-200": ("ImprovedClusteredAttention", {"num_clusters": 200}),
+    "full": ("FullAttention", {}),
+    "shared-full": ("SharedQKAttention", {}),
+    "oracle-top": ("OracleTopAttention", {"top_k": 32}),
 }
-"""Mechanisms and options of figure 4 of the paper on clustered attention, by its names."""
+"""Mechanisms and options of figure 4 and table 1 of the paper on clustered attention, by its
+names."""
 
 NUM_CLUSTERS: dict[str, Callable[[int], int]] = {
     "NeuralClusteringAttention": lambda length: max(1, int(length**0.5)),
@@ -207,16 +214,34 @@ def _make_layer(name: str, setting: Setting) -> nn.Module:
     return layer
 
 
+def make_mechanism(
+    name: str, d_model: int, num_heads: int, causal: Causal = False
+) -> AttentionCore:
+    """Make a mechanism of a class, a form or a variant of that name.
+
+    Raises:
+        InputError: if there is none, or not with these options.
+    """
+    kind, options = _find(name)
+    with making(name):
+        return kind(d_model, num_heads, causal=causal, **options)
+
+
+def _find(name: str) -> tuple[type[AttentionCore], dict[str, Any]]:
+    """Look up the class and the options of a name."""
+    found, options = VARIANTS.get(name, (name, FORMS.get(name, {})))
+    found = "NeuralClusteringAttention" if name in FORMS else found
+    return _mechanism(found, [*FORMS, *VARIANTS, *PEERS]), dict(options)
+
+
 def _make_core(name: str, setting: Setting) -> AttentionCore:
-    name, options = VARIANTS.get(name, (name, dict(FORMS.get(name, {}))))
-    name, options = "NeuralClusteringAttention" if name in FORMS else name, dict(options)
-    kind = _mechanism(name, [*FORMS, *VARIANTS, *PEERS])
+    kind, options = _find(name)
     if setting.causal:
         options["causal"] = True
     if "num_clusters" in signature(kind).parameters:
         if setting.num_clusters:
             options["num_clusters"] = setting.num_clusters
-        elif name in NUM_CLUSTERS:
-            options["num_clusters"] = NUM_CLUSTERS[name](setting.length)
+        elif kind.__name__ in NUM_CLUSTERS:
+            options["num_clusters"] = NUM_CLUSTERS[kind.__name__](setting.length)
     with making(name):
         return kind(setting.d_model, setting.num_heads, **options)

@@ -23,6 +23,7 @@ usage: clusterformer bench [options]
        clusterformer bench pairs [--pairs 200000] [--out FILE]
        clusterformer bench pretrained --model DIR --pairs FILE.tsv [options]
        clusterformer bench approximation --model DIR --text FILE [options]
+       clusterformer bench exchange --runs RUN ... [options]
 
 Measure attention layers, projections and clustering included: the time of forward, and of forward
 and backward; the peak memory in a fresh process; and "x floor", the time divided by that of the
@@ -41,8 +42,9 @@ at another share is another amount of work. All layers take turns; the table sho
                         public package: reformer-pytorch, routing-transformer,
                         fast-transformers-clustered, fast-transformers-improved; or your own class,
                         installed or in the current folder: mypackage.MyAttention;
-                        or lsh-1, lsh-4, clustered-100, i-clustered-100: as in figure 4 of the
-                        paper on clustered attention
+                        or a name of the paper on clustered attention: full, shared-full, lsh-1,
+                        lsh-4, clustered-100, clustered-200, i-clustered-100, i-clustered-200,
+                        oracle-top
   --causal              measure the strictly causal forms
   --no-output           leave out the output projection
   --layers N            measure N encoder layers instead of one attention layer; --d_ff 4*d_model
@@ -66,6 +68,7 @@ SUBCOMMANDS = (
     "pairs",
     "pretrained",
     "approximation",
+    "exchange",
 )
 """Each is a file of this package, bench_NAME, with HELP and `run(arguments)`."""
 

@@ -1,0 +1,66 @@
+"""Trained models with other mechanisms: the limits are what the model does by itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterformer.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained models, in the folders of a comparison."""
+    folder = tmp_path_factory.mktemp("exchange")
+    for row, mechanism in (("full", "FullAttention"), ("shared", "SharedQKAttention")):
+        fit = ["fit", "--data=MaskedCopy", "--data.length=15", "--data.valid_texts=16"]
+        fit += ["--data.epoch_steps=4", "--data.test_texts=16", "--trainer.max_epochs=1"]
+        fit += [f"--model.attention={mechanism}", "--model.d_model=16", "--model.lr=0.01"]
+        fit += ["--trainer.accelerator=cpu", f"--runs={folder / row / 'all' / 'seed-0'}"]
+        assert main(fit) == 0
+    return folder
+
+
+def test_the_matrix_has_what_fits(comparison: Path, tmp_path: Path, capsys) -> None:
+    others = ["full", "oracle-top", "shared-full", "ReformerAttention", "i-clustered-100"]
+    told = ["bench", "exchange", "--comparison", str(comparison), "--with", *others]
+    told += ["KeyClusteringAttention", "NeuralClusteringAttention", "--stage", "test"]
+    assert main([*told, "--measure", "loss", "--out", str(tmp_path / "a.json")]) == 0
+    out = capsys.readouterr().out
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    found = {(row["run"], row["mechanism"]): row.get("value") for row in rows}
+    own = found["full", "own"]
+    for same in ("full", "oracle-top", "i-clustered-100"):  # 32 tokens: all keys are kept
+        assert found["full", same] == pytest.approx(own, rel=1e-5)
+    shared = found["shared", "own"]
+    for same in ("shared-full", "ReformerAttention"):  # a chunk of 64 is one bucket
+        assert found["shared", same] == pytest.approx(shared, rel=1e-5)
+        assert found["full", same] is None
+    # its keys are queries at unit length, but a token sees itself
+    assert found["shared", "full"] == pytest.approx(found["shared", "oracle-top"], rel=1e-5)
+    assert found["shared", "full"] != pytest.approx(shared, rel=1e-5)
+    assert found["full", "NeuralClusteringAttention"] is None
+    assert ["shared-full", "-", f"{shared:.4f}"] in [line.split() for line in out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --runs or --comparison, one of them"),
+        (["--comparison", "none"], "none: no finished run of a comparison in it"),
+        (["--runs", "none"], "none: no such run directory or checkpoint file"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments, message, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "exchange", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_mechanism_or_measure_is_named(comparison: Path, capsys) -> None:
+    run = next(comparison.glob("full/all/seed-0/*/1"))
+    told = ["bench", "exchange", "--runs", str(run), "--with"]
+    assert main([*told, "full", "--measure", "bleu"]) == 2
+    assert "has accuracy, keys_seen" in capsys.readouterr().err
+    assert main([*told, "NoAttention"]) == 2
+    assert "no mechanism 'NoAttention'" in capsys.readouterr().err
