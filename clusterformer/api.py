@@ -127,7 +127,7 @@ class TrainedModel:
         """Return the task's record of each input, in their order.
 
         Args:
-            inputs: Texts; pairs of texts for a task on pairs; points, (P, F), for Clustering.
+            inputs: Texts; pairs of texts; points, (P, F), for Clustering; paths of recordings.
             probabilities: Add `"probabilities"`, that of every label, most probable first; for
                 tasks that give one of several labels.
 
@@ -344,7 +344,7 @@ class TrainedModel:
 
 def _line(given: Any) -> str:
     """Write an input as the line of text that a task reads: columns with tabs between."""
-    if isinstance(given, str):
-        return given
+    if isinstance(given, str | Path):
+        return str(given)
     columns = given.tolist() if hasattr(given, "tolist") else given
     return "\t".join(str(column) for column in columns)

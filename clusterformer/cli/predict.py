@@ -20,11 +20,13 @@ usage: clusterformer predict --checkpoint RUN [--input FILE]
 
 Label texts with a trained model. It reads one text per line, and writes one line for each at once.
 A pair of texts is one line with a tab between them. No data set is needed, only the checkpoint.
+A model of speech reads the path of a recording per line, and writes text and times.
 
   --checkpoint RUN  run directory (its best checkpoint), or a .ckpt file
   --average N       mean of the weights after the last N validations, or best:N
   --input FILE      texts, UTF-8, one per line; a file or pipe (default: standard input)
                     a table by its ending .csv, .tsv or .jsonl: its columns are passed through
+                    a recording, by its ending .wav or .flac
   --text_column C   table: column of the texts, by name or by number from 1; by number there is no
                     header line. Of pairs: --first_column and --second_column
   --probabilities   the probabilities of all labels too (classifiers)
@@ -45,6 +47,7 @@ Predict = Callable[["TrainedModel", list[str]], Sequence[list[dict[str, Any]]]]
 
 _COLUMNS = ("text_column", "first_column", "second_column")
 _MAX_LINES = 64  # lines a batch
+_RECORDINGS = (".wav", ".wave", ".flac")
 
 
 def run(arguments: list[str]) -> None:
@@ -92,11 +95,17 @@ def predict_lines(
         raise InputError("--text_column needs --input: a file .csv, .tsv or .jsonl")
     if layout not in (None, *layouts):
         raise InputError(f"--format is {' or '.join(layouts)}, got {layout!r}")
+    recording = source if Path(source or "").suffix.lower() in _RECORDINGS else None
     with ExitStack() as stack:
-        file = stack.enter_context(Path(source).open("rb")).fileno() if source else 0
+        opened = stack.enter_context(Path(source).open("rb")) if source else None
         model, _ = load_model(arguments)
         check = model.task.check_text
-        for lines in _chunks(file, source or "standard input", check, empty is not None):
+        file, name = opened.fileno() if opened else 0, source or "standard input"
+        chunks = _chunks(file, name, check, empty is not None)
+        if recording:
+            check(recording)
+            chunks = iter([[recording]])
+        for lines in chunks:
             for records in _predicted(model, lines, predict, [empty or {}]):
                 for record in records:
                     print(_formatted(record, layout or layouts[0]), flush=True)
@@ -208,6 +217,8 @@ def _formatted(record: dict[str, Any], layout: str) -> str:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
         return json.dumps(
             {name: round(each, 4) for name, each in value.items()}, ensure_ascii=False

@@ -1,6 +1,6 @@
 """What each network reads of a batch: any object with these attributes, such as a NamedTuple.
 
-B batch   N tokens   K neighbours   F features
+B batch   N tokens or frames   M frames after subsampling   K neighbours   F features
 """
 
 from typing import Protocol
@@ -51,5 +51,16 @@ class PointInput(Protocol):
     def points(self) -> Tensor: ...
     @property
     def neighbors(self) -> Tensor: ...
+    @property
+    def mask(self) -> Tensor: ...
+
+
+class SpeechInput(Protocol):
+    """Recordings (B, N, F), their frames (B,), and the mask (B, M) of what the encoder reads."""
+
+    @property
+    def features(self) -> Tensor: ...
+    @property
+    def frames(self) -> Tensor: ...
     @property
     def mask(self) -> Tensor: ...

@@ -4,6 +4,7 @@ from clusterformer.plots.attention import attention_map
 from clusterformer.plots.clusters import centroid_images, cluster_size_curves, point_maps
 from clusterformer.plots.confusion import confusion_map
 from clusterformer.plots.curves import AccuracyCurve, accuracy_curve, learning_curves
+from clusterformer.plots.spectrogram import spectrogram_clusters
 from clusterformer.plots.tokens import token_clusters
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "confusion_map",
     "learning_curves",
     "point_maps",
+    "spectrogram_clusters",
     "token_clusters",
 ]

@@ -11,10 +11,13 @@ from clusterformer.training.checkpoints import CHECKPOINT_KEY, read
 from clusterformer.training.config_files import shipped
 
 PARTS = ("iwslt14", "mnli", "quora", "scitail", "snli", "wikiqa")
+STRINGS = ["--data.name=fsdd", "--data.features.rate=8000", "--data.strings.train=20"]
+STRINGS += ["--data.strings.valid=4", "--data.strings.test=4", "--data.batch_size=4"]
 SHORT = {
     "muse-lm.yaml": ["--data.name=gutenberg", "--data.context=512", "--model.num_layers=3"],
     "partner.yaml": ["--data.valid_texts=2", "--data.test_texts=2"],
     "quickstart.yaml": ["--against=null"],
+    **dict.fromkeys(("spoken-digits.yaml", "wsj.yaml", "librispeech.yaml"), STRINGS),
     **{f"{name}.yaml": [f"--data.name={name}-part"] for name in PARTS},
 }
 """What stands in for data that is not here, and what would take minutes."""

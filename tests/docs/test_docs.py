@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tiny_audio import write_table
 
 from clusterformer.cli.main import main
 from clusterformer.compare.plan import read_plan
@@ -91,6 +92,9 @@ def write_own_data(folder: Path) -> None:
     }  # fmt: skip
     for name, lines in files.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_table(folder, 30, "calls.tsv")
+    shutil.copy(folder / "calls.tsv-0.wav", folder / "call.wav")
+    (folder / "recordings.txt").write_text("call.wav\ncalls.tsv-1.wav\n", encoding="utf-8")
     np.save(folder / "points.npy", np.random.default_rng(0).normal(size=(200, 8)))
 
 
@@ -124,6 +128,8 @@ def trained(folder: Path) -> Path:
     pairs = [f"--data.{part}_{side}={part}.{end}" for part in ("train", "valid")
              for side, end in (("source", "de"), ("target", "en"))]  # fmt: skip
     train(folder, "multi30k", "--config=translate.yaml", *pairs, "--data.vocab_size=300")
+    own = ["--config=spoken-digits.yaml", "--data.name=null", "--data.train=calls.tsv"]
+    train(folder, "spoken-digits", *own, "--data.features.rate=8000")
     train(folder, "wikitext2", "--config=text.yaml", "--data.train=diary.txt")
     return folder
 

@@ -12,6 +12,7 @@ from clusterformer.plots import (
     accuracy_curve,
     attention_map,
     learning_curves,
+    spectrogram_clusters,
     token_clusters,
 )
 
@@ -106,3 +107,16 @@ def test_partners_are_framed_only_where_they_should_meet(tmp_path: Path) -> None
         sizes.append(int((abs(red).sum(-1) < 12).sum()))
     assert sizes[0] > 20
     assert sizes[1] == 0
+
+
+def test_a_recording_is_drawn_with_and_without_clusters(tmp_path: Path) -> None:
+    energies = np.random.default_rng(0).normal(size=(300, 40))
+    clusters = [np.arange(150) // 30, np.arange(150) % 100]
+    words = [("zero", 0.1, 0.5), ("$x_1$", 1.0, 1.4), ("late", 20.0, 21.0)]
+    spectrogram_clusters(energies, [], tmp_path / "a.png", seconds=3.0)
+    spectrogram_clusters(
+        energies, clusters, tmp_path / "b.png", seconds=3.0, words=words, labels=["1", "2"]
+    )
+    assert is_png(tmp_path / "a.png")
+    strip = np.asarray(Image.open(tmp_path / "b.png").convert("RGB"))
+    assert len(np.unique(strip.reshape(-1, 3), axis=0)) > 100  # a colour for each cluster

@@ -29,6 +29,7 @@ from clusterformer.data.prepare.convert_parallel_text import (
     convert_tatoeba,
     convert_wmt14,
 )
+from clusterformer.data.prepare.convert_speech import convert_librispeech
 from clusterformer.errors import InputError
 
 Terms = Literal["open", "accept", "by hand"]
@@ -84,6 +85,8 @@ CONVERTERS: dict[str, Converter] = {
     "gutenberg": convert_gutenberg,
     "pg19": convert_pg19,
     "mnist": copy_files,
+    "fsdd": copy_files,
+    "librispeech": convert_librispeech,
     "glove": unzip_converter("glove.6B.zip", {file: file for file in _GLOVE}),
 }
 

@@ -259,3 +259,24 @@ def test_images_stay_as_they_are(downloads: Path, folder: Path) -> None:
     (downloads / "t10k-labels-idx1-ubyte.gz").write_bytes(b"\x1f\x8b not even gzip")
     CONVERTERS["mnist"](downloads, folder)
     assert (folder / "t10k-labels-idx1-ubyte.gz").read_bytes() == b"\x1f\x8b not even gzip"
+
+
+def test_recordings_of_librispeech_are_listed_with_their_transcripts(
+    downloads: Path, folder: Path
+) -> None:
+    for part in ("train-clean-100", "dev-clean", "test-clean"):
+        top = f"LibriSpeech/{part}/19/198"
+        files = {
+            f"{top}/19-198.trans.txt": b"19-198-0001 GOOD DAY\n19-198-0000 NORTHANGER ABBEY\n",
+            f"{top}/19-198-0000.flac": b"fLaC zero",
+            f"{top}/19-198-0001.flac": b"fLaC one",
+            "LibriSpeech/README.TXT": b"about",
+        }
+        tar_of(downloads / f"{part}.tar.gz", files)
+    CONVERTERS["librispeech"](downloads, folder)
+    assert lines_in(folder / "valid.tsv") == [
+        "audio\ttext",
+        "dev-clean/19-198-0000.flac\tNORTHANGER ABBEY",
+        "dev-clean/19-198-0001.flac\tGOOD DAY",
+    ]
+    assert (folder / "train-clean-100" / "19-198-0001.flac").read_bytes() == b"fLaC one"

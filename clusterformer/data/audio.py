@@ -1,0 +1,155 @@
+"""Recordings as samples: WAV by the standard library, other formats by soundfile.
+
+S samples
+"""
+
+from __future__ import annotations
+
+import math
+import wave
+from fractions import Fraction
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterformer.errors import InputError, reading
+
+Samples = NDArray[np.float32]
+"""Samples (S,) of one channel, from -1 to 1."""
+
+_FULL_SCALE = 0.999
+_CLIPPED_SHARE = 1e-3  # of the samples; single peaks at full scale are no clipping
+
+
+class AudioHeader(NamedTuple):
+    """Length of a recording in samples of its own rate, and that rate in hertz."""
+
+    num_samples: int
+    rate: int
+
+
+def read_header(path: Path) -> AudioHeader:
+    """Read length and rate of a recording.
+
+    Raises:
+        InputError: if the file is missing, no recording, or of a format that needs soundfile.
+    """
+    if _is_plain_wav(path):
+        with reading(path, "a WAV file"), wave.open(str(path), "rb") as file:
+            return AudioHeader(file.getnframes(), file.getframerate())
+    library = _soundfile(path)
+    with reading(path, "a recording"):
+        info = library.info(str(path))
+        return AudioHeader(info.frames, info.samplerate)
+
+
+def read_audio(path: Path, rate: int, start: int = 0, stop: int | None = None) -> Samples:
+    """Read a recording, or a part of it, as one channel at `rate` hertz.
+
+    Args:
+        path: WAV file; with soundfile also FLAC and whatever else that reads.
+        rate: Wanted rate, hertz; a recording of another rate is resampled.
+        start: First sample to read, at the recording's own rate.
+        stop: Sample before which to stop, likewise; None for the end.
+
+    Returns:
+        Samples (S,); fewer than the header says if the file is cut short.
+
+    Raises:
+        InputError: as `read_header`, and for samples that are no finite numbers.
+    """
+    if _is_plain_wav(path):
+        with path.open("rb") as file:
+            samples, own_rate = read_wav(file, path, start, stop)
+    else:
+        library = _soundfile(path)
+        with reading(path, "a recording"):
+            found, own_rate = library.read(str(path), stop, start, dtype="float32", always_2d=True)
+        samples = found.mean(1)
+    if not np.isfinite(samples).all():
+        raise InputError(f"{path}: samples that are no finite numbers")
+    return resample(samples, Fraction(rate, own_rate))
+
+
+def read_wav(
+    file: IO[bytes], name: Path | str, start: int = 0, stop: int | None = None
+) -> tuple[Samples, int]:
+    """Read a WAV file of 8, 16, 24 or 32 bits; channels are averaged.
+
+    Returns:
+        Samples (S,), and the rate in hertz.
+    """
+    with reading(name, "a WAV file"), wave.open(file, "rb") as opened:
+        count = opened.getnframes()
+        start = min(start, count)
+        opened.setpos(start)
+        data = opened.readframes((count if stop is None else min(stop, count)) - start)
+        channels, width, rate = opened.getnchannels(), opened.getsampwidth(), opened.getframerate()
+    data = data[: len(data) // (channels * width) * channels * width]
+    if width == 3:  # to the upper bytes of 32 bits
+        wide = np.zeros((len(data) // 3, 4), dtype=np.uint8)
+        wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+        values, width = wide.reshape(-1).view("<i4"), 4
+    else:
+        values = np.frombuffer(data, {1: "u1", 2: "<i2", 4: "<i4"}[width])
+    scaled = values.astype(np.float32) / 2.0 ** (8 * width - 1) - (1.0 if width == 1 else 0.0)
+    return scaled.reshape(-1, channels).mean(1), rate
+
+
+def resample(samples: Samples, factor: Fraction) -> Samples:
+    """Change the number of samples by a factor, with scipy's polyphase filter.
+
+    Args:
+        samples: (S,).
+        factor: New rate over old rate.
+
+    Returns:
+        (`resampled_length(S, factor)`,).
+    """
+    if factor == 1 or not len(samples):
+        return samples
+    try:
+        from scipy.signal import resample_poly
+    except ImportError:
+        raise InputError("resampling needs scipy: pip install 'clusterformer[speech]'") from None
+    resampled: Samples = resample_poly(samples, factor.numerator, factor.denominator)
+    return resampled.astype(np.float32)
+
+
+def resampled_length(num_samples: int, factor: Fraction) -> int:
+    """Return the number of samples that `resample` gives."""
+    return math.ceil(num_samples * factor)
+
+
+def is_clipped(samples: Samples) -> bool:
+    """Tell whether more than a thousandth of the samples are at full scale: the peaks are lost."""
+    return bool((np.abs(samples) >= _FULL_SCALE).mean() > _CLIPPED_SHARE) if len(samples) else False
+
+
+def _is_plain_wav(path: Path) -> bool:
+    """Tell whether the standard library reads a file; soundfile may read what it does not."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such recording")
+    if path.suffix.lower() not in (".wav", ".wave"):
+        return False
+    try:
+        with wave.open(str(path), "rb"):
+            return True
+    except (wave.Error, EOFError) as error:
+        if "unknown format" in str(error):  # floating-point numbers, or compressed
+            return False
+        said = str(error) or "it ends before its header does"
+        raise InputError(f"{path}: not a WAV file: {said}") from error
+
+
+def _soundfile(path: Path) -> Any:
+    try:
+        import soundfile
+    except ImportError:
+        raise InputError(
+            f"{path}: WAV of whole numbers is read as it is; other formats need soundfile: "
+            "pip install 'clusterformer[speech]'"
+        ) from None
+    return soundfile

@@ -1,0 +1,135 @@
+"""A network that gives every frame of a recording the scores of units and a blank.
+
+B batch   N frames   F features   M frames after subsampling   E model width   V units and blank
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clusterformer.errors import InputError, require_at_least, require_share
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.dropout import Dropout
+from clusterformer.models.embeddings import sinusoidal_positions
+from clusterformer.models.inputs import SpeechInput
+from clusterformer.models.transformer import Encoder, Output
+
+
+@dataclass(frozen=True)
+class SpecAugment:
+    """Bands of frequencies and stretches of time that are hidden in training (Park et al., 2019).
+
+    Attributes:
+        bands: Number of bands of filters; 0 for none.
+        band_share: Largest share of the filters in a band, from 0 to below 1.
+        stretches: Number of stretches of frames; 0 for none.
+        stretch_frames: Most frames of a stretch.
+        stretch_share: Most frames of a stretch as a share of the recording, from 0 to below 1.
+    """
+
+    bands: int = 2
+    band_share: float = 0.2
+    stretches: int = 2
+    stretch_frames: int = 20
+    stretch_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        require_at_least(0, bands=self.bands, stretches=self.stretches)
+        require_at_least(0, stretch_frames=self.stretch_frames)
+        require_share(band_share=self.band_share, stretch_share=self.stretch_share)
+
+    def __call__(self, features: Tensor, frames: Tensor, num_mels: int) -> Tensor:
+        """Set hidden features to 0, their mean: (B, N, F), the deltas of a filter with it."""
+        batch, length, width = features.shape
+        rows = torch.full((batch,), num_mels, device=features.device)
+        hidden = _spans(rows, num_mels, self.bands, self.band_share * rows)
+        hidden = hidden.repeat(1, width // num_mels)[:, None]
+        most = (self.stretch_share * frames).clamp(max=self.stretch_frames)
+        hidden = hidden | _spans(frames, length, self.stretches, most)[..., None]
+        return features.masked_fill(hidden, 0.0)
+
+
+def _spans(sizes: Tensor, length: int, count: int, most: Tensor) -> Tensor:
+    """Draw `count` spans a row, each up to `most` (B,) long, within its size (B,): (B, length)."""
+    drawn = torch.rand(2, len(sizes), count, device=sizes.device)
+    widths = (drawn[0] * (most[:, None].floor() + 1)).floor()
+    starts = (drawn[1] * (sizes[:, None] - widths + 1).clamp(min=1)).floor()
+    at = torch.arange(length, device=sizes.device)[:, None, None]
+    return ((at >= starts) & (at < starts + widths)).any(-1).T
+
+
+class SpeechNetwork(nn.Module):
+    """Normalisation, subsampling, encoder, and a linear map to the units at every frame.
+
+    Args:
+        config: Shape of the encoder.
+        num_features: F.
+        num_mels: Number of filters; the features are these and their differences.
+        num_units: V - 1.
+        subsampling: Frames that the encoder reads as one: 1, 2 or 4.
+        augment: What is hidden in training; None for nothing.
+
+    Attributes:
+        mean, scale: Mean of each feature over the training data, and 1 / its deviation, (F,).
+
+    Raises:
+        InputError: for another subsampling, or learned positions.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        num_features: int,
+        num_mels: int,
+        num_units: int,
+        subsampling: int = 1,
+        augment: SpecAugment | None = None,
+    ) -> None:
+        super().__init__()
+        if subsampling not in (1, 2, 4):
+            raise InputError(f"subsampling must be 1, 2 or 4, got {subsampling}")
+        if config.positions == "learned":
+            raise InputError("positions must be sinusoidal, rotary or none for speech, got learned")
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("scale", torch.ones(num_features))
+        self.num_mels, self.augment = num_mels, augment
+        widths = [num_features] + [config.d_model] * (subsampling.bit_length() - 1)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(width, config.d_model, 3, stride=2, padding=1) for width in widths[:-1]
+        )
+        self.project = nn.Linear(widths[-1], config.d_model)
+        self.sinusoidal = config.positions == "sinusoidal"
+        self.dropout = Dropout(config.dropout)
+        self.encoder = Encoder(config)
+        self.head = nn.Linear(config.d_model, num_units + 1)
+
+    def forward(self, batch: SpeechInput) -> Output:
+        """Logits (B, M, V) of recordings (B, N, F)."""
+        features, frames = (batch.features - self.mean) * self.scale, batch.frames
+        if self.training and self.augment is not None:
+            features = self.augment(features, frames, self.num_mels)
+        x = _without_padding(features, frames)
+        for convolution in self.convolutions:
+            frames = (frames + 1) // 2
+            x = F.relu(convolution(x.transpose(1, 2)).transpose(1, 2))
+            x = _without_padding(x, frames)
+        x = self.project(x)
+        if self.sinusoidal:
+            positions = torch.arange(x.shape[1], device=x.device)
+            x = x + sinusoidal_positions(positions, x.shape[-1]).to(x.dtype)
+        encoded = self.encoder(self.dropout(x), batch.mask)
+        return Output(self.head(encoded.hidden), encoded)
+
+
+def _without_padding(x: Tensor, frames: Tensor) -> Tensor:
+    """Set what stands behind the end of a recording to 0, so that no convolution reads it."""
+    real = torch.arange(x.shape[1], device=x.device) < frames[:, None]
+    return x.masked_fill(~real[..., None], 0.0)

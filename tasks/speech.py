@@ -1,0 +1,319 @@
+"""Speech recognition by connectionist temporal classification: recordings to text.
+
+B batch   N frames   F features   M frames after subsampling   V units and blank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics import MetricCollection
+from torchmetrics.text import WordErrorRate
+
+from clusterformer.ctc import Transcript, ctc_loss, greedy, prefix_beam
+from clusterformer.data.audio import read_header
+from clusterformer.data.batches import BucketPlan, make_loader, run_seed
+from clusterformer.data.filter_banks import FilterBanks
+from clusterformer.data.labelled_text import Column
+from clusterformer.data.long_audio import windows
+from clusterformer.data.named_sets import Split
+from clusterformer.data.speech_batches import SpeechBatch, SpeechDataset, make_batch
+from clusterformer.data.speech_corpora import SpeechCorpus, SpeechCorpusName, feature_statistics
+from clusterformer.data.spoken_digits import RATE, DigitStrings
+from clusterformer.data.units import UnitKind, Units, UnitsState, split
+from clusterformer.errors import InputError, require_at_least
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.speech import SpecAugment, SpeechNetwork
+from clusterformer.plots import spectrogram_clusters
+from clusterformer.task import Output, Task
+
+
+class RecordingBatch(NamedTuple):
+    """Recordings of the user, read when they are recognised."""
+
+    paths: list[str]
+
+
+class SpeechState(TypedDict):
+    """What a checkpoint holds of the task."""
+
+    units: UnitsState
+    longest: int
+
+
+class SpeechRecognition(Task):
+    """Write down what is said in recordings.
+
+    A named set, or own tables (.tsv, .csv, .jsonl) of recordings and transcripts. WAV is read as it
+    is, FLAC with the soundfile library. Recordings of another rate are resampled.
+
+    Args:
+        name: Named data set: fsdd for strings of spoken digits; librispeech; wsj, whose tables you
+            make yourself.
+        root: Folder of the named data sets; $CLUSTERFORMER_DATA or the user's cache by default.
+        train: Own table of training recordings.
+        valid: Own table of validation recordings; without it, a tenth of `train` validates.
+        test: Own table of test recordings; without it, another tenth of `train` tests.
+        audio_column: Column of the recordings' paths, by name or by number from 1.
+        text_column: Column of the transcripts, likewise.
+        units: What is recognised: characters, or the phones or words between spaces.
+        features: Log-mel filter banks and their deltas; by default at 16,000 hertz, of fsdd 8,000.
+        strings: Form and number of the strings of fsdd.
+        subsampling: Frames that the encoder reads as one, by convolutions: 1, 2 or 4.
+        augment: What SpecAugment hides in training.
+        beam: Number of beginnings of a text that are followed in a test and in prediction; 1 is
+            greedy. Validation is greedy.
+        batch_size: Maximum number of recordings in a batch, over all processes; 16 by default, or
+            no limit if `frames_per_batch` is given.
+        frames_per_batch: Maximum number of frames in a batch, over all processes, padding counted.
+    """
+
+    monitor = "val/error_rate"
+    mode = "min"
+    state_type = SpeechState
+
+    def __init__(
+        self,
+        name: SpeechCorpusName | None = None,
+        *,
+        root: str | None = None,
+        train: str | None = None,
+        valid: str | None = None,
+        test: str | None = None,
+        audio_column: Column = "audio",
+        text_column: Column = "text",
+        units: UnitKind = "word",
+        features: FilterBanks | None = None,
+        strings: DigitStrings | None = None,
+        subsampling: int = 1,
+        augment: SpecAugment | None = None,
+        beam: int = 1,
+        batch_size: int | None = None,
+        frames_per_batch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if (name is None) == (train is None):
+            found = f"name {name!r} and train {train!r}"
+            raise InputError(f"give either a named set (name) or own tables (train), got {found}")
+        require_at_least(1, beam=beam, batch_size=batch_size, frames_per_batch=frames_per_batch)
+        if strings is not None and name != "fsdd":
+            raise InputError("strings are for name fsdd alone")
+        self._kind: UnitKind = units
+        self._banks = features or FilterBanks(rate=RATE if name == "fsdd" else 16_000)
+        if name == "fsdd" and self._banks.rate != RATE:
+            raise InputError(f"the recordings of fsdd have {RATE} Hz; set features.rate to that")
+        self._corpus = SpeechCorpus(
+            name,
+            root,
+            {"train": train, "valid": valid, "test": test},
+            (audio_column, text_column),
+            self._banks,
+            strings or DigitStrings(),
+            subsampling,
+        )
+        self._subsampling, self._augment, self._beam = subsampling, augment, beam
+        if batch_size is None and frames_per_batch is None:
+            batch_size = 16
+        self._batch_size, self._frames_per_batch = batch_size, frames_per_batch
+        self._units: Units | None = None
+        self._longest = 0
+        self._statistics: tuple[Tensor, Tensor] | None = None
+        self._parts: dict[Split, SpeechDataset] = {}
+
+    @property
+    def units(self) -> Units:
+        """Units of the transcripts; available after `setup()` or `load_state()`."""
+        assert self._units is not None
+        return self._units
+
+    # Data
+
+    def setup(self, stage: str) -> None:
+        """Read the parts that the stage needs; learn units and statistics unless restored."""
+        if stage == "predict":
+            return
+        if self._units is None:
+            self._units = Units.learn(self._kind, self._corpus.read("train").texts)
+            trained = self._part("train")
+            self._longest = max(trained.lengths)
+            self._statistics = feature_statistics(trained)
+            self._corpus.check()
+        parts: dict[str, list[Split]] = {"validate": ["valid"], "test": ["test"]}
+        for part in parts.get(stage, ["train", "valid"]):
+            self._part(part)
+
+    def _part(self, split: Split) -> SpeechDataset:
+        if split not in self._parts:
+            self._parts[split] = self._corpus.encode(split, self.units)
+        return self._parts[split]
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader("train")
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader("valid")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._loader("test")
+
+    def _loader(self, split: Split) -> DataLoader:
+        part = self._part(split)
+        plan = BucketPlan(
+            part.lengths,
+            batch_size=self._batch_size,
+            tokens_per_batch=self._frames_per_batch,
+            shuffle=split == "train",
+            seed=run_seed(),
+        )
+        return make_loader(part, plan, self, training=split == "train")
+
+    # Network, loss and metrics
+
+    def build(self, config: TransformerConfig) -> SpeechNetwork:
+        network = SpeechNetwork(
+            config,
+            num_features=self._banks.width,
+            num_mels=self._banks.num_mels,
+            num_units=len(self.units),
+            subsampling=self._subsampling,
+            augment=self._augment or SpecAugment(),
+        )
+        if self._statistics is not None:  # else a checkpoint's weights bring them
+            network.mean.copy_(self._statistics[0])
+            network.scale.copy_(self._statistics[1])
+        return network
+
+    def loss(
+        self, output: Output, batch: SpeechBatch, label_smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        if label_smoothing:
+            raise InputError(f"label_smoothing is not for CTC; set it to 0, got {label_smoothing}")
+        return ctc_loss(output.logits, batch.mask, batch.target)
+
+    def metrics(self) -> MetricCollection:
+        """Errors by edit distance over units; of characters also over words."""
+        rates: dict[str, Any] = {"error_rate": WordErrorRate()}
+        if self._kind == "character":
+            rates["word_error_rate"] = WordErrorRate()
+        return MetricCollection(rates, compute_groups=False)
+
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: SpeechBatch, network: nn.Module
+    ) -> None:
+        testing = bool(self.trainer and self.trainer.testing)
+        for log_probs, real, text in zip(
+            output.logits.float().log_softmax(-1), batch.mask, batch.texts, strict=True
+        ):
+            if not text:
+                continue
+            found = self._decode(log_probs[real], self._beam if testing else 1)
+            units = self.units.decode(found.units)
+            metrics["error_rate"].update(_spaced(units), _spaced(split(self._kind, text)))
+            if self._kind == "character":
+                metrics["word_error_rate"].update(self.units.join(units), text)
+
+    def _decode(self, log_probs: Tensor, beam: int) -> Transcript:
+        return greedy(log_probs) if beam == 1 else prefix_beam(log_probs, beam)
+
+    # Prediction
+
+    def text_dataloader(self, lines: Iterable[str]) -> Iterable[RecordingBatch]:
+        """Make batches of paths of recordings, one each."""
+        return (RecordingBatch([line]) for line in lines)
+
+    def check_text(self, line: str) -> None:
+        if not read_header(Path(line).expanduser()).num_samples:
+            raise InputError(f"{line}: an empty recording")
+
+    def predictions(self, network: nn.Module, batch: RecordingBatch) -> list[dict[str, Any]]:
+        """Text of each recording, and when each of its words or phones begins and ends, seconds."""
+        records = []
+        for path in batch.paths:
+            found = self._decode(self.log_probabilities(network, Path(path)), self._beam)
+            units = self.units.decode(found.units)
+            records.append({"text": self.units.join(units), "times": self._times(units, found)})
+        return records
+
+    def log_probabilities(self, network: nn.Module, path: Path) -> Tensor:
+        """Compute log-probabilities (M, V) of a recording, on the CPU.
+
+        One longer than the longest of training is read in overlapping windows of that length, so
+        that memory does not grow with it.
+        """
+        device = next(network.parameters()).device
+        parts = []
+        for window in windows(path, self._banks, self._longest, self._subsampling):
+            batch = make_batch([window.features], [[]], [""], self._subsampling, self._banks.width)
+            log_probs = network(batch.to(device)).logits[0].float().log_softmax(-1)
+            parts.append(log_probs[window.first : window.end].cpu())
+        return torch.cat(parts)
+
+    def _times(self, units: Sequence[str], found: Transcript) -> list[tuple[float, float]]:
+        """Begin and end of each word, or of each phone, seconds."""
+        step = self._banks.hop * self._subsampling / self._banks.rate
+        spans: list[tuple[float, float]] = []
+        inside = False  # a word, after its first character
+        for unit, (first, end) in zip(units, found.frames, strict=True):
+            begin, stop = round(first * step, 3), round(end * step, 3)
+            if self._kind != "character":
+                spans.append((begin, stop))
+            elif unit != " ":
+                begin = spans.pop()[0] if inside else begin
+                spans.append((begin, stop))
+            inside = unit != " "
+        return spans
+
+    def describe(self, batch: SpeechBatch, index: int) -> list[str]:
+        """Time of each frame that the encoder reads, seconds."""
+        step = self._banks.hop * self._subsampling / self._banks.rate
+        return [f"{frame * step:.2f}" for frame in range(int(batch.mask[index].sum()))]
+
+    def draw(self, network: nn.Module, folder: Path) -> list[Path]:
+        """Draw the shortest validation recording with its words and the cluster of each frame.
+
+        Of a mechanism that clusters in each head, the first head is drawn.
+        """
+        part = self._part("valid")
+        index = part.lengths.index(min(part.lengths))
+        device = next(network.parameters()).device
+        batch = part[[index]]
+        with torch.inference_mode():
+            output = network.eval()(batch.to(device))
+        found = self._decode(output.logits[0].float().log_softmax(-1).cpu(), 1)
+        text = self.units.join(self.units.decode(found.units))
+        spans = self._times(self.units.decode(found.units), found)
+        strips = {
+            f"layer {layer}": grouping.assignment[0].reshape(-1, len(batch.mask[0]))[0].cpu()
+            for layer, grouping in enumerate(output.encoded.groupings, 1)
+            if grouping is not None
+        }
+        path = folder / "recording.png"
+        spectrogram_clusters(
+            batch.features[0, :, : self._banks.num_mels],
+            list(strips.values()),
+            path,
+            seconds=len(batch.features[0]) * self._banks.hop / self._banks.rate,
+            words=[(word, *times) for word, times in zip(text.split(), spans, strict=True)],
+            labels=list(strips),
+            title="A validation recording, what was recognised" + ", and clusters" * bool(strips),
+        )
+        return [path]
+
+    # Checkpoints
+
+    def state(self) -> dict[str, Any]:
+        return {"units": self.units.state(), "longest": self._longest}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        require_at_least(1, longest=state["longest"])
+        self._units, self._longest = Units.from_state(state["units"]), state["longest"]
+
+
+def _spaced(units: Sequence[str]) -> str:
+    """Write units as words, so that each counts as one."""
+    return " ".join("_" if unit == " " else unit for unit in units)

@@ -1,0 +1,72 @@
+"""Recordings are read as they were written, whatever their width, channels and rate."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from tiny_audio import tones, write_wav
+
+from clusterformer.data.audio import is_clipped, read_audio, read_header, resample, resampled_length
+from clusterformer.errors import InputError
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_samples_of_every_width_come_back(tmp_path, width: int) -> None:
+    samples = tones("low high")
+    path = write_wav(tmp_path / "a.wav", samples, width=width)
+    assert read_header(path) == (len(samples), 8000)
+    np.testing.assert_allclose(read_audio(path, 8000), samples, atol=2.0 ** (2 - 8 * width) + 1e-6)
+    np.testing.assert_array_equal(read_audio(path, 8000, 100, 300), read_audio(path, 8000)[100:300])
+
+
+def test_channels_are_averaged(tmp_path) -> None:
+    two = np.stack([tones("low"), tones("high")], 1)
+    found = read_audio(write_wav(tmp_path / "a.wav", two), 8000)
+    np.testing.assert_allclose(found, two.mean(1), atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [4000, 11025, 16000, 44100])
+def test_another_rate_keeps_length_and_pitch(tmp_path, rate: int) -> None:
+    pytest.importorskip("scipy")
+    path = write_wav(tmp_path / "a.wav", tones("low", rate, 0.5), rate)
+    found = read_audio(path, 8000)
+    assert len(found) == resampled_length(read_header(path).num_samples, Fraction(8000, rate))
+    spectrum = np.abs(np.fft.rfft(found))
+    assert spectrum.argmax() * 8000 / len(found) == pytest.approx(300, abs=4)
+    assert np.abs(found).max() == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_file_cut_short_gives_what_is_there(tmp_path) -> None:
+    path = write_wav(tmp_path / "a.wav", tones("low high"))
+    path.write_bytes(path.read_bytes()[:-1001])
+    assert len(read_audio(path, 8000)) == len(tones("low high")) - 501
+
+
+def test_clipping_is_many_samples_at_full_scale() -> None:
+    assert is_clipped(np.clip(4 * tones("low"), -1, 1))
+    assert not is_clipped(tones("low"))
+    assert not is_clipped(np.array([], dtype=np.float32))
+
+
+def test_resampling_nothing_gives_nothing() -> None:
+    assert len(resample(np.zeros(0, dtype=np.float32), Fraction(2))) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.wav", None, "no such recording"),
+        ("a.wav", b"", "not a WAV file"),
+        ("a.wav", b"RIFF1234", "not a WAV file"),
+        ("a.wav", b"ID3\x04 this is music", "not a WAV file"),
+        ("a.flac", b"fLaC", "soundfile|not a recording"),
+    ],
+)
+def test_what_is_no_recording_is_refused_in_one_line(tmp_path, name, content, message) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_audio(path, 8000)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)

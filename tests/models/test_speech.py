@@ -1,0 +1,85 @@
+"""The network of speech: padding changes nothing, and SpecAugment hides what it says."""
+
+import pytest
+import torch
+
+from clusterformer.attention import FullAttention
+from clusterformer.data.speech_batches import make_batch
+from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.speech import SpecAugment, SpeechNetwork
+
+WIDTH = 12
+
+
+def network(subsampling: int = 1, augment: SpecAugment | None = None, **options) -> SpeechNetwork:
+    config = TransformerConfig(FullAttention, d_model=16, d_ff=16, dropout=0.0, **options)
+    return SpeechNetwork(
+        config, num_features=WIDTH, num_mels=4, num_units=3, subsampling=subsampling,
+        augment=augment,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("subsampling", [1, 2, 4])
+def test_padding_changes_nothing(subsampling: int) -> None:
+    made = network(subsampling).eval()
+    made.mean.normal_()
+    features = [torch.randn(length, WIDTH) for length in (29, 16, 5, 1)]
+    nothing = [[]] * 4, [""] * 4
+    batch = make_batch(features, *nothing, subsampling, WIDTH)
+    batch.features[1, 16:] = 7.0
+    logits = made(batch).logits
+    for row, one in enumerate(features):
+        alone = make_batch([one], [[]], [""], subsampling, WIDTH)
+        expected = made(alone).logits[0]
+        assert expected.shape == (-(-len(one) // subsampling), 4)
+        torch.testing.assert_close(logits[row][batch.mask[row]], expected)
+
+
+def test_a_dummy_row_goes_through() -> None:
+    batch = make_batch([], [], [], 4, WIDTH)
+    assert network(4)(batch).logits.isfinite().all()
+    assert not batch.mask.any()
+
+
+def test_features_are_normalised() -> None:
+    made, batch = network().eval(), make_batch([torch.randn(9, WIDTH)], [[]], [""], 1, WIDTH)
+    expected = made(batch).logits
+    made.mean.fill_(3.0)
+    made.scale.fill_(0.5)
+    shifted = batch._replace(features=2 * batch.features + 3)
+    torch.testing.assert_close(made(shifted).logits, expected)
+
+
+def test_whole_bands_and_stretches_are_hidden() -> None:
+    augment = SpecAugment(bands=1, band_share=0.5, stretches=1, stretch_frames=4, stretch_share=0.3)
+    hidden = 0
+    for _ in range(50):
+        features = augment(torch.ones(2, 20, WIDTH), torch.tensor([20, 8]), num_mels=4)
+        for row, most in zip(features, (4, 2), strict=True):
+            filters = (row == 0).all(0)
+            frames = (row == 0).all(1) if not filters.all() else torch.zeros(20, dtype=torch.bool)
+            torch.testing.assert_close(row == 0, filters | frames[:, None])
+            assert (filters.view(3, 4) == filters[:4]).all()
+            assert filters[:4].sum() <= 2
+            assert frames.sum() <= most
+            assert not frames.any() or frames.nonzero().diff(dim=0).eq(1).all()
+            hidden += int(filters.any()) + int(frames.any())
+        assert not (features[1, 8:] == 0).all(1).any()  # no stretch behind the end
+    assert hidden > 50
+
+
+def test_nothing_is_hidden_in_evaluation() -> None:
+    batch = make_batch([torch.randn(20, WIDTH)], [[]], [""], 1, WIDTH)
+    made = network(augment=SpecAugment())
+    assert not torch.equal(made.train()(batch).logits, made(batch).logits)
+    assert torch.equal(made.eval()(batch).logits, made(batch).logits)
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(InputError, match="subsampling must be 1, 2 or 4, got 3"):
+        network(3)
+    with pytest.raises(InputError, match="rotary or none for speech, got learned"):
+        network(positions="learned")
+    with pytest.raises(InputError, match="band_share must be from 0 to below 1"):
+        SpecAugment(band_share=1.0)

@@ -1,0 +1,169 @@
+"""Speech recognition learns tones, names its errors, and survives bad recordings."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tiny_audio import tones, write_table, write_wav
+
+import clusterformer
+from clusterformer.cli.main import main
+from clusterformer.data.audio import read_audio
+from clusterformer.data.filter_banks import FilterBanks
+from clusterformer.data.long_audio import windows
+from clusterformer.data.speech_batches import compute
+from clusterformer.errors import InputError
+from clusterformer.tasks.speech import SpeechRecognition
+
+SMALL = FilterBanks(rate=8000, num_mels=10, deltas=1)
+
+
+def fit(folder, *options: str) -> int:
+    return main(
+        [
+            "fit", "--data=SpeechRecognition", f"--data.train={folder / 'train.tsv'}",
+            "--data.features.rate=8000", "--data.features.num_mels=10", "--data.features.deltas=1",
+            "--data.augment.bands=0", "--data.subsampling=2", "--model.attention=FullAttention",
+            "--model.d_model=32", "--model.num_layers=1", "--model.dropout=0", "--model.lr=0.01",
+            "--model.warmup=5", "--trainer.accelerator=cpu", f"--runs={folder / 'runs'}", *options,
+        ]
+    )  # fmt: skip
+
+
+def test_tones_are_learnt_and_recordings_told(tmp_path, capsys) -> None:
+    write_table(tmp_path, 60)
+    write_table(tmp_path, 8, "other.tsv", seed=1)
+    others = [f"--data.{part}={tmp_path / 'other.tsv'}" for part in ("valid", "test")]
+    assert fit(tmp_path, *others, "--trainer.max_epochs=25", "--data.batch_size=12") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (found,) = [line for line in lines if "test/error_rate" in line]
+    assert float(found.split()[-1]) < 0.1
+    (run,) = (tmp_path / "runs").glob("*/1")
+
+    words = "low high high mid"
+    path = write_wav(tmp_path / "new.wav", tones(words))
+    predict = ["predict", "--checkpoint", str(run), "--input", str(path), "--format", "jsonl"]
+    assert main([*predict, "--data.beam=4"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["text"] == words
+    for at, (first, end) in enumerate(record["times"]):
+        assert -0.03 < first - (0.06 + 0.18 * at) < 0.15
+        assert first < end <= 0.18 * (at + 1) + 0.06
+
+    model = clusterformer.load(run, device="cpu")
+    twice = write_wav(tmp_path / "fast.wav", tones(words, 16000), 16000)
+    assert model.predict([twice])[0]["text"] == words
+    long = " ".join(["low high mid mid high low"] * 4)
+    assert model.predict([write_wav(tmp_path / "long.wav", tones(long))])[0]["text"] == long
+    with pytest.raises(InputError, match=r"input 1: .*none\.wav: no such recording"):
+        model.predict([tmp_path / "none.wav"])
+
+
+def made(folder, **options) -> SpeechRecognition:
+    task = SpeechRecognition(train=str(folder / "train.tsv"), features=SMALL, **options)
+    task.setup("fit")
+    return task
+
+
+def test_bad_recordings_are_counted_and_nothing_is_lost(tmp_path, caplog) -> None:
+    table = write_table(tmp_path, 20)
+    loud = np.clip(5 * tones("low mid"), -1, 1)
+    write_wav(tmp_path / "loud.wav", loud)
+    write_wav(tmp_path / "empty.wav", np.zeros(0))
+    write_wav(tmp_path / "other.wav", tones("low", 16000), 16000)
+    short = write_wav(tmp_path / "short.wav", tones("low mid high"))
+    short.write_bytes(short.read_bytes()[:-1000])
+    with table.open("a") as file:
+        file.write("loud.wav\tlow mid\nempty.wav\tlow\nother.wav\tlow\nshort.wav\tlow mid high\n")
+        file.write(f"other.wav\t{'low ' * 90}\n")
+    task = made(tmp_path, valid=str(table), test=str(table))
+    said = [record.getMessage() for record in caplog.records]
+    for expected in (
+        "recordings left out, empty or too short: 1, ",
+        "recordings of 16000 Hz are resampled to 8000 Hz",
+        "train: 1 of 24 transcripts are longer than CTC can write in their frames, left out",
+        "valid: 1 of 24 transcripts are longer than CTC can write in their frames, without",
+        "of 24 training recordings some are clipped: 1, ",
+        "of 24 training recordings some are shorter than their headers say: 1, ",
+    ):
+        assert sum(expected in line for line in said) == 1, (expected, said)
+    trained = [text for batch in task.train_dataloader() for text in batch.texts]
+    assert len(trained) == 23
+    assert len([text for batch in task.val_dataloader() for text in batch.texts]) == 24
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("audio\ttext\nnone.wav\tlow\n", r"train.tsv:2: .*none.wav: no such recording"),
+        ("audio\ttext\na.wav\t\n", r"train.tsv:2: empty text"),
+        ("audio\ttext\na.wav\tlow\n", r"train.tsv: no recording in it is as long as 25 ms"),
+        ("path\ttext\na.wav\tlow\n", r"no column 'audio'"),
+    ],
+)
+def test_a_bad_table_is_one_line(tmp_path, capsys, content: str, message: str) -> None:
+    write_wav(tmp_path / "a.wav", np.zeros(10))
+    (tmp_path / "train.tsv").write_text(content)
+    with pytest.raises(InputError, match=message):
+        made(tmp_path)
+
+
+def test_parts_of_own_recordings_share_none(tmp_path) -> None:
+    write_table(tmp_path, 30)
+    task = made(tmp_path)
+    task.setup("test")
+    loaders = task.train_dataloader(), task.val_dataloader(), task.test_dataloader()
+    parts = [
+        [each for batch in loader for each in batch.features.sum((1, 2))] for loader in loaders
+    ]
+    assert [len(part) for part in parts] == [24, 3, 3]
+    assert task.units.symbols == ["high", "low", "mid"]
+
+
+def test_characters_have_words_and_spaces(tmp_path) -> None:
+    write_table(tmp_path, 12)
+    task = made(tmp_path, units="character")
+    assert task.units.symbols == [" ", "d", "g", "h", "i", "l", "m", "o", "w"]
+    assert {*task.metrics()} == {"error_rate", "word_error_rate"}
+    numbers, unknown = task.units.encode("how  big")
+    assert (task.units.join(task.units.decode(numbers)), unknown) == ("how ig", 1)
+
+
+def test_errors_are_edits_over_units(tmp_path) -> None:
+    write_table(tmp_path, 12)
+    task = made(tmp_path)
+    metrics = task.metrics()
+    batch = next(iter(task.val_dataloader()))
+    logits = torch.zeros(*batch.mask.shape, 4)
+    logits[..., 2] = 9.0  # one "low" for each recording
+    task.update(metrics, clusterformer.task.Output(logits, None), batch, None)  # type: ignore[arg-type]
+    words = [text.split() for text in batch.texts]
+    wrong = sum(len(text) - ("low" in text) for text in words)
+    assert metrics.compute()["error_rate"].item() == pytest.approx(wrong / sum(map(len, words)))
+
+
+@pytest.mark.parametrize("longest", [20, 33, 1000])
+def test_windows_cover_a_recording_once(tmp_path, longest: int) -> None:
+    path = write_wav(tmp_path / "a.wav", tones("low mid high low"))
+    whole = compute(SMALL, read_audio(path, 8000))
+    for subsampling in (1, 2, 4):
+        parts = list(windows(path, SMALL, longest, subsampling))
+        assert sum(part.end - part.first for part in parts) == -(-len(whole) // subsampling)
+        assert all(len(part.features) <= longest for part in parts)
+        if subsampling == 1:  # energies hang on their own frame alone
+            counted = torch.cat([part.features[part.first : part.end, :10] for part in parts])
+            torch.testing.assert_close(counted, whole[:, :10])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give either a named set"),
+        ({"name": "fsdd", "features": SMALL, "beam": 0}, "beam must be at least 1, got 0"),
+        ({"name": "fsdd", "features": FilterBanks()}, "the recordings of fsdd have 8000 Hz"),
+    ],
+)
+def test_bad_options_are_refused(options, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SpeechRecognition(**options)
