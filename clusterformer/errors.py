@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
+from typing import Any
 
 
 class InputError(ValueError):
@@ -184,6 +186,34 @@ def require_at_least(minimum: float, **options: float | None) -> None:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
         if value == float("inf"):
             raise InputError(f"{name} must be finite, got {value}")
+
+
+def require_finite(options: Mapping[str, Any]) -> None:
+    """Refuse infinity and NaN among options, however deep; no option of ours has them as a meaning.
+
+    Example:
+        >>> require_finite({"model": {"lr": float("nan")}})
+        InputError: model.lr must be finite, got nan
+
+    Raises:
+        InputError: for the first such option.
+    """
+    for name, value in _numbers(options, ""):
+        if not math.isfinite(value):
+            raise InputError(f"{name} must be finite, got {value}")
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of each float inside options."""
+    if isinstance(value, float):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            inside = name if key == "init_args" else f"{name}.{key}".lstrip(".")
+            yield from _numbers(inner, inside)
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _numbers(inner, f"{name}[{number}]")
 
 
 def require_share(**options: float) -> None:

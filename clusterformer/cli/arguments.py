@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from clusterformer.errors import InputError, require_at_least
+from clusterformer.errors import InputError, require_at_least, require_finite
 
 
 class Arguments(argparse.ArgumentParser):
@@ -25,12 +25,13 @@ class Arguments(argparse.ArgumentParser):
         raise InputError(message)
 
     def parse_args(self, *given: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
-        """Parse, and refuse numbers below their minimum.
+        """Parse, and refuse numbers that are not finite, or below their minimum.
 
         Raises:
             InputError: if an option is unknown, misses a value, or has one that is not allowed.
         """
         options = super().parse_args(*given, **kwargs)
+        require_finite({f"--{name}": value for name, value in vars(options).items()})
         for name, minimum in self._minimums.items():
             value = getattr(options, name)
             lowest = min(value) if isinstance(value, list) else value

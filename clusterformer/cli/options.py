@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 
 from clusterformer.api import import_tasks
 from clusterformer.cli.logs import quieten, show_notes
-from clusterformer.errors import InputError, making
+from clusterformer.errors import InputError, making, require_finite
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.training.config_files import locate, resolve
@@ -207,9 +207,11 @@ def pop_number(
     """Take a number out of the arguments, as `pop_option` does."""
     value, rest = pop_option(arguments, option)
     try:
-        return None if value is None else kind(value), rest
+        number = None if value is None else kind(value)
     except ValueError:
         raise InputError(f"{option} is a number ({kind.__name__}), got {value!r}") from None
+    require_finite({option: number})
+    return number, rest
 
 
 def make_model_and_task(arguments: list[str]) -> tuple[ClusterFormer, Task]:

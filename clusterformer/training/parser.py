@@ -7,7 +7,7 @@ from typing import NoReturn
 from jsonargparse import ActionConfigFile, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from clusterformer.errors import InputError, making
+from clusterformer.errors import InputError, making, require_finite
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.training.parser_messages import explain, refuse_abstract
@@ -38,8 +38,9 @@ def instantiate(parser: Parser, config: Namespace) -> Namespace:
     """Make the objects that a parsed configuration describes.
 
     Raises:
-        InputError: if a class is abstract, or a constructor refuses a value.
+        InputError: if a class is abstract, a number is not finite, or a constructor refuses one.
     """
+    require_finite(config.as_dict())
     for option in ("data", *(f"model.{name}" for name in MECHANISMS)):
         chosen = config.get(option)
         if chosen is not None and "class_path" in chosen:

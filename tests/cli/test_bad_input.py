@@ -19,7 +19,7 @@ OPTIONS = {
     "--trainer.val_check_interval=0": "trainer.val_check_interval must be above 0, got 0",
     "--trainer.accumulate_grad_batches=0": "trainer.accumulate_grad_batches must be at least 1",
     "--trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch must be at least 1",
-    "--trainer.gradient_clip_val=.nan": "trainer.gradient_clip_val must be at least 0, got nan",
+    "--trainer.gradient_clip_val=.nan": "trainer.gradient_clip_val must be finite, got nan",
     "--trainer.max_epochs=-5": "trainer.max_epochs must be at least -1, got -5",
     "--trainer.overfit_batches=5": "trainer.overfit_batches cannot be used",
     "--trainer.devices=foo": "devices",
@@ -35,8 +35,11 @@ OPTIONS = {
     f"--model.num_layers={'9' * 4000}": "needs over 1,000,000,000 GiB",
     f"--model.num_layers={'9' * 5000}": "",
     "--model.d_ff=100000000000": "machine has",
-    "--model.lr=1e400": "lr must be finite, got inf",
-    "--model.lr=.nan": "lr must be at least 0, got nan",
+    "--model.lr=1e400": "model.lr must be finite, got inf",
+    "--model.lr=.nan": "model.lr must be finite, got nan",
+    "--model.warmup=.inf": "model.warmup must be finite, got inf",
+    "--model.betas=[0.9, .nan]": "model.betas[1] must be finite, got nan",
+    "--trainer.limit_val_batches=.nan": "trainer.limit_val_batches must be finite, got nan",
     "--data.size=-1": "negative dimension",
     "--data.size=1000000000000000": "too large for the memory of this machine",
     f"--model.lr={'[' * 3000}": "model.lr",
@@ -51,7 +54,7 @@ def test_a_senseless_temperature_is_one_line(
     option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = error_of([*FAST, NEURAL, f"--model.attention.{option}={value}"], capsys)
-    assert f"{option} must be above 0 and finite" in message
+    assert f"{option} must be {'finite' if value[0] == '.' else 'above 0'}" in message
 
 
 @pytest.mark.parametrize(("option", "printed"), OPTIONS.items())
@@ -61,6 +64,18 @@ def test_a_senseless_option_is_one_line(
     message = error_of([*FAST, option], capsys)
     assert printed in message
     assert len(message) < 1000
+
+
+COMMANDS = [["generate", "--temperature=nan"], ["translate", "--length_penalty=-inf"]]
+COMMANDS += [["bench", "--limit=inf"], ["cluster", "--balance=nan"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_number_that_is_not_finite_is_refused(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    option, _, value = command[1].partition("=")
+    assert error_of(command, capsys) == f"{option} must be finite, got {value}"
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

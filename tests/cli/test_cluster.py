@@ -130,7 +130,7 @@ def test_wandb_obeys_its_own_mode(
         (["--data", "none.npy"], "none.npy: no such file"),
         (["--methods", "neural-augmented"], "neural-augmented is for pictures"),
         (["--what"], "unrecognized arguments: --what"),
-        (["--balance", "nan"], "'balance' parameter"),
+        (["--balance", "nan"], "--balance must be finite, got nan"),
         (["--hidden", "9" * 12, "--methods", "neural-hidden"], "'hidden' parameter"),
         (["--n_clusters", "9" * 30], "is more than the 120 points"),
         (["--seeds", "9" * 12], "--seeds must be at most 1000"),

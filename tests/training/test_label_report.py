@@ -67,6 +67,34 @@ def test_the_report_is_that_of_scikit_learn(folder: Path) -> None:
     assert (tested / "confusion.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
+def test_two_processes_report_what_one_does(folder: Path, tmp_path: Path) -> None:
+    test = table(tmp_path / "test.csv", 5, 33)  # the last batch is short: one process gets less
+    options = [*fit(folder / "train.csv"), f"--data.test={test}", "--baselines=false"]
+    assert main([*options, f"--runs={tmp_path / 'one'}"]) == 0
+    two = [*options, f"--runs={tmp_path / 'two'}", "--trainer.strategy=ddp", "--trainer.devices=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterformer", *two], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("precision  recall") == 1
+    found, expected = (
+        tmp_path / name / "classification" / "1" / "test" for name in ("two", "one")
+    )
+    tables = []
+    for path in (found, expected):
+        with (path / "predictions.csv").open() as file:
+            tables.append(list(csv.DictReader(file)))
+    assert [row["source"] for row in tables[0]] == [f"{test}:{line}" for line in range(2, 35)]
+    for row, reference in zip(*tables, strict=True):
+        probabilities = float(row.pop("probability")), float(reference.pop("probability"))
+        assert probabilities[0] == pytest.approx(probabilities[1], abs=2e-3)
+        assert row == reference
+    reports = [json.loads((path / "report.json").read_text()) for path in (found, expected)]
+    assert reports[0] == reports[1]
+    assert reports[0]["examples"] == 33
+
+
 def test_other_data_is_tested_and_reported(folder: Path, capsys) -> None:
     run, out = folder / "runs" / "classification" / "1", folder / "out"
     assert main(["test", f"--checkpoint={run}", f"--data.test={folder / 'other.csv'}",
