@@ -104,6 +104,16 @@ def test_ranking_needs_right_and_wrong_by_0_and_1(tmp_path):
         ranking(str(path)).setup("fit")
 
 
+def test_a_held_out_part_that_gets_no_pair_is_one_line(tmp_path):
+    """24 pairs share a text, so they stay together, and the other five fill the other parts."""
+    path = tmp_path / "linked.tsv"
+    linked = [f"{i % 2}\tone\ttwo {i}" for i in range(24)]
+    others = [f"{label}\ta{i}\tb{i}" for i, label in enumerate("00001")]
+    path.write_text("\n".join(["label\tfirst\tsecond", *linked, *others]))
+    with pytest.raises(InputError, match=r"data\.valid: no example in it; give more texts"):
+        Matching(train=str(path)).setup("fit")
+
+
 def test_a_named_set_has_its_own_questions():
     with pytest.raises(InputError, match="group_column is for own files, got 1 with quora"):
         Matching("quora", group_column=1)

@@ -78,9 +78,7 @@ def test_two_processes_report_what_one_does(folder: Path, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("precision  recall") == 1
-    found, expected = (
-        tmp_path / name / "classification" / "1" / "test" for name in ("two", "one")
-    )
+    found, expected = (tmp_path / name / "classification" / "1" / "test" for name in ("two", "one"))
     tables = []
     for path in (found, expected):
         with (path / "predictions.csv").open() as file:
