@@ -157,21 +157,6 @@ def test_one_label_for_all_is_said_in_a_line(tmp_path: Path, capsys) -> None:
     assert "for all 6 test examples" in lines[0]
 
 
-@pytest.mark.slow
-def test_two_processes_report_what_one_does(folder: Path, tmp_path: Path) -> None:
-    options = [*fit(folder / "train.csv"), f"--data.test={folder / 'test.csv'}"]
-    options += ["--trainer.strategy=ddp", "--trainer.devices=2"]
-    command = [sys.executable, "-m", "clusterformer", *options, f"--runs={tmp_path}"]
-    subprocess.run(command, check=True, timeout=300)
-    tested = tmp_path / "classification" / "1" / "test"
-    report = json.loads((tested / "report.json").read_text())
-    with (tested / "predictions.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert report["examples"] == len(rows) == 60
-    assert len({row["source"] for row in rows}) == 60
-    assert sum(map(sum, report["confusion"]["rows"])) == 60
-
-
 def test_a_linear_model_stands_beside_the_result(folder: Path, tmp_path: Path, capsys) -> None:
     command = [*fit(folder / "train.csv"), f"--data.test={folder / 'test.csv'}"]
     assert main([*command, f"--runs={tmp_path}", "--data.class_weights=balanced"]) == 0
