@@ -21,13 +21,15 @@ from torch.optim import Optimizer
 from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
 from clusterformer.errors import InputError, require_at_least, require_share
+from clusterformer.findings import Findings
 from clusterformer.models.config import TransformerConfig
-from clusterformer.task import Findings, Output, Task, keys_seen, stacks
+from clusterformer.task import Output, Task, keys_seen, stacks
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch, continue_epoch
 from clusterformer.training.evaluation import Evaluation
+from clusterformer.training.learnt import Start, start_task
 from clusterformer.training.nonfinite import nonfinite_error
-from clusterformer.training.optimizer import check_restored, make_adamw, step_limit, take_up
-from clusterformer.training.schedule import Schedule, factor, warmup_steps
+from clusterformer.training.optimizer import check_restored, plan_optimizer, take_up
+from clusterformer.training.schedule import Schedule
 
 
 class ClusterFormer(LightningModule):
@@ -56,6 +58,8 @@ class ClusterFormer(LightningModule):
         cross_attention: Mechanism by which a decoder reads the encoder; FullAttention by default.
         pretrained: Pretrained model of transformers to start from: its name at huggingface.co, or
             its folder. It decides on widths, layers and positions, and brings its tokenizer.
+        init_from: Run of any task to start from: its directory, a checkpoint or an export. Layers,
+            embeddings and tokenizer come from it; a report says what was taken.
         freeze: Whether the weights of `pretrained` stay as they are; all others are trained.
         lr: Peak learning rate of AdamW.
         pretrained_lr: Peak learning rate of the weights of `pretrained`; `lr` is that of the rest.
@@ -76,6 +80,7 @@ class ClusterFormer(LightningModule):
         transformer_config: Configuration handed to every layer.
         network: The task's network, once the trainer has built it.
         findings: Results of the latest test beyond its measures; None without a test.
+        start: Report of what came from `init_from`.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class ClusterFormer(LightningModule):
         decoder_attention: Callable[[int, int], AttentionCore] | None = None,
         cross_attention: Callable[[int, int], AttentionCore] | None = None,
         pretrained: str | None = None,
+        init_from: str | None = None,
         freeze: bool = False,
         lr: float = 1e-3,
         pretrained_lr: float = 5e-5,
@@ -146,6 +152,7 @@ class ClusterFormer(LightningModule):
             cross_attention=cross_attention,
             pretrained=pretrained,
             freeze=freeze,
+            init_from=init_from,
         )
         self.lr = lr
         self.pretrained_lr = pretrained_lr
@@ -162,6 +169,7 @@ class ClusterFormer(LightningModule):
         self.config: str | None = None
         self.network: nn.Module | None = None
         self.findings: Findings | None = None
+        self.start: Start | None = None
         self._seed = 0
         self._batch: Any = None
 
@@ -190,6 +198,7 @@ class ClusterFormer(LightningModule):
                 self.network = self.task.build(self.transformer_config)
             except ValueError as error:
                 raise InputError(str(error)) from error
+            self.start = start_task(self.network, self.task, self.trainer)
 
     def forward(self, batch: Any) -> Output:
         """Run the network on a batch of the task."""
@@ -314,20 +323,11 @@ class ClusterFormer(LightningModule):
             self.log(name, value, sync_dist=True, prog_bar=name == self.task.monitor)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        # counting the steps of an epoch plans its batches: only where the schedule needs it
-        needed = self.schedule == "cosine" or 0 < self.warmup < 1
-        steps = step_limit(self.trainer) if needed else None
-        try:
-            rates = {"lr": self.lr, "pretrained_lr": self.pretrained_lr}
-            optimizer = make_adamw(self, **rates, weight_decay=self.weight_decay, betas=self.betas)
-            rate = factor(self.schedule, warmup_steps(self.warmup, steps), steps, self.lr_floor)
-        except ValueError as error:
-            raise InputError(str(error)) from error
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        return plan_optimizer(
+            self, {"lr": self.lr, "pretrained_lr": self.pretrained_lr}, betas=self.betas,
+            weight_decay=self.weight_decay, warmup=self.warmup, schedule=self.schedule,
+            floor=self.lr_floor,
+        )  # fmt: skip
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what prediction needs; plain values, so that the file loads with weights_only."""

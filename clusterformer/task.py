@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
 
 from clusterformer.attention import AttentionCore, Grouping
 from clusterformer.errors import InputError
+from clusterformer.findings import Report
 from clusterformer.losses import IGNORE
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Output
@@ -121,45 +122,6 @@ class SimpleResult(NamedTuple):
     parameters: int
 
 
-class Findings(ABC):
-    """Results of a test beyond its measures: a table for the terminal, and files."""
-
-    @property
-    @abstractmethod
-    def count(self) -> int:
-        """Number of test examples."""
-
-    @abstractmethod
-    def measures(self) -> dict[str, float]:
-        """Further measures by name."""
-
-    @abstractmethod
-    def summary(self) -> list[list[str]]:
-        """Table for the terminal, its head first; empty for none."""
-
-    @abstractmethod
-    def warn(self) -> None:
-        """Log a warning if the results show that the training went wrong."""
-
-    @abstractmethod
-    def write(self, folder: Path) -> list[Path]:
-        """Write files into a folder, made here; return their paths."""
-
-
-class Report(Metric, ABC):
-    """Collector of the findings of a test, batch by batch, over all processes."""
-
-    full_state_update = False
-
-    @abstractmethod
-    def update(self, output: Output, batch: Any) -> None:
-        """Count a batch of this process."""
-
-    @abstractmethod
-    def compute(self) -> Findings:
-        """Findings of all processes."""
-
-
 class Task(LightningDataModule, ABC):
     """Data, head, loss and metrics of one use of the trainer.
 
@@ -174,6 +136,8 @@ class Task(LightningDataModule, ABC):
             to right: its logits (B, N, ...) must not depend on later tokens. None if there is none.
         state_type: Type of `state()`, a subclass of TypedDict; that of a checkpoint must fit it.
         reads_pretrained: Whether the network can be a pretrained model of transformers.
+        restored: Whether its state, and so the network's weights, come from a checkpoint.
+        learnt: The run, a `Learnt`, whose tokenizer `setup()` took; None if there is none.
     """
 
     monitor: str = "val/accuracy"
@@ -181,6 +145,8 @@ class Task(LightningDataModule, ABC):
     causal_input: str | None = None
     state_type: Any = dict[str, Any]
     reads_pretrained: bool = False
+    learnt: Any = None
+    restored: bool = False
     _pretrained: str | None = None
 
     @property
@@ -201,6 +167,21 @@ class Task(LightningDataModule, ABC):
                 "Classification, Inference, Matching and Similarity"
             )
         self._pretrained = name
+
+    @property
+    def init_from(self) -> str | None:
+        """Run from which the network starts, as the trainer's model tells it; None for none."""
+        module = self.trainer.lightning_module if self.trainer else None
+        config = getattr(module, "transformer_config", None)
+        return None if config is None else config.init_from
+
+    @classmethod
+    def saved_tokenizer(cls, state: dict[str, Any]) -> Any:
+        """Make the tokenizer in a `state()`, for another task that starts from this one's run.
+
+        None if another task cannot read text with it.
+        """
+        return None
 
     @property
     def chance(self) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
@@ -26,28 +26,19 @@ from clusterformer.data.label_names import (
 )
 from clusterformer.data.labelled_text import Column, Example
 from clusterformer.data.named_sets import Split
-from clusterformer.data.text_rows import TextRows
+from clusterformer.data.text_rows import LabelledDataset, TextRows, row_tokenizer_from_state
 from clusterformer.data.tokenizers import Tokenizer, WordTokenizer, learn_tokenizer
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
 from clusterformer.losses import cross_entropy
 from clusterformer.task import IGNORE, Output, SimpleResult, Task
 from clusterformer.training.label_report import LabelReport, all_probabilities
+from clusterformer.training.learnt import open_learnt
 from clusterformer.training.text_baselines import Labelled, label_measures, text_baselines
 
 _log = logging.getLogger(__name__)
 
 ExampleT = TypeVar("ExampleT", bound=Example)
-
-
-class LabelledDataset(Dataset[Any]):
-    """Encoded examples in memory; a list of indices gives a batch, an empty one a dummy row.
-
-    Attributes:
-        lengths: Number of tokens of each example, padding between its texts counted.
-    """
-
-    lengths: list[int]
 
 
 class Labelling(Task):
@@ -173,20 +164,24 @@ class Labelling(Task):
         """Read the parts that the stage needs; learn vocabulary and labels unless restored."""
         read = cache(self.read)
         if self._rows is None and stage != "predict":
-            rows = None
-            if self.pretrained is not None and self._vectors is not None:
-                raise InputError("a pretrained model has its own vectors; leave data.vectors out")
-            if self.pretrained is not None:
-                rows = TextRows.of_pretrained(self.pretrained, self._max_length, self.joint)
-            self._learn(read("train"), rows)
-        splits: dict[str, list[Split]] = {
-            "fit": ["train", "valid"],
-            "validate": ["valid"],
-            "test": ["test"],
-        }
-        for split in splits.get(stage, []):
+            self._learn(read("train"), self._rows_of_model())
+        parts: dict[str, list[Split]] = {"fit": ["train", "valid"], "validate": ["valid"]}
+        parts["test"] = ["test"]
+        for split in parts.get(stage, []):
             if split not in self._encoded:
                 self._encoded[split] = self._encode(split, read(split))
+
+    def _rows_of_model(self) -> TextRows | None:
+        """Rows of the model or run that the network starts from; None if a tokenizer is learnt."""
+        if self._vectors is not None and (self.pretrained or self.init_from):
+            raise InputError("a pretrained model has its own vectors; leave data.vectors out")
+        if self.pretrained is not None:
+            return TextRows.of_pretrained(self.pretrained, self._max_length, self.joint)
+        learnt = open_learnt(self.init_from) if self.init_from else None
+        if learnt is None or learnt.tokenizer is None:
+            return None
+        self.learnt = learnt
+        return TextRows.of_learnt(learnt.tokenizer, self._max_length, self.joint)
 
     def train_dataloader(self) -> DataLoader:
         return self._loader("train")
@@ -337,6 +332,11 @@ class Labelling(Task):
             "max_length": self.rows.max_length,
             "vector_width": None if self._vector_table is None else self._vector_table.shape[1],
         }
+
+    @classmethod
+    def saved_tokenizer(cls, state: dict[str, Any]) -> Tokenizer | None:
+        found = state["tokenizer"]
+        return None if found["kind"] == "pretrained" else row_tokenizer_from_state(found)
 
     def load_state(self, state: dict[str, Any]) -> None:
         labels, weights, width = state["labels"], state["label_weights"], state["vector_width"]

@@ -7,19 +7,23 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassMatthewsCorrCoef
 
 from clusterformer.data.batches import pad
 from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, read_corpus
 from clusterformer.data.holding_out import hold_out
 from clusterformer.data.labelled_text import Column, Example, Row, read_rows
 from clusterformer.data.named_sets import Split
+from clusterformer.data.text_rows import LabelledDataset
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedClassifier
 from clusterformer.task import IGNORE
-from clusterformer.tasks.base import LabelledDataset, Labelling
+from clusterformer.tasks.base import Labelling
 from clusterformer.tasks.listops import LABELS, generate
+from clusterformer.training.text_baselines import Labelled
 
 
 class TextBatch(NamedTuple):
@@ -37,8 +41,9 @@ class Classification(Labelling):
     A named set, or own files: `.tsv`, `.csv` or `.jsonl`, each also with `.gz`.
 
     Args:
-        name: Named data set: mr, subj, cr, mpqa (10-fold cross-validation), 20news (by date), or
-            listops (generated).
+        name: Named data set: mr, subj, cr, mpqa (10-fold cross-validation), 20news (by date), cola
+            (tests on its development part; measured by Matthews' correlation too), or listops
+            (generated).
         fold: Number, 0..9, of the tenth of mr, subj, cr or mpqa that tests; a tenth of the rest
             validates.
         strip: Removal of headers, signatures and quoted lines from 20news: they tell the group.
@@ -67,6 +72,8 @@ class Classification(Labelling):
         self._name, self._fold, self._strip = name, fold, strip
         self._length, self._examples = length, examples
         self._columns["text_column"] = text_column
+        if name == "cola":
+            self.monitor = "val/matthews"
         if name == "listops":
             self._tokenizer_options |= {"lowercase": False, "split": "whitespace"}
 
@@ -80,6 +87,21 @@ class Classification(Labelling):
 
     def learn_labels(self, examples: Sequence[Example]) -> list[str]:
         return LABELS if self._name == "listops" else super().learn_labels(examples)
+
+    def metrics(self) -> MetricCollection:
+        found = super().metrics()
+        if self._name == "cola":
+            found.add_metrics({"matthews": MulticlassMatthewsCorrCoef(2, ignore_index=IGNORE)})
+        return found
+
+    def measure(self, examples: Sequence[Row], found: Labelled) -> dict[str, float]:
+        measures = super().measure(examples, found)
+        if self._name == "cola":
+            from sklearn.metrics import matthews_corrcoef
+
+            labels = [example.label for example in examples]
+            measures["matthews"] = float(matthews_corrcoef(labels, found.labels))
+        return measures
 
     def encoded(
         self, examples: Sequence[Row], tokens: list[list[list[int]]], targets: list[int]
@@ -100,7 +122,7 @@ class Classification(Labelling):
             config,
             vocab_size=self.tokenizer.vocab_size,
             num_labels=num_labels,
-            max_length=self.rows.max_length,
+            max_length=self.rows.row_length,
             pretrained=self._vector_table,
         )
 

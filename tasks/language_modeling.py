@@ -5,52 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
-from clusterformer.data.documents import (
-    Document,
-    LanguageModelingCorpus,
-    named_documents,
-    own_documents,
-    read_documents,
-)
-from clusterformer.data.named_sets import SPLITS, Split
+from clusterformer.data.documents import LanguageModelingCorpus
+from clusterformer.data.named_sets import Split
 from clusterformer.data.recurrence import distance_to_last
-from clusterformer.data.stream_tokenizers import (
-    ByteTokenizer,
-    StreamBytePairTokenizer,
-    StreamTokenizer,
-    StreamTokenizerKind,
-    StreamWordTokenizer,
-    stream_tokenizer_from_state,
-)
-from clusterformer.data.streams import ShiftedWindowPlan, StridedWindows, Windows, token_stream
+from clusterformer.data.stream_tokenizers import StreamWordTokenizer
+from clusterformer.data.streams import ShiftedWindowPlan, StridedWindows, Windows
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
-from clusterformer.task import IGNORE, Batch, Output, Task
+from clusterformer.task import IGNORE, Batch, Output
 from clusterformer.tasks.metrics import CodeLength, Units
+from clusterformer.tasks.running_text import RunningText, RunningTextState
+from clusterformer.training.position_report import PositionReport
 
 
-class LanguageModelingState(TypedDict):
+class LanguageModelingState(RunningTextState):
     """What a checkpoint holds of the task."""
 
-    tokenizer: dict[str, Any]
     line_ends: bool
 
 
-class LanguageModeling(Task):
+class LanguageModeling(RunningText):
     """Predict each token of running text from those before it.
 
     A named set, or own files: plain text, `.txt` or `.txt.gz`, or a folder of such files. All
@@ -64,86 +50,41 @@ class LanguageModeling(Task):
     the text is tokenised.
 
     Args:
-        name: Named data set: wikitext2, gutenberg (51 books, split by book and author), or pg19.
-        root: Folder of the named data sets; $CLUSTERFORMER_DATA or the user's cache by default.
-        train: Own training text.
-        valid: Own validation text; without it, a tenth of `train` validates instead of training.
-        test: Own test text; without it, another tenth of `train`, its end, tests.
-        encoding: Encoding of own files.
-        tokenizer: "bytes", "bpe" (byte pairs) or "word" (split at spaces; rare words may be
-            unknown). The latter two are learnt from the training text.
-        vocab_size: Maximum number of subwords or words; 8000 for bpe and no limit for words by
-            default.
-        context: Number of tokens that the model sees at once.
+        name: Named data set: wikitext2, gutenberg (51 books, split by book and author), or pg19; or
+            a list of them.
         stride: Number of new tokens in each window of an evaluation, the others being context;
             `context` by default. A smaller stride gives a better score for more time.
-        batch_size: Number of windows in a batch, over all processes.
         far: Distance, in tokens: also measure bits per byte of the tokens that end an n-gram whose
             last occurrence in the window is further back, such as those out of a local model's
             sight. Not for words.
         far_length: Number of tokens of such an n-gram.
+        options: Options of `RunningText`.
     """
 
     monitor = "val/bits_per_byte"
-    mode = "min"
     causal_input = "tokens"
-    state_type = LanguageModelingState
+    state_type: Any = LanguageModelingState
 
     def __init__(
         self,
-        name: LanguageModelingCorpus | None = None,
+        name: LanguageModelingCorpus | list[LanguageModelingCorpus] | None = None,
         *,
-        root: str | None = None,
-        train: str | None = None,
-        valid: str | None = None,
-        test: str | None = None,
-        encoding: str = "utf-8",
-        tokenizer: StreamTokenizerKind = "bytes",
-        vocab_size: int | None = None,
-        context: int = 1024,
         stride: int | None = None,
-        batch_size: int = 8,
         far: int | None = None,
         far_length: int = 8,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        if (name is None) == (train is None):
-            found = f"name {name!r} and train {train!r}"
-            raise InputError(f"give either a named set (name) or own text (train), got {found}")
-        require_at_least(1, context=context, batch_size=batch_size, far=far, far_length=far_length)
-        if stride is not None and not 1 <= stride <= context:
-            raise InputError(f"stride must be in 1..context ({context}), got {stride}")
-        minimum = {"bpe": StreamBytePairTokenizer.min_vocab_size, "word": 3}.get(tokenizer)
-        if vocab_size is not None and (minimum is None or vocab_size < minimum):
-            allowed = "there is none for bytes" if minimum is None else f"at least {minimum}"
-            raise InputError(f"vocab_size for tokenizer {tokenizer}: {allowed}, got {vocab_size}")
-        self._name, self._root, self._encoding = name, root, encoding
-        self._files = {"train": train, "valid": valid, "test": test}
-        self._kind, self._vocab_size = tokenizer, vocab_size
-        self._context, self._stride = context, stride or context
-        self._batch_size = batch_size
+        super().__init__(name, **options)
+        require_at_least(1, far=far, far_length=far_length)
+        if stride is not None and not 1 <= stride <= self._context:
+            raise InputError(f"stride must be in 1..context ({self._context}), got {stride}")
+        self._stride = stride or self._context
         self._far, self._far_length = far, far_length
-        self._line_ends = name == "wikitext2" or tokenizer == "word"
-        self._tokenizer: StreamTokenizer | None = None
-        self._streams: dict[Split, NDArray[np.integer]] = {}
-        if tokenizer == "word":
+        self._line_ends = name == "wikitext2" or self._kind == "word"
+        if self._kind == "word":
             self.monitor = "val/word_perplexity"
 
     # Data
-
-    def setup(self, stage: str) -> None:
-        """Read the parts that the stage needs; learn the vocabulary unless restored."""
-        if self._tokenizer is None and stage != "predict":
-            self._tokenizer = self._learn()
-        splits: dict[str, tuple[Split, ...]] = {
-            "fit": ("train", "valid"),
-            "validate": ("valid",),
-            "test": ("test",),
-        }
-        for split in splits.get(stage, ()):
-            if split not in self._streams:
-                documents = self._documents(split)
-                self._streams[split] = token_stream(documents, self.tokenizer, self._encoding)
 
     def train_dataloader(self) -> DataLoader:
         stream = self._streams["train"]
@@ -174,30 +115,8 @@ class LanguageModeling(Task):
         target, _ = pad([text[1:] for text in texts])
         return Batch(tokens, mask, target.masked_fill(~mask, IGNORE))
 
-    def _documents(self, split: Split) -> list[Document]:
-        if self._name is not None:
-            return named_documents(self._name, split, self._root)
-        file = self._files[split]
-        if file is not None and split != "train":
-            return own_documents(file)
-        held = [part for part in SPLITS[1:] if self._files[part] is None]
-        first = 0.0 if split == "train" else 1 - (len(held) - held.index(split)) / 10
-        last = 1 - len(held) / 10 if split == "train" else first + 0.1
-        return own_documents(str(self._files["train"]), first, min(1.0, last))
-
-    def _learn(self) -> StreamTokenizer:
-        if self._kind == "bytes":
-            return ByteTokenizer()
-        texts = read_documents(self._documents("train"), self._encoding)
-        if self._kind == "word":
-            return StreamWordTokenizer.train(texts, max_words=self._vocab_size)
-        return StreamBytePairTokenizer.train(texts, vocab_size=self._vocab_size or 8000)
-
-    @property
-    def tokenizer(self) -> StreamTokenizer:
-        """Tokenizer of the texts; available after `setup()` or `load_state()`."""
-        assert self._tokenizer is not None
-        return self._tokenizer
+    def report(self) -> PositionReport:
+        return PositionReport(self._context)
 
     # Network, loss and metrics
 
@@ -266,8 +185,8 @@ class LanguageModeling(Task):
     # Checkpoints
 
     def state(self) -> dict[str, Any]:
-        return {"tokenizer": self.tokenizer.state(), "line_ends": self._line_ends}
+        return {**super().state(), "line_ends": self._line_ends}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._tokenizer = stream_tokenizer_from_state(state["tokenizer"])
+        super().load_state(state)
         self._line_ends = state["line_ends"]

@@ -18,12 +18,13 @@ from clusterformer.data.frames import Frame
 from clusterformer.data.holding_out import hold_out_pairs
 from clusterformer.data.labelled_text import Column, TextPair, read_pairs
 from clusterformer.data.named_sets import Split
+from clusterformer.data.text_rows import LabelledDataset
 from clusterformer.errors import InputError
 from clusterformer.models.classifier import PairClassifier
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedClassifier, PretrainedPairClassifier
 from clusterformer.task import IGNORE
-from clusterformer.tasks.base import LabelledDataset, Labelling
+from clusterformer.tasks.base import Labelling
 
 SEPARATOR = "<sep>"
 
@@ -105,23 +106,22 @@ class PairLabelling(Labelling):
         if (encoder := self.rows.make_encoder(config)) is not None:
             kind = PretrainedClassifier if self.joint else PretrainedPairClassifier
             return kind(config, encoder, num_labels=len(self._labels))
-        vectors, max_length = self._vector_table, self.rows.max_length
-        if self.joint:
-            vectors = None if vectors is None else F.pad(vectors, (0, 0, 0, 1))
-            max_length = None if max_length is None else 2 * max_length + 1
+        vectors = self._vector_table
+        if self.joint and vectors is not None:
+            vectors = F.pad(vectors, (0, 0, 0, 1))
         return PairClassifier(
             config,
-            vocab_size=self.tokenizer.vocab_size + self.joint,
+            vocab_size=self.rows.vocab_size,
             num_labels=len(self._labels),
             joint=self.joint,
-            max_length=max_length,
+            max_length=self.rows.row_length,
             pretrained=vectors,
         )
 
     def describe(self, batch: PairBatch, index: int) -> list[str]:
         """Tokens of one row: one text, or both with a separator between them."""
         tokens = batch.tokens[index][batch.mask[index]].tolist()
-        if not self.joint or self.rows.pretrained is not None:
+        if not self.joint or self.rows.framed:
             return self.tokenizer.ids_to_tokens(tokens)
         split = tokens.index(self.tokenizer.vocab_size)
         first, second = (

@@ -45,6 +45,7 @@ model
                                   positions (sinusoidal, learned, rotary, none)
   --model.pretrained NAME         start from a model of Hugging Face's, by name or folder, with its
                                   tokenizer; --model.attention replaces its attention
+  --model.init_from RUN           start from what a run learnt, such as runs/mlm/1, of any task
   --model.freeze true             keep its weights; --model.pretrained_lr 5e-5 is their peak rate
   --model.lr 0.001                peak learning rate; also weight_decay, warmup, schedule,
                                   lr_floor (of a cosine), betas (of Adam), as in [0.9, 0.98]

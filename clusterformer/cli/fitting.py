@@ -138,7 +138,7 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
         names = ", ".join(path.name for path in fitted.pictures)
         lines["pictures"] = f"{run.pictures}: {names}"
     if fitted.findings:
-        lines["predictions"] = f"{run.tested}: report, confusion matrix, each prediction"
+        lines["tested"] = f"{run.tested}: {fitted.findings.description}"
     width = max(map(len, lines))
     for name, value in lines.items():
         print(f"  {name:<{width}}  {value}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from clusterformer.data.labelled_text import read_text
 from clusterformer.data.named_sets import Split, check_count, data_folder
+from clusterformer.data.text_pieces import text_pieces
 from clusterformer.errors import InputError, reading
 
 LanguageModelingCorpus = Literal["wikitext2", "gutenberg", "pg19"]
@@ -67,15 +69,37 @@ class Document(NamedTuple):
         Raises:
             InputError: if the file cannot be read, or its counts are not the published ones.
         """
-        text = read_text(self.path, encoding)
-        for what, expected, count in (
-            ("lines", self.lines, lambda: text.count("\n")),
-            ("words", self.words, lambda: len(text.split())),
-            ("bytes", self.size, lambda: len(text.encode())),
+        return "".join(self.pieces(encoding))
+
+    def pieces(self, encoding: str = "utf-8") -> Iterator[str]:
+        """Yield the text in pieces of about a megabyte; all but the last end at a line end.
+
+        Raises:
+            InputError: as `read` does; for counts, after the last piece.
+        """
+        if (self.first, self.last) != (0.0, 1.0):
+            total = sum(map(len, text_pieces(self.path, encoding)))
+            yield from _share(
+                text_pieces(self.path, encoding), round(self.first * total),
+                round(self.last * total), total,
+            )  # fmt: skip
+            return
+        lines = words = size = 0
+        for piece in text_pieces(self.path, encoding):
+            yield piece
+            if self.lines is not None:
+                lines += piece.count("\n")
+            if self.words is not None:
+                words += len(piece.split())
+            if self.size is not None:
+                size += len(piece.encode())
+        for what, expected, found in (
+            ("lines", self.lines, lines),
+            ("words", self.words, words),
+            ("bytes", self.size, size),
         ):
             if expected is not None:
-                check_count(self.path, what, count(), expected)
-        return text[_cut(text, self.first) : _cut(text, self.last)]
+                check_count(self.path, what, found, expected)
 
 
 def named_documents(
@@ -157,10 +181,25 @@ def _gutenberg(folder: Path, split: Split) -> list[Document]:
     return [books[name] for name in sorted(books) if held.get(name, "train") == split]
 
 
-def _cut(text: str, share: float) -> int:
-    """Offset of the last line start before a share of the text."""
-    offset = round(share * len(text))
-    return offset if offset == len(text) else text.rfind("\n", 0, offset) + 1
+def _share(pieces: Iterable[str], first: int, last: int, total: int) -> Iterator[str]:
+    """Yield the lines from the one that holds character `first` to the one before `last`'s."""
+    at = 0
+    for piece in pieces:
+        if first < at and (last == total or at + len(piece) <= last):
+            yield piece
+            at += len(piece)
+            continue
+        for line in io.StringIO(piece, newline="\n"):  # splitlines() would split at form feeds too
+            end = at + len(line)
+            if end > first and (last == total or end <= last):
+                yield line
+            at = end
+
+
+def document_pieces(documents: Iterable[Document], encoding: str = "utf-8") -> Iterator[str]:
+    """Yield the texts in pieces, as `Document.pieces` does."""
+    for document in documents:
+        yield from document.pieces(encoding)
 
 
 def read_documents(documents: list[Document], encoding: str = "utf-8") -> Iterator[str]:

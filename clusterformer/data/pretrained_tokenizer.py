@@ -9,14 +9,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from clusterformer.data.byte_pairs import tokenizers_library
+from clusterformer.data.framed_tokenizers import FramedTokenizer
 from clusterformer.data.frames import Frame
-from clusterformer.data.tokenizers import Tokenizer
 from clusterformer.errors import InputError
 
 _TOKENIZER_FILE = "tokenizer.json"
 
 
-class PretrainedTokenizer(Tokenizer):
+class PretrainedTokenizer(FramedTokenizer):
     """The tokenizer of a pretrained model of transformers.
 
     `encode` gives a text's own tokens; `single` and `pair` put the special ones around them. In

@@ -95,15 +95,20 @@ class StreamBytePairTokenizer(StreamTokenizer):
         ]
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int) -> StreamBytePairTokenizer:
+    def train(
+        cls, texts: Iterable[str], *, vocab_size: int, lowercase: bool = False
+    ) -> StreamBytePairTokenizer:
         """Learn byte pairs from `texts`.
 
         Args:
             texts: Training documents.
             vocab_size: Number of tokens, single bytes included; fewer if the texts have no more.
+            lowercase: Whether to ignore case, which is lost then.
         """
         library = tokenizers_library()
         bpe = library.Tokenizer(library.models.BPE())
+        if lowercase:
+            bpe.normalizer = library.normalizers.Lowercase()
         bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         lines = (line for text in texts for line in _lines(text))
         return cls(

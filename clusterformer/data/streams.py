@@ -43,10 +43,14 @@ def token_stream(
     def fill(draft: Path) -> None:
         with (draft / "tokens").open("wb") as file:
             for document in documents:
-                tokens = tokenizer.encode_document(document.read(encoding))
-                if not len(tokens):
+                count = 0
+                file.write(np.array([BOS], dtype).tobytes())
+                for piece in document.pieces(encoding):
+                    tokens = tokenizer.encode_document(piece)
+                    file.write(tokens.astype(dtype).tobytes())
+                    count += len(tokens)
+                if not count:
                     raise InputError(f"{document.path}: no text in {document.part}")
-                file.write(np.concatenate([[BOS], tokens]).astype(dtype).tobytes())
 
     return np.memmap(cached_folder(folder, fill) / "tokens", dtype, "r")
 

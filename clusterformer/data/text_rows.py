@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from torch.utils.data import Dataset
+
+from clusterformer.data.framed_tokenizers import FramedTokenizer, RowTokenizer
 from clusterformer.data.frames import Frame
 from clusterformer.data.pretrained import Pretrained, open_pretrained
+from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import Tokenizer, tokenizer_from_state
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedEncoder, read_num_positions
@@ -15,13 +19,32 @@ Tokens = list[list[int]]
 """Token ids of each text."""
 
 
+class LabelledDataset(Dataset[Any]):
+    """Encoded examples in memory; a list of indices gives a batch, an empty one a dummy row.
+
+    Attributes:
+        lengths: Number of tokens of each example, padding between its texts counted.
+    """
+
+    lengths: list[int]
+
+
+def row_tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
+    """Make the tokenizer of a row's texts that returned this `state()`.
+
+    Raises:
+        InputError: if none did.
+    """
+    return RowTokenizer.from_state(state) if state["kind"] == "row" else tokenizer_from_state(state)
+
+
 class TextRows(NamedTuple):
     """The way from texts to token ids, the same in training and prediction.
 
     Attributes:
         tokenizer: Tokenizer of the texts.
-        max_length: Maximum number of tokens of a text, or of a pretrained model's row with its
-            special tokens; None for no limit.
+        max_length: Maximum number of tokens of a text, or of a row with its special tokens where
+            the tokenizer has them; None for no limit.
         joint: Whether both texts of a pair share a row.
         pretrained: Pretrained model that reads the rows; None for a network of our own.
     """
@@ -32,10 +55,27 @@ class TextRows(NamedTuple):
     pretrained: Pretrained | None = None
 
     @property
+    def framed(self) -> bool:
+        """Whether the tokenizer has special tokens of its own for rows."""
+        return isinstance(self.tokenizer, FramedTokenizer)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids of a row: those of the tokenizer, and ours between two texts."""
+        return self.tokenizer.vocab_size + (self.joint and not self.framed)
+
+    @property
+    def row_length(self) -> int | None:
+        """Maximum number of tokens of a row; None for no limit."""
+        if self.max_length is None or self.framed or not self.joint:
+            return self.max_length
+        return 2 * self.max_length + 1
+
+    @property
     def pair(self) -> Frame:
         """Tokens around and between two texts of one row."""
-        if self.pretrained is not None:
-            return self.pretrained.tokenizer.pair
+        if isinstance(self.tokenizer, FramedTokenizer):
+            return self.tokenizer.pair
         return Frame(between=(self.tokenizer.vocab_size,), second=1)
 
     def encode(self, columns: Sequence[Sequence[str]]) -> tuple[list[Tokens], list[int]]:
@@ -55,17 +95,17 @@ class TextRows(NamedTuple):
             for old, new in zip(whole, cut, strict=True)
             for before, after in zip(old, new, strict=True)
         ]
-        if self.pretrained is not None and not self.joint:
-            single = self.pretrained.tokenizer.single
+        if isinstance(self.tokenizer, FramedTokenizer) and not self.joint:
+            single = self.tokenizer.single
             cut = [[single.around(text) for text in column] for column in cut]
         return cut, excess
 
     def _cut(self, texts: Tokens) -> Tokens:
-        if self.pretrained is None:
+        if not isinstance(self.tokenizer, FramedTokenizer):
             return [text[: self.max_length] for text in texts]
         if self.joint:
             return self.pair.cut(texts, self.max_length)
-        single = self.pretrained.tokenizer.single
+        single = self.tokenizer.single
         return [cut for text in texts for cut in single.cut([text], self.max_length)]
 
     @classmethod
@@ -78,6 +118,13 @@ class TextRows(NamedTuple):
         source = open_pretrained(name)
         limit = max_length or read_num_positions(source.config)
         return cls(source.tokenizer, limit, joint, source)
+
+    @classmethod
+    def of_learnt(cls, tokenizer: Tokenizer, max_length: int | None, joint: bool) -> TextRows:
+        """Make the rows of a run's tokenizer; one of running text gets special tokens."""
+        if isinstance(tokenizer, StreamTokenizer):
+            tokenizer = RowTokenizer(tokenizer)
+        return cls(tokenizer, max_length, joint)
 
     def make_encoder(self, config: TransformerConfig) -> PretrainedEncoder | None:
         """Make the encoder of the pretrained model; None for a network of our own."""
@@ -100,6 +147,6 @@ class TextRows(NamedTuple):
     ) -> TextRows:
         """Make the rows that returned this `state()`."""
         if state["kind"] != "pretrained":
-            return cls(tokenizer_from_state(state), max_length, joint)
+            return cls(row_tokenizer_from_state(state), max_length, joint)
         pretrained = Pretrained.from_state(state)
         return cls(pretrained.tokenizer, max_length, joint, pretrained)

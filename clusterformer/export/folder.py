@@ -81,12 +81,16 @@ def export(
 
 
 def _has_tokenizer(task: Task) -> bool:
-    """Tell whether transformers can make the rows: own networks have a separator of their own."""
-    return isinstance(task, Labelling) and not (task.joint and task.rows.pretrained is None)
+    """Tell whether transformers can make the rows, without special tokens of our own."""
+    if not isinstance(task, Labelling):
+        return False
+    return task.rows.pretrained is not None or not (task.joint or task.rows.framed)
 
 
 def _write(folder: Path, saved: Saved, rebuilt: Rebuilt, for_transformers: bool) -> None:
     sections = {name: saved.config[name] for name in ("seed_everything", "model", "data")}
+    if "init_from" in sections["model"]:  # a folder of this machine, of no use to others
+        sections["model"] = {**sections["model"], "init_from": None}
     entries = {
         "version": clusterformer.__version__,
         "config": to_yaml(sections),

@@ -51,9 +51,11 @@ class TransformerConfig:
         pretrained: Name or folder of a pretrained model of transformers, which then decides on all
             widths, layers and positions; None: random weights.
         freeze: Whether the pretrained weights stay as they are.
+        init_from: Run whose weights the network starts from; None: random weights.
 
     Raises:
-        InputError: for a number out of range, or an unknown norm, kind of positions or pooling.
+        InputError: for a number out of range, an unknown norm, kind of positions or pooling, or two
+            models to start from.
     """
 
     attention: MakeCore
@@ -72,6 +74,7 @@ class TransformerConfig:
     outer_attention: MakeCore | None = None
     pretrained: str | None = None
     freeze: bool = False
+    init_from: str | None = None
 
     def __post_init__(self) -> None:
         require_at_least(
@@ -83,6 +86,11 @@ class TransformerConfig:
             rotary_base=self.rotary_base,
         )
         require_share(dropout=self.dropout)
+        if self.pretrained is not None and self.init_from is not None:
+            raise InputError(
+                f"give either pretrained or init_from, got {self.pretrained!r} and "
+                f"{self.init_from!r}"
+            )
         weights = 4 * self.d_model * (2 * self.d_model + self.d_ff)  # a lower bound, as float16
         objects = 2**15  # those of Python for a layer
         require_memory(

@@ -37,11 +37,13 @@ class Output(NamedTuple):
         logits: Scores of labels or tokens.
         encoded: Output of the encoder, or of the only stack.
         decoded: Output of the decoder, where there are both.
+        row_logits: Scores of labels of whole rows, beside those of tokens.
     """
 
     logits: Tensor
     encoded: StackOutput
     decoded: StackOutput | None = None
+    row_logits: Tensor | None = None
 
 
 class FeedForward(nn.Sequential):

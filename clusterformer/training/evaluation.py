@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from clusterformer.clustering.grouping_statistics import grouping_statistics
-from clusterformer.task import Findings, Output, Report, Task, stacks
+from clusterformer.findings import Findings, Report
+from clusterformer.task import Output, Task, stacks
 
 
 class Evaluation:

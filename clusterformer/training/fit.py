@@ -14,8 +14,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from clusterformer.errors import InputError, making
+from clusterformer.findings import Findings
 from clusterformer.module import ClusterFormer
-from clusterformer.task import Findings, Task
+from clusterformer.task import Task
 from clusterformer.training import memory, wandb
 from clusterformer.training.causality import CausalityProbe
 from clusterformer.training.checkpoints import (
@@ -144,6 +145,8 @@ def fit(
             run.cancel()
     seconds, seconds_validating = clock.seconds, clock.seconds_validating
     results = _test(trainer, model, task, kept)
+    if model.findings and model.findings.compared:
+        results |= {f"test/{name}": value for name, value in model.findings.measures().items()}
     outcome = {
         "results": dict(sorted(results.items())),
         "monitor": task.monitor,
@@ -158,6 +161,8 @@ def fit(
         "device": str(model.device),
         "environment": describe_environment(),
     }
+    if model.start:
+        outcome["init_from"] = model.start._asdict()
     if run:
         run.finish(outcome)
         if model.findings:

@@ -18,8 +18,9 @@ from torchmetrics import functional
 from torchmetrics.utilities import dim_zero_cat
 
 from clusterformer.data.labelled_text import Example
+from clusterformer.findings import Findings, Report
 from clusterformer.plots import confusion_map
-from clusterformer.task import IGNORE, Findings, Output, Report
+from clusterformer.task import IGNORE, Output
 
 _log = logging.getLogger(__name__)
 

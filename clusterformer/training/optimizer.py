@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from clusterformer.errors import InputError
 from clusterformer.models.pretrained import PretrainedEncoder
+from clusterformer.training.schedule import Schedule, factor, warmup_steps
 
 
 def make_adamw(
@@ -55,6 +58,42 @@ def make_adamw(
     # Lightning takes every fused optimizer under autocast for one that has a scaler to undo.
     optimizer._step_supports_amp_scaling = False
     return optimizer
+
+
+def plan_optimizer(
+    model: LightningModule,
+    rates: Mapping[str, float],
+    *,
+    weight_decay: float,
+    betas: tuple[float, float],
+    schedule: Schedule,
+    warmup: int | float,
+    floor: float,
+) -> OptimizerLRScheduler:
+    """Make AdamW and its schedule, as Lightning takes them.
+
+    Args:
+        model: Model, attached to its trainer.
+        rates: Peak learning rates, `lr` and `pretrained_lr`.
+        weight_decay: Weight decay of linear layers' weights.
+        betas: Decays of the moving averages of the gradient and of its square.
+        schedule: Schedule after the warm-up.
+        warmup: Number of steps of the warm-up, or a share of all steps.
+        floor: Share of the peak at which the schedule "cosine" ends.
+
+    Raises:
+        InputError: for options that do not fit together.
+    """
+    # counting the steps of an epoch plans its batches: only where the schedule needs it
+    needed = schedule == "cosine" or 0 < warmup < 1
+    steps = step_limit(model.trainer) if needed else None
+    try:
+        optimizer = make_adamw(model, **rates, weight_decay=weight_decay, betas=betas)
+        rate = factor(schedule, warmup_steps(warmup, steps), steps, floor)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    scheduler = LambdaLR(optimizer, rate)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def step_limit(trainer: Trainer) -> int | None:

@@ -75,6 +75,7 @@ def restore(task: Task, state: dict[str, Any], path: Path) -> None:
     require_structure(state, task.state_type, f"{path}: refused, task")
     with making(f"{path}: refused, task"):
         task.load_state(state)
+    task.restored = True
 
 
 def checkpoint_to_resume(run: Run) -> Path | None:

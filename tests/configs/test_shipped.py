@@ -15,6 +15,7 @@ STRINGS = ["--data.name=fsdd", "--data.features.rate=8000", "--data.strings.trai
 STRINGS += ["--data.strings.valid=4", "--data.strings.test=4", "--data.batch_size=4"]
 SHORT = {
     "muse-lm.yaml": ["--data.name=gutenberg", "--data.context=512", "--model.num_layers=3"],
+    "mlm-base.yaml": ["--data.name=gutenberg", "--data.context=128", "--data.batch_size=4"],
     "partner.yaml": ["--data.valid_texts=2", "--data.test_texts=2"],
     "quickstart.yaml": ["--against=null"],
     **dict.fromkeys(("spoken-digits.yaml", "wsj.yaml", "librispeech.yaml"), STRINGS),
@@ -31,6 +32,7 @@ COMMAND = {
     "Similarity": ["predict"],
     "Translation": ["translate", "--beam", "2"],
     "LanguageModeling": ["predict"],
+    "MaskedLanguageModeling": ["predict"],
 }
 
 
@@ -74,7 +76,8 @@ def test_it_trains_tests_and_answers(
     if kind not in COMMAND:
         return
     paired = kind in ("Inference", "Matching", "Similarity")
-    (tmp_path / "in").write_text("a fine film .\ta film .\n" if paired else "a fine film .\n")
+    text = "a fine <mask> .\n" if kind == "MaskedLanguageModeling" else "a fine film .\n"
+    (tmp_path / "in").write_text("a fine film .\ta film .\n" if paired else text)
     capsys.readouterr()
     told = [*COMMAND[kind], "--checkpoint", str(run), "--input", str(tmp_path / "in")]
     assert main(told) == 0, capsys.readouterr().err

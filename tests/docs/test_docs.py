@@ -131,6 +131,8 @@ def trained(folder: Path) -> Path:
     own = ["--config=spoken-digits.yaml", "--data.name=null", "--data.train=calls.tsv"]
     train(folder, "spoken-digits", *own, "--data.features.rate=8000")
     train(folder, "wikitext2", "--config=text.yaml", "--data.train=diary.txt")
+    tiny = ["--data.name=null", "--data.vocab_size=300", "--data.context=32"]
+    train(folder, "mlm", "--config=mlm.yaml", "--data.train=diary.txt", *tiny)
     return folder
 
 

@@ -1,0 +1,62 @@
+"""Texts of any size, read piece by piece: a file larger than memory needs a few megabytes of it."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+from clusterformer.errors import InputError, reading
+
+_SIZE = 1 << 20  # bytes read at once
+
+
+def text_pieces(path: Path, encoding: str = "utf-8") -> Iterator[str]:
+    """Yield the text of a file in pieces of about a megabyte; all but the last end at a line end.
+
+    Their sum is what `read_text` returns: through gzip if the name ends in `.gz`, without a byte
+    order mark.
+
+    Raises:
+        InputError: if the file is missing, damaged, or not in `encoding` (with the line).
+    """
+    with reading(path, f"text in {encoding}"):
+        waiting: list[str] = []
+        for text in _decoded(path, encoding):
+            cut = text.rfind("\n") + 1
+            if cut:
+                yield "".join([*waiting, text[:cut]])
+                waiting = []
+            waiting.append(text[cut:])
+        if any(waiting):
+            yield "".join(waiting)
+
+
+def _decoded(path: Path, encoding: str) -> Iterator[str]:
+    try:
+        decoder = codecs.getincrementaldecoder(encoding)()
+    except LookupError:
+        raise InputError(
+            f"unknown encoding {encoding!r}, allowed are Python's, such as utf-8 and cp1252"
+        ) from None
+    line, first = 1, True
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        while True:
+            content = file.read(_SIZE)
+            try:
+                text = decoder.decode(content, final=not content)
+            except UnicodeDecodeError as error:
+                line += error.object.count(b"\n", 0, error.start)
+                found = error.object[error.start : min(error.end, error.start + 8)].hex(" ")
+                raise InputError(
+                    f"{path}:{line}: bytes {found} are not {encoding}; convert the file or set "
+                    "encoding"
+                ) from None
+            text.encode()  # some encodings can spell half a character
+            if text:
+                yield text.removeprefix("\ufeff") if first else text
+                first = False
+            line += content.count(b"\n")
+            if not content:
+                return

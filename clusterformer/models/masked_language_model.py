@@ -1,0 +1,73 @@
+"""A masked language model: hidden tokens from those on both sides of them.
+
+B batch   N tokens   A masked tokens   E model width   V vocabulary
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clusterformer.models.asked_tokens import AskingInput
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.embeddings import TokenEmbedding
+from clusterformer.models.transformer import Encoder, Output
+
+
+class MaskedInput(AskingInput, Protocol):
+    """Rows of tokens, the positions that ask, and second (B, N), True at a second segment."""
+
+    @property
+    def second(self) -> Tensor: ...
+
+
+class MaskedLanguageModel(nn.Module):
+    """Encoder whose output map is the embedding, computed where tokens are masked and nowhere else.
+
+    Tokens of a second segment get one more vector; those of the first have none, so a model of
+    single texts may start from this one.
+
+    Args:
+        config: Shape of the encoder.
+        vocab_size: V. Token 0 is padding.
+        next_sentence: Whether the first token says if the second segment follows the first.
+        max_length: Longest row, for learned positions.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        vocab_size: int,
+        next_sentence: bool = False,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__()
+        width = config.d_model
+        self.embedding = TokenEmbedding(config, vocab_size, max_length=max_length)
+        self.segments = nn.Embedding(2, width, padding_idx=0) if next_sentence else None
+        self.encoder = Encoder(config)
+        self.predictor = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+        self.following = None
+        if next_sentence:
+            self.following = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
+
+    def forward(self, batch: MaskedInput) -> Output:
+        """Logits (B, A, V) of the masked tokens, and (B, 2) of whether the second segment follows.
+
+        The latter are `row_logits`, None without next sentences.
+        """
+        x = self.embedding(batch.tokens)
+        if self.segments is not None:
+            x = x + self.segments(batch.second.long())
+        mask = None if bool(batch.mask.all()) else batch.mask
+        encoded = self.encoder(x, mask)
+        index = batch.asked[..., None].expand(-1, -1, encoded.hidden.shape[-1])
+        hidden = self.predictor(encoded.hidden.gather(1, index))
+        logits = F.linear(hidden, self.embedding.tokens.weight, self.bias)
+        rows = None if self.following is None else self.following(encoded.hidden[:, 0])
+        return Output(logits, encoded, row_logits=rows)

@@ -1,0 +1,186 @@
+"""What a run learnt, as the start of another training."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor, nn
+
+from clusterformer.data.tokenizers import Tokenizer
+from clusterformer.errors import InputError, making
+from clusterformer.structure import require_structure
+from clusterformer.task import Task
+
+_log = logging.getLogger(__name__)
+
+STACKS = ("encoder.", "decoder.")
+"""Prefixes of the layers' weights; each stack may start from the other one."""
+
+_OF_TEXTS = ("embedding.table.", "embedding.project.", "segments.")
+_OF_TOKENS = ("embedding.tokens.", "predictor.", "bias", "following.")
+_BY_ROW = ("embedding.tokens.weight", "embedding.table.weight", "bias")
+"""Weights whose first rows mean the same whatever their number of rows."""
+
+
+class Learnt(NamedTuple):
+    """What a run learnt.
+
+    Attributes:
+        path: Run, checkpoint file or folder of an export, as the user gave it.
+        kind: Name of its task's class.
+        state: State of its task.
+        tokenizer: Its tokenizer; None if another task cannot read text with it.
+        weights: Weights of its network by name.
+    """
+
+    path: str
+    kind: str
+    state: dict[str, Any]
+    tokenizer: Tokenizer | None
+    weights: dict[str, Tensor]
+
+
+class Start(NamedTuple):
+    """Report of a network's start from what a run learnt: numbers of weights, and names.
+
+    Attributes:
+        path: The run.
+        total: Number of weights of the network.
+        taken: Number of them that come from the run.
+        new: Names of weights that the run does not have, or does not have all rows of.
+        misfits: Names of weights that have another shape there.
+        unused: Names of the run's weights that the network does not have.
+    """
+
+    path: str
+    total: int
+    taken: int
+    new: list[str]
+    misfits: list[str]
+    unused: list[str]
+
+    def __str__(self) -> str:
+        parts = {"new": self.new, "did not fit": self.misfits, "not used": self.unused}
+        lists = "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
+        return f"init_from {self.path}: {self.taken:,} of {self.total:,} weights taken{lists}"
+
+
+def open_learnt(path: str) -> Learnt:
+    """Read what a run learnt.
+
+    Args:
+        path: Run directory, checkpoint file, or folder of `clusterformer export`.
+
+    Raises:
+        InputError: if it is none, or its network is a pretrained model of transformers.
+    """
+    from clusterformer.training.saved import open_saved  # which imports the module
+
+    try:
+        saved = open_saved(path)
+    except InputError as error:
+        raise InputError(f"init_from: {error}") from error
+    if saved.config["model"].get("pretrained"):
+        raise InputError(
+            f"init_from {path}: its network is a model of transformers; `clusterformer export` it, "
+            "and give that folder as model.pretrained"
+        )
+    module, _, name = str(saved.config["data"]["class_path"]).rpartition(".")
+    task = getattr(sys.modules[module], name)  # `open_saved` has imported it
+    require_structure(saved.state, task.state_type, f"init_from {path}: refused, task")
+    with making(f"init_from {path}: refused, task"):
+        tokenizer = task.saved_tokenizer(saved.state)
+    weights = {
+        name.removeprefix("network."): weight
+        for name, weight in saved.weights.items()
+        if name.startswith("network.")
+    }
+    return Learnt(path, saved.kind, saved.state, tokenizer, weights)
+
+
+def start_task(network: nn.Module, task: Task, trainer: Trainer) -> Start | None:
+    """Start a task's network from the run of `init_from`, if a training begins and there is one.
+
+    Raises:
+        InputError: as `open_learnt` and `start_from` do.
+    """
+    if not task.init_from or task.restored or trainer.state.fn != TrainerFn.FITTING:
+        return None
+    learnt = task.learnt or open_learnt(task.init_from)
+    same_task = learnt.kind == type(task).__name__ and learnt.state == task.state()
+    start = start_from(network, learnt, same_tokens=task.learnt is not None or same_task)
+    task.learnt = None
+    return start
+
+
+@torch.no_grad()
+def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Start:
+    """Give a network the weights that a run learnt, where it has such weights.
+
+    Layers, positions and segments are taken by name; an encoder may start from a decoder and the
+    other way round. Embeddings, and what maps to tokens, are taken only if both number tokens
+    alike; where the numbers of rows differ, the rows that both have. Heads of labels are new.
+
+    Args:
+        network: Network to start; changed in place.
+        learnt: What a run learnt.
+        same_tokens: Whether the first token ids mean the same to both.
+
+    Raises:
+        InputError: if nothing of it fits.
+    """
+    own = network.state_dict()
+    sources = {name: _source(name, learnt.weights, same_tokens) for name in own}
+    taken, new, misfits = 0, [], []
+    for name, weight in own.items():
+        source = learnt.weights.get(sources[name] or "")
+        if source is None:
+            new.append(name)
+        elif source.shape == weight.shape:
+            weight.copy_(source)
+            taken += weight.numel()
+        elif name in _BY_ROW and source.shape[1:] == weight.shape[1:]:
+            rows = min(len(source), len(weight))
+            weight[:rows].copy_(source[:rows])
+            taken += weight[:rows].numel()
+            if rows < len(weight):
+                new.append(f"{name} ({len(weight) - rows} of {len(weight):,} rows)")
+        else:
+            misfits.append(f"{name} {tuple(source.shape)} for {tuple(weight.shape)}")
+    if not taken:
+        reason = f": {misfits[0]}" if misfits else ""
+        raise InputError(
+            f"init_from {learnt.path}: nothing of this run of {learnt.kind} fits the model{reason};"
+            " give the model options of that run, such as d_model and num_layers"
+        )
+    unused = sorted(set(learnt.weights) - set(sources.values()))
+    total = sum(weight.numel() for weight in own.values())
+    start = Start(learnt.path, total, taken, *map(_shorten, (new, misfits, unused)))
+    rank_zero_only(_log.info)(str(start))
+    return start
+
+
+def _source(name: str, weights: Mapping[str, Tensor], same_tokens: bool) -> str | None:
+    """Name the run's weight for a weight of the network; None if there is none."""
+    if name.startswith(STACKS):
+        prefix = name.partition(".")[0] + "."
+        if not any(other.startswith(prefix) for other in weights):
+            (prefix_there,) = {*STACKS} - {prefix}
+            name = prefix_there + name.removeprefix(prefix)
+    elif not name.startswith(_OF_TEXTS + (_OF_TOKENS if same_tokens else ())):
+        return None
+    return name if name in weights else None
+
+
+def _shorten(names: list[str]) -> list[str]:
+    """Name the same weight of several layers once, and at most eight in all."""
+    found = list(dict.fromkeys(re.sub(r"\.layers\.\d+\.", ".layers.*.", name) for name in names))
+    return [*found[:8], f"{len(found) - 8} more"] if len(found) > 9 else found

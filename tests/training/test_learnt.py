@@ -1,0 +1,178 @@
+"""`--model.init_from`: what a run learnt starts another, with its tokenizer; never silent."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import clusterformer
+from clusterformer.cli.main import main
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, read
+from clusterformer.training.learnt import open_learnt, start_from
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "it", "there", "today"]
+SHAPE = ["--model.attention=FullAttention", "--model.d_model=16", "--model.num_heads=2"]
+SHAPE += ["--model.num_layers=2", "--trainer.accelerator=cpu", "--trainer.max_steps=1"]
+ROWS = ["--data=Classification", "--data.train=rows.tsv", "--data.text_column=2"]
+ROWS += ["--data.label_column=1", "--baselines=false"]
+MASKED = ["--data=MaskedLanguageModeling", "--data.train=text.txt", "--data.context=24"]
+MASKED += ["--data.tokenizer=bpe", "--data.vocab_size=290", "--data.lowercase=true"]
+
+
+def fit(*options: str) -> int:
+    return main(["fit", *options, *SHAPE])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with texts, and a masked language model that learnt from them."""
+    folder = tmp_path_factory.mktemp("learnt")
+    lines = [" ".join(WORDS[(7 * i + j * j) % 11] for j in range(8)) for i in range(60)]
+    (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "rows.tsv").write_text("".join(f"{i % 2}\t{t}\n" for i, t in enumerate(lines)))
+    pairs = (f"{t}\t{t[4:]}\t{i % 2}\n" for i, t in enumerate(lines))
+    (folder / "pairs.tsv").write_text("".join(pairs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        assert fit(*MASKED, "--data.next_sentence=true", "--runs=first") == 0
+    shutil.move(folder / "first/maskedlanguagemodeling/1", folder / "masked")
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(made / "cache"))
+    shutil.copytree(made, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def weights(run: str, file: str = "last") -> dict[str, torch.Tensor]:
+    return read(Path(run) / f"checkpoints/{file}.ckpt")["state_dict"]
+
+
+def test_a_classifier_starts_from_a_masked_model_and_needs_it_no_more(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a learning rate of 0 the weights at the end are those of the start."""
+    start = [
+        *ROWS,
+        "--model.init_from=masked",
+        "--model.lr=0",
+        "--model.attention=ReformerAttention",
+    ]
+    assert main(["fit", *start, *SHAPE[1:]]) == 0
+    told = capsys.readouterr().err
+    assert "init_from masked: " in told
+    assert "rotations, head.weight, head.bias; not used: " in told
+    assert "bias, following." in told
+    before, after = weights("masked", "best"), weights("runs/classification/1")
+    same = [name for name in after if name in before and torch.equal(before[name], after[name])]
+    assert "network.embedding.tokens.weight" in same
+    assert {n for n in after if "encoder." in n and "core" not in n} <= set(same)
+    report = json.loads(Path("runs/classification/1/results.json").read_text())["init_from"]
+    assert 0 < report["taken"] < report["total"]
+    assert report["path"] == "masked"
+
+    there = clusterformer.load("masked").task.row_tokenizer
+    shutil.rmtree("masked")
+    model = clusterformer.load("runs/classification/1")
+    [record] = model.predict(["The CAT sat"])
+    assert record["label"] in ("0", "1")
+    row = model.task.text_batch(["The CAT"]).tokens[0].tolist()
+    assert row == [there.start, *there.encode("the cat"), there.separator]
+    assert main(["export", "runs/classification/1", "given"]) == 0
+    assert clusterformer.load("given").predict(["The CAT sat"])[0]["label"] == record["label"]
+    assert "masked" not in Path("given/clusterformer.json").read_text()
+    resume = ["fit", "--resume=runs/classification/1", "--trainer.max_steps=2"]
+    assert main(resume) == 0
+    assert "init_from" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--data=Matching", "--data.joint=true", "--data.train=pairs.tsv", "--baselines=false"],
+        ["--data=Similarity", "--data.train=pairs.tsv", "--baselines=false"],
+        ["--data=LanguageModeling", "--data.train=text.txt", "--data.context=24"],
+        MASKED,
+    ],
+)
+def test_every_task_on_text_starts_from_it(folder: Path, options: list[str], capsys) -> None:
+    if "pairs.tsv" in " ".join(options):
+        columns = ("first", "second", "label")
+        options = [*options, *(f"--data.{n}_column={i}" for i, n in enumerate(columns, 1))]
+    assert fit(*options, "--model.init_from=masked", "--model.lr=0") == 0
+    assert "weights taken" in capsys.readouterr().err
+    [run] = Path("runs").glob("*/1")
+    before, after = weights("masked", "best"), weights(str(run))
+    causal = type(clusterformer.load(run).task).__name__ == "LanguageModeling"
+    stack = "decoder" if causal else "encoder"
+    for name, weight in before.items():
+        if ".encoder." in name:
+            assert torch.equal(weight, after[name.replace("encoder", stack)])
+    assert torch.equal(
+        after["network.embedding.tokens.weight"][:280],
+        before["network.embedding.tokens.weight"][:280],
+    )
+
+
+@pytest.mark.slow
+def test_an_encoder_starts_from_a_causal_language_model(folder: Path, capsys) -> None:
+    model = ["--data=LanguageModeling", "--data.train=text.txt", "--data.context=24"]
+    assert fit(*model) == 0
+    assert fit(*ROWS, "--model.init_from=runs/languagemodeling/1", "--model.lr=0") == 0
+    assert "new: embedding.tokens.weight (3 of 261 rows), head.weight" in capsys.readouterr().err
+    before, after = weights("runs/languagemodeling/1", "best"), weights("runs/classification/1")
+    names = [name for name in before if "decoder." in name]
+    assert all(torch.equal(before[n], after[n.replace("decoder", "encoder")]) for n in names)
+
+
+def test_what_does_not_fit_is_named(folder: Path) -> None:
+    learnt = open_learnt("masked")
+    network = clusterformer.load("masked").network
+    shorter = {n: w for n, w in learnt.weights.items() if "layers.1" not in n}
+    shorter["encoder.layers.0.feed_forward.0.weight"] = torch.zeros(5, 16)
+    start = start_from(network, learnt._replace(weights=shorter), same_tokens=False)
+    assert "encoder.layers.*.feed_forward.0.weight (5, 16) for (64, 16)" in start.misfits
+    assert "embedding.tokens.weight" in start.new  # its numbers name other tokens
+    assert "embedding.tokens.weight" in start.unused
+    assert any(name.startswith("encoder.layers.*.") for name in start.new)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--model.init_from=nowhere", "init_from: nowhere: no such run directory"),
+        ("--model.init_from=.", "init_from: .: holds no config.yaml; a run directory looks like"),
+        ("--model.init_from=text.txt", "init_from: text.txt: refused, not a whole checkpoint"),
+    ],
+)
+def test_what_is_no_run_is_one_line(folder: Path, option: str, message: str, capsys) -> None:
+    assert fit(*ROWS, option) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"error: {message}" in told
+    assert not Path("runs/classification").exists()
+
+
+def test_another_width_and_two_models_are_refused(folder: Path, capsys) -> None:
+    assert main(["fit", *ROWS, "--model.init_from=masked", *SHAPE, "--model.d_model=8"]) == 2
+    told = capsys.readouterr().err
+    assert "nothing of this run of MaskedLanguageModeling fits the model: " in told
+    assert "give the model options of that run" in told
+    assert fit(*ROWS, "--model.init_from=masked", "--model.pretrained=x") == 2
+    assert "give either pretrained or init_from, got 'x' and 'masked'" in capsys.readouterr().err
+
+
+def test_a_damaged_tokenizer_is_refused(folder: Path, capsys) -> None:
+    path = Path("masked/checkpoints/best.ckpt")
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint[CHECKPOINT_KEY]["task"]["tokenizer"] = {"kind": "bpe", "json": "{"}
+    torch.save(checkpoint, path)
+    assert fit(*ROWS, "--model.init_from=masked") == 2
+    assert "error: init_from masked: refused, task" in capsys.readouterr().err
