@@ -14,6 +14,7 @@ from clusterformer.data.corpora import MatchingCorpus
 from clusterformer.data.labelled_text import Column, Example, TextPair
 from clusterformer.errors import InputError
 from clusterformer.task import Output
+from clusterformer.tasks.metrics import PositiveF1
 from clusterformer.tasks.pairs import PairBatch, PairLabelling
 from clusterformer.training.text_baselines import Labelled
 
@@ -25,9 +26,10 @@ class Matching(PairLabelling):
     mean reciprocal rank over the questions that have a right answer; label 1 is right, 0 wrong.
 
     Args:
-        name: Named data set: quora (BiMPM's split) or wikiqa; without their training or test
-            files quora-part (trains on the development set and 1,897 more pairs) or wikiqa-part
-            (tests on the development set).
+        name: Named data set: mrpc, quora (BiMPM's split) or wikiqa; without their training or test
+            files quora-part (trains on the development set and 1,897 more pairs), qqp-part (the
+            same 1,897 pairs of GLUE's version alone) or wikiqa-part (tests on the development set).
+            mrpc and qqp-part are measured by the F1 of label 1 too, as in GLUE.
         group_column: Column of the question's name in own files, by name or by number from 1.
         options: Options of `PairLabelling` and `Labelling`.
     """
@@ -44,6 +46,7 @@ class Matching(PairLabelling):
             raise InputError(f"group_column is for own files, got {group_column!r} with {name}")
         self._columns["group_column"] = group_column
         self._ranks = group_column is not None or name in ("wikiqa", "wikiqa-part")
+        self._paraphrases = name in ("mrpc", "qqp-part")
         if self._ranks:
             self.monitor = "val/map"
 
@@ -55,7 +58,10 @@ class Matching(PairLabelling):
 
     def metrics(self) -> MetricCollection:
         if not self._ranks:
-            return super().metrics()
+            found = super().metrics()
+            if self._paraphrases:
+                found.add_metrics({"f1_positive": PositiveF1()})
+            return found
         return MetricCollection(
             {
                 "map": RetrievalMAP(empty_target_action="skip"),
@@ -65,7 +71,13 @@ class Matching(PairLabelling):
 
     def measure(self, examples: Sequence[TextPair], found: Labelled) -> dict[str, float]:
         if not self._ranks:
-            return super().measure(examples, found)
+            measures = super().measure(examples, found)
+            if self._paraphrases:
+                from sklearn.metrics import f1_score
+
+                labels = [pair.label for pair in examples]
+                measures["f1_positive"] = float(f1_score(labels, found.labels, pos_label="1"))
+            return measures
         numbers: dict[str, int] = {}
         groups = [numbers.setdefault(pair.group, len(numbers)) for pair in examples]
         metrics = self.metrics()

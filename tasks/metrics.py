@@ -1,4 +1,4 @@
-"""Metrics of tasks: BLEU and chrF over a corpus, perplexity, bits per byte, purity of clusters.
+"""Metrics of tasks: BLEU and chrF over a corpus, perplexity, bits per byte, F1, purity.
 
 B batch   V vocabulary
 """
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import MulticlassF1Score
 
 from clusterformer.data.stream_tokenizers import StreamTokenizer, StreamWordTokenizer
 from clusterformer.errors import InputError
@@ -122,6 +123,17 @@ class CodeLength(Metric):
         """Code length over all tokens counted, by all processes."""
         mean = self.nats / self.units
         return (mean / math.log(2) if self.scale == "bits" else mean.exp()).float()
+
+
+class PositiveF1(MulticlassF1Score):
+    """F1 of the last of two labels, such as "1" of "0" and "1"."""
+
+    def __init__(self) -> None:
+        super().__init__(num_classes=2, average=None, ignore_index=IGNORE)
+
+    def compute(self) -> Tensor:
+        """F1 of that label over all examples counted, by all processes."""
+        return super().compute()[1]
 
 
 class Purity(Metric):

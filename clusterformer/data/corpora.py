@@ -20,11 +20,11 @@ from clusterformer.data.named_sets import Split, check_count, data_folder, missi
 
 _log = logging.getLogger(__name__)
 
-ClassificationCorpus = Literal["mr", "subj", "cr", "mpqa", "20news"]
+ClassificationCorpus = Literal["mr", "subj", "cr", "mpqa", "20news", "cola"]
 InferenceCorpus = Literal[
-    "snli", "snli-part", "mnli", "mnli-part", "scitail", "scitail-part", "sick"
+    "snli", "snli-part", "mnli", "mnli-part", "scitail", "scitail-part", "sick", "rte"
 ]
-MatchingCorpus = Literal["quora", "quora-part", "wikiqa", "wikiqa-part"]
+MatchingCorpus = Literal["quora", "quora-part", "qqp-part", "mrpc", "wikiqa", "wikiqa-part"]
 SimilarityCorpus = Literal["stsb"]
 PairCorpus = InferenceCorpus | MatchingCorpus | SimilarityCorpus
 
@@ -37,6 +37,7 @@ _NUM_SENTENCES: dict[str, dict[str, int]] = {
     "mpqa": {"0": 7292, "1": 3311},
 }
 _NUM_POSTS: dict[str, int] = {"train": 11_314, "test": 7_532}
+_NUM_COLA: dict[str, int] = {"train": 8_551, "dev": 1_043}
 
 
 class _PairFiles(NamedTuple):
@@ -58,7 +59,10 @@ _PAIR_FILES: dict[str, _PairFiles] = {
     "sick": _PairFiles("sick", valid="trial"),
     "quora": _PairFiles("quora"),
     "quora-part": _PairFiles("quora", ("dev", "qqp-subset-train"), None, "test"),
+    "qqp-part": _PairFiles("quora", ("qqp-subset-train",), None, "qqp-subset-eval"),
     "stsb": _PairFiles("glue/stsb"),
+    "mrpc": _PairFiles("glue/mrpc"),
+    "rte": _PairFiles("glue/rte", ("train",), None, "dev"),  # GLUE's test part has no labels
     "wikiqa": _PairFiles("wikiqa"),
     "wikiqa-part": _PairFiles("wikiqa", ("train",), None, "dev"),
 }
@@ -68,8 +72,16 @@ _NUM_PAIRS: dict[str, dict[str, int]] = {
     "mnli-subset": {"train": 3_000, "eval": 7_469},
     "scitail": {"train": 23_596, "dev": 1_304, "test": 2_126},
     "sick": {"train": 4_500, "trial": 500, "test": 4_927},
-    "quora": {"train": 384_348, "dev": 10_000, "test": 10_000, "qqp-subset-train": 1_897},
+    "quora": {
+        "train": 384_348,
+        "dev": 10_000,
+        "test": 10_000,
+        "qqp-subset-train": 1_897,
+        "qqp-subset-eval": 7_252,
+    },
     "stsb": {"train": 5_749, "dev": 1_500, "test": 1_379},
+    "mrpc": {"train": 3_668, "dev": 408, "test": 1_725},
+    "rte": {"train": 2_490, "dev": 277},
     "wikiqa": {"train": 20_360, "dev": 2_733, "test": 6_165},
 }
 _NUM_QUESTIONS: dict[str, int] = {"train": 873, "dev": 126, "test": 243}
@@ -78,6 +90,16 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "first_column": "sentence_A",
         "second_column": "sentence_B",
         "label_column": "entailment_judgment",
+    },
+    "mrpc": {
+        "first_column": "#1 String",
+        "second_column": "#2 String",
+        "label_column": "Quality",
+    },
+    "rte": {
+        "first_column": "sentence1",
+        "second_column": "sentence2",
+        "label_column": "label",
     },
     "wikiqa": {"group_column": 1, "first_column": 2, "second_column": 3, "label_column": 4},
 }
@@ -98,7 +120,8 @@ def read_corpus(
     """Read one split of a named set of labelled texts.
 
     Sentence sets (mr, subj, cr, mpqa) have 10-fold cross-validation: fold `fold` tests, a tenth of
-    the rest validates. 20news is split by date into train and test.
+    the rest validates. 20news is split by date into train and test. Of cola, the development part
+    tests, since the test part has no labels.
 
     Args:
         name: Name of the set.
@@ -117,6 +140,11 @@ def read_corpus(
         check_count(folder, f"{part} posts", len(rows), _NUM_POSTS[part])
         if strip:
             rows = [row._replace(text=strip_post(row.text)) for row in rows]
+        return rows if split == "test" else hold_out(rows, split)
+    if name == "cola":
+        part = "dev" if split == "test" else "train"
+        rows = _read_rows(name, folder.parent / "glue" / "cola" / f"{part}.tsv", 4, 2)
+        check_count(folder, f"sentences of {part}", len(rows), _NUM_COLA[part])
         return rows if split == "test" else hold_out(rows, split)
     rows = _read_rows(name, folder / f"{name}.tsv", 2, 1)
     counts = Counter(row.label for row in rows)
