@@ -24,12 +24,15 @@ Form = tuple[str, dict[str, Any]]
 """Name of a mechanism, and its options."""
 
 
-def measure(layers: Sequence[Inputs], forms: Sequence[Form], *, repeats: int = 7) -> Iterator[Row]:
+def measure(
+    layers: Sequence[Inputs], forms: Sequence[Form], *, causal: bool = False, repeats: int = 7
+) -> Iterator[Row]:
     """Measure error and time of mechanisms against full attention, which comes first.
 
     Args:
         layers: Inputs of every layer.
         forms: Mechanisms without weights, and their options.
+        causal: Whether all have their causal form.
         repeats: Measurements of the time, forward and backward, of all layers.
 
     Yields:
@@ -41,7 +44,12 @@ def measure(layers: Sequence[Inputs], forms: Sequence[Form], *, repeats: int = 7
     forms = [("FullAttention", {}), *forms]
     kinds = choose_mechanisms([name for name, _ in forms])
     heads, width = layers[0].q.shape[1], layers[0].q.shape[-1]
-    cores = [kinds[name](heads * width, heads, **options) for name, options in forms]
+    try:
+        cores = [
+            kinds[name](heads * width, heads, causal=causal, **options) for name, options in forms
+        ]
+    except ValueError as error:
+        raise InputError(str(error)) from error
     if weighted := [core for core in cores if any(True for _ in core.parameters())]:
         raise InputError(f"{type(weighted[0]).__name__} has weights, which this model lacks")
     steps = {str(index): partial(_step, core, layers) for index, core in enumerate(cores)}

@@ -17,8 +17,8 @@ HELP = """
 usage: clusterformer bench approximation --model DIR --text FILE [options]
 
 Compare mechanisms with full attention on the queries, keys and values that a trained model computes
-for a text, layer by layer. Show the relative squared error, bidirectional, as the mean over the
-layers, and the time of all layers, forward and backward.
+for a text, layer by layer. Show the relative squared error as the mean over the layers, and the
+time of all layers, forward and backward.
 
   --model DIR           directory of a Hugging Face encoder, or run directory of a language model
   --text FILE           plain text
@@ -29,6 +29,9 @@ layers, and the time of all layers, forward and backward.
                         numbers of clusters
   --iterations 1 3 5    iterations of k-means, of multipole attention; with the middle of both
                         options it is also measured without each of its parts
+  --causal              causal forms, of a language model; bidirectional by default
+  --block_size N        tokens that multipole attention sees exactly, if causal (default: half of
+                        the length, as in its paper)
   --repeats 7           measurements of the time
   --threads N           CPU threads (default: all cores)
   --out FILE.json       write all measurements
@@ -43,11 +46,14 @@ def run(arguments: list[str]) -> None:
     layers = _record(options)
     forms = [
         form
-        for name in options.mechanisms or approximation.DEFAULT
+        for name in options.mechanisms or approximation.DEFAULT[: 1 if options.causal else None]
         for form in approximation.forms_of(name, options.num_clusters, options.iterations)
     ]
     rows: list[Row] = []
-    for row in approximation.measure(layers, forms, repeats=options.repeats):
+    if options.causal:
+        block = {"block_size": options.block_size or max(1, options.length // 2)}
+        forms = [(n, o | block if n == "MultipoleAttention" else o) for n, o in forms]
+    for row in approximation.measure(layers, forms, causal=options.causal, repeats=options.repeats):
         rows.append(row)
         if len(rows) == 1:
             print(f"{len(layers)} layers, {options.texts} x {options.length} tokens")
@@ -67,6 +73,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_number("--length", default=512)
     parser.add_number("--texts", default=4)
+    parser.add_argument("--causal", action="store_true")
+    parser.add_number("--block_size", default=None)
     parser.add_number("--num_clusters", nargs="+", default=[32, 64, 128])
     parser.add_number("--iterations", nargs="+", default=[1, 3, 5])
     options = parser.parse(arguments)

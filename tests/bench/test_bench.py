@@ -173,6 +173,16 @@ def test_errors_on_what_a_trained_model_attends_to_are_measured(encoder: Path, c
         exact = row["mechanism"].startswith("Improved")  # its 32 best keys are all 24
         assert row["relative_squared_error"] > 0 or exact or row["options"]["exact_clusters"] > 2
     assert "exact_clusters=4" in capsys.readouterr().out
+    for block, exact in ((None, False), (24, True)):  # half of the tokens, and all of them
+        options = ["--causal", "--iterations", "1"]
+        options += ["--block_size", str(block)] if block else []
+        assert main(["bench", "approximation", *arguments, *sizes, *options]) == 0
+        full, *rows = json.loads(out.read_text())["rows"]
+        assert {row["options"]["block_size"] for row in rows} == {block or 12}
+        assert (max(row["relative_squared_error"] for row in rows) < 1e-9) == exact
+    clustered = ["--causal", "--mechanisms", "ClusteredAttention"]
+    assert main(["bench", "approximation", *arguments, *sizes, *clustered]) == 2
+    assert "causal" in capsys.readouterr().err
     assert main(["bench", "approximation", *arguments, "--length", "600"]) == 2
     assert "has positions for 512 tokens" in capsys.readouterr().err
 
