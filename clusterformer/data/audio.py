@@ -38,7 +38,9 @@ def read_header(path: Path) -> AudioHeader:
     """
     if _is_plain_wav(path):
         with reading(path, "a WAV file"), wave.open(str(path), "rb") as file:
-            return AudioHeader(file.getnframes(), file.getframerate())
+            most = path.stat().st_size // (file.getnchannels() * file.getsampwidth())
+            # a program that writes to a pipe does not know the length, and puts the largest number
+            return AudioHeader(min(file.getnframes(), most), file.getframerate())
     library = _soundfile(path)
     with reading(path, "a recording"):
         info = library.info(str(path))

@@ -42,6 +42,30 @@ def test_a_file_cut_short_gives_what_is_there(tmp_path) -> None:
     assert len(read_audio(path, 8000)) == len(tones("low high")) - 501
 
 
+def test_a_header_that_promises_too_much_is_not_believed(tmp_path) -> None:
+    path = write_wav(tmp_path / "a.wav", tones("low"))
+    data = bytearray(path.read_bytes())
+    data[40:44] = b"\xff\xff\xff\x7f"
+    path.write_bytes(data)
+    assert len(tones("low")) <= read_header(path).num_samples < len(tones("low")) + 30
+    assert len(read_audio(path, 8000)) == len(tones("low"))
+
+
+def test_flac_and_numbers_with_a_point_are_read_by_soundfile(tmp_path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    samples = tones("low high")
+    for name, subtype in (("a.flac", "PCM_16"), ("a.wav", "FLOAT")):
+        soundfile.write(tmp_path / name, samples, 8000, subtype=subtype)
+        assert read_header(tmp_path / name) == (len(samples), 8000)
+        np.testing.assert_allclose(read_audio(tmp_path / name, 8000), samples, atol=1e-4)
+        np.testing.assert_allclose(
+            read_audio(tmp_path / name, 8000, 50, 90), samples[50:90], atol=1e-4
+        )
+    soundfile.write(tmp_path / "a.wav", samples * np.nan, 8000, subtype="FLOAT")
+    with pytest.raises(InputError, match="no finite numbers"):
+        read_audio(tmp_path / "a.wav", 8000)
+
+
 def test_clipping_is_many_samples_at_full_scale() -> None:
     assert is_clipped(np.clip(4 * tones("low"), -1, 1))
     assert not is_clipped(tones("low"))

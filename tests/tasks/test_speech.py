@@ -60,6 +60,18 @@ def test_tones_are_learnt_and_recordings_told(tmp_path, capsys) -> None:
         model.predict([tmp_path / "none.wav"])
 
 
+@pytest.mark.slow
+def test_a_resumed_training_ends_as_one_that_never_stopped(tmp_path) -> None:
+    write_table(tmp_path, 30)
+    options = "--data.augment.bands=2", "--model.schedule=constant", "--data.batch_size=6"
+    for stop in (3, 6):
+        assert fit(tmp_path, *options, f"--trainer.max_steps={stop}") == 0
+    stopped, whole = sorted((tmp_path / "runs").glob("*/*"))
+    assert main(["fit", f"--resume={stopped}", "--trainer.max_steps=6"]) == 0
+    ends = [torch.load(run / "checkpoints/last.ckpt")["state_dict"] for run in (stopped, whole)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
 def made(folder, **options) -> SpeechRecognition:
     task = SpeechRecognition(train=str(folder / "train.tsv"), features=SMALL, **options)
     task.setup("fit")
