@@ -5,11 +5,13 @@ B batch   N frames   F features   M frames after subsampling   V units and blank
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
@@ -31,6 +33,8 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.speech import SpecAugment, SpeechNetwork
 from clusterformer.plots import spectrogram_clusters
 from clusterformer.task import Output, Task
+
+_log = logging.getLogger(__name__)
 
 
 class RecordingBatch(NamedTuple):
@@ -122,6 +126,7 @@ class SpeechRecognition(Task):
         self._batch_size, self._frames_per_batch = batch_size, frames_per_batch
         self._units: Units | None = None
         self._longest = 0
+        self._resampled: set[int] = set()  # rates that a warning has named
         self._statistics: tuple[Tensor, Tensor] | None = None
         self._parts: dict[Split, SpeechDataset] = {}
 
@@ -227,11 +232,20 @@ class SpeechRecognition(Task):
         return (RecordingBatch([line]) for line in lines)
 
     def check_text(self, line: str) -> None:
-        if not read_header(Path(line).expanduser()).num_samples:
+        header = read_header(Path(line).expanduser())
+        if not header.num_samples:
             raise InputError(f"{line}: an empty recording")
+        if header.rate not in (self._banks.rate, *self._resampled):
+            self._resampled.add(header.rate)
+            rates = f"{header.rate} Hz are resampled to {self._banks.rate} Hz"
+            rank_zero_only(_log.warning)(f"recordings of {rates}, such as {line}")
 
     def predictions(self, network: nn.Module, batch: RecordingBatch) -> list[dict[str, Any]]:
-        """Text of each recording, and when each of its words or phones begins and ends, seconds."""
+        """Text of each recording, and when each of its words or phones was recognised, seconds.
+
+        CTC may recognise a word within a few of its frames: the times are inside the word, but
+        shorter.
+        """
         records = []
         for path in batch.paths:
             found = self._decode(self.log_probabilities(network, Path(path)), self._beam)
@@ -254,7 +268,7 @@ class SpeechRecognition(Task):
         return torch.cat(parts)
 
     def _times(self, units: Sequence[str], found: Transcript) -> list[tuple[float, float]]:
-        """Begin and end of each word, or of each phone, seconds."""
+        """Begin and end of what CTC took for each word, or each phone, seconds."""
         step = self._banks.hop * self._subsampling / self._banks.rate
         spans: list[tuple[float, float]] = []
         inside = False  # a word, after its first character

@@ -33,6 +33,7 @@ sets
   matching            quora (fetched by hand: the command explains) wikiqa
   translation         multi30k iwslt14 wmt14 tatoeba
   language modelling  wikitext2 gutenberg pg19 (needs the extra hub)
+  speech              fsdd librispeech (7 GB)
   others              mnist glove
   vectors             not fetched but trained, in ten minutes or so: 300 numbers a word, from
                       wikitext2 and gutenberg; into the user's cache, for --data.vectors trained

@@ -68,7 +68,9 @@ def read_audio(path: Path, rate: int, start: int = 0, stop: int | None = None) -
     else:
         library = _soundfile(path)
         with reading(path, "a recording"):
-            found, own_rate = library.read(str(path), stop, start, dtype="float32", always_2d=True)
+            found, own_rate = library.read(
+                str(path), start=start, stop=stop, dtype="float32", always_2d=True
+            )
         samples = found.mean(1)
     if not np.isfinite(samples).all():
         raise InputError(f"{path}: samples that are no finite numbers")

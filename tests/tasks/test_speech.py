@@ -31,7 +31,7 @@ def fit(folder, *options: str) -> int:
     )  # fmt: skip
 
 
-def test_tones_are_learnt_and_recordings_told(tmp_path, capsys) -> None:
+def test_tones_are_learnt_and_recordings_told(tmp_path, capsys, caplog) -> None:
     write_table(tmp_path, 60)
     write_table(tmp_path, 8, "other.tsv", seed=1)
     others = [f"--data.{part}={tmp_path / 'other.tsv'}" for part in ("valid", "test")]
@@ -53,7 +53,9 @@ def test_tones_are_learnt_and_recordings_told(tmp_path, capsys) -> None:
 
     model = clusterformer.load(run, device="cpu")
     twice = write_wav(tmp_path / "fast.wav", tones(words, 16000), 16000)
-    assert model.predict([twice])[0]["text"] == words
+    assert [each["text"] for each in model.predict([twice, str(twice)])] == [words, words]
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("recordings of 16000 Hz are resampled to 8000 Hz" in line for line in said) == 1
     long = " ".join(["low high mid mid high low"] * 4)
     assert model.predict([write_wav(tmp_path / "long.wav", tones(long))])[0]["text"] == long
     with pytest.raises(InputError, match=r"input 1: .*none\.wav: no such recording"):
