@@ -14,12 +14,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
-from clusterformer.data.bitext import (
-    Limits,
-    TranslationCorpus,
-    find_bitext,
-    translation_protocol,
-)
+from clusterformer.data.bitext import Limits, TranslationCorpus, find_bitext, translation_protocol
 from clusterformer.data.fairseq import FairseqSource
 from clusterformer.data.named_sets import Split
 from clusterformer.data.own_bitexts import OwnBitexts
@@ -31,7 +26,12 @@ from clusterformer.data.tokenizers import (
     Tokenizer,
     tokenizer_from_state,
 )
-from clusterformer.data.translation_batches import TranslationBatch, TranslationDataset
+from clusterformer.data.translation_batches import (
+    LONGEST,
+    TranslationBatch,
+    TranslationDataset,
+    check_length,
+)
 from clusterformer.decoding import Hypothesis, Search, decode
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
@@ -178,6 +178,7 @@ class Translation(Task):
         self._batch_size, self._tokens_per_batch = batch_size, tokens_per_batch
         self._valid_sentences = valid_sentences
         self.search = Search(beam, length_penalty, nbest)
+        self._longest = None if max_length is None else max(LONGEST, 4 * max_length)
         self.monitor, self.mode = (
             ("val/sacrebleu", "max") if valid_sentences else ("val/loss", "min")
         )
@@ -226,6 +227,10 @@ class Translation(Task):
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
         """Make batches of user text in its order, one row a line."""
         return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
+
+    def check_text(self, line: str) -> None:
+        if self._longest is not None:
+            check_length(line, self._longest, lambda: int(self.text_batch([line]).mask.sum()))
 
     def text_batch(self, lines: list[str]) -> SourceBatch:
         """Make a batch of user text, one row a line."""

@@ -5,7 +5,7 @@ Letters: B batch, N source tokens, M target tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,7 +15,11 @@ from torch.utils.data import Dataset
 
 from clusterformer.data.batches import Integers, pad
 from clusterformer.data.tokenizers import BOS_EOS
+from clusterformer.errors import InputError
 from clusterformer.task import IGNORE
+
+LONGEST = 1024
+"""Maximum number of tokens of a sentence to translate; four times `max_length` if that is more."""
 
 
 class Reference(NamedTuple):
@@ -109,3 +113,23 @@ def _lengths(texts: EncodedTexts) -> NDArray[np.int64]:
     if stored is not None:
         return stored
     return np.array([len(texts[index]) for index in range(len(texts))])
+
+
+def check_length(line: str, limit: int, count: Callable[[], int]) -> None:
+    """Refuse a sentence far longer than those of training: decoding takes its length squared.
+
+    Args:
+        line: The sentence.
+        limit: Maximum number of tokens.
+        count: Function that counts its tokens.
+
+    Raises:
+        InputError: with the number of tokens that are allowed.
+    """
+    if len(line) > 100 * limit:  # not worth the time of counting
+        found = f"{len(line):,} characters"
+    elif 4 * len(line) <= limit or (tokens := count()) <= limit:  # a token has a byte or more
+        return
+    else:
+        found = f"{tokens:,} tokens"
+    raise InputError(f"a sentence of {found}; allowed are {limit:,} tokens: translate it in parts")

@@ -112,6 +112,9 @@ def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     assert float(lines[0][1]) >= float(lines[1][1]) >= float(lines[2][1])
     model = clusterformer.load("runs/translation/1", device="cpu")
     assert model.translate(["ein hund"]) == ["EIN HUND"]
+    for long, count in (("ein " * 4000, r"\d,\d+ tokens"), ("x" * 200_000, "200,000 characters")):
+        with pytest.raises(InputError, match=rf"input 2: a sentence of {count}; allowed are 1,024"):
+            model.translate(["ein hund", long])
     [best] = model.translate(["ein hund"], beam=3, nbest=2)
     assert best[0]["translation"] == "EIN HUND"
     assert best[0]["score"] >= best[1]["score"]
