@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from clusterformer.data.batches import pad
 from clusterformer.data.framed_tokenizers import RowTokenizer
-from clusterformer.data.streams import ShiftedWindowPlan
+from clusterformer.data.streams import EqualBatches, ShiftedWindowPlan
 from clusterformer.data.tokenizers import BOS
 from clusterformer.task import IGNORE
 
@@ -43,10 +43,9 @@ class NumberedWindowPlan(ShiftedWindowPlan):
     A number names the random draws of its window: number % T is the offset.
     """
 
-    def batches(self, epoch: int) -> list[list[int]]:
+    def batches(self, epoch: int) -> EqualBatches:
         """Return the global batches of `epoch`: the number of each window."""
-        first = epoch * self._total
-        return [[first + start for start in batch] for batch in super().batches(epoch)]
+        return EqualBatches(epoch * self._total + self._starts(epoch), self._batch_size)
 
 
 class MaskedRows(Dataset[MaskedBatch]):

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import torch
@@ -80,15 +81,42 @@ class ShiftedWindowPlan:
     def __len__(self) -> int:
         return -(-self._windows // self._batch_size)
 
-    def batches(self, epoch: int) -> list[list[int]]:
+    def batches(self, epoch: int) -> EqualBatches:
         """Return the global batches of `epoch`: the offset of each window."""
+        return EqualBatches(self._starts(epoch), self._batch_size)
+
+    def _starts(self, epoch: int) -> NDArray[np.int64]:
         rng = np.random.default_rng([self._seed, epoch])
         first = rng.integers(self._total)
-        starts = (first + rng.permutation(self._windows) * self._context) % self._total
-        return [
-            starts[at : at + self._batch_size].tolist()
-            for at in range(0, self._windows, self._batch_size)
-        ]
+        return (first + rng.permutation(self._windows) * self._context) % self._total
+
+
+class EqualBatches(Sequence[list[int]]):
+    """Batches of one size, but for the last, made on access: a large corpus has millions.
+
+    Args:
+        numbers: Numbers of all windows, in their order.
+        batch_size: Number of windows a batch.
+    """
+
+    def __init__(self, numbers: NDArray[np.int64], batch_size: int) -> None:
+        self._numbers, self._batch_size = numbers, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self._numbers) // self._batch_size)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> EqualBatches: ...
+    def __getitem__(self, index: int | slice) -> list[int] | EqualBatches:
+        size = self._batch_size
+        if isinstance(index, slice):
+            first, last, _ = index.indices(len(self))
+            return EqualBatches(self._numbers[first * size : last * size], size)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._numbers[index * size : (index + 1) * size].tolist()
 
 
 class Windows(Dataset[Batch]):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clusterformer.findings import Findings, Report
 from clusterformer.losses import IGNORE
+from clusterformer.plots.positions import position_curve
 from clusterformer.task import Output
 
 _FEWEST = 1024
@@ -114,7 +115,7 @@ class PositionFindings(Findings):
         """Warn of nothing."""
 
     def write(self, folder: Path) -> list[Path]:
-        """Write `positions.csv`: the first and last position of each part, its bits and tokens."""
+        """Write `positions.csv`, the bits of each part, and, with matplotlib, `positions.png`."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "positions.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -123,4 +124,10 @@ class PositionFindings(Findings):
             for first, last in self.borders():
                 count = int(self.tokens[first:last].sum())
                 table.writerow([first, last - 1, f"{self.bits(first, last):.6f}", count])
-        return [path]
+        picture = folder / "positions.png"
+        known = [border for border in self.borders() if self.tokens[slice(*border)].any()]
+        try:
+            position_curve(known, [self.bits(*border) for border in known], picture)
+        except ImportError:
+            return [path]
+        return [path, picture]

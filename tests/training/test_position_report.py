@@ -37,7 +37,8 @@ def test_bits_stand_where_the_tokens_are(tmp_path: Path, shares: int) -> None:
     assert found.bits(0, 8) == pytest.approx(2)
     assert found.measures() == {}
     assert [row[0] for row in found.summary()] == ["tokens before it", "0 to 64", "64 to 100"]
-    [path] = found.write(tmp_path / "test")
+    path, picture = found.write(tmp_path / "test")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     with path.open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["first"]) for row in rows] == [0, 1, 2, 4, 8, 16, 32, 64]
