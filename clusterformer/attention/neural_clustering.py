@@ -15,7 +15,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.clustering.ring_cache import append, fill, make_ring_cache
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_blocks
+from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import assign, sort
 
@@ -185,7 +185,7 @@ class NeuralClusteringAttention(AttentionCore):
             parts.append(
                 chunk_attention(
                     *far, blocks, causal=bool(self.causal), scale=scale,
-                    extra=self._extra(grouping.points),
+                    extra=self.coupling_columns(grouping.points),
                 )
             )  # fmt: skip
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
@@ -206,29 +206,44 @@ class NeuralClusteringAttention(AttentionCore):
     def _group(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None
     ) -> Grouping:
+        points, anchors = self.anchors(hidden, previous)
         strict = self.causal is True
+        assignment, updated = assign(points, anchors, key_mask, without_normalizer=strict)
+        blocks = self.blocks_of(assignment, key_mask)
+        updated = self.read_centroids(updated)
+        return Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
+
+    def anchors(self, hidden: Tensor, previous: Grouping | None) -> tuple[Tensor, Tensor]:
+        """Compute points (B, N, F) and the anchors of the centroids that this layer starts from.
+
+        Args:
+            hidden: Hidden states, (B, N, E), in float32.
+            previous: Grouping of the layer below; only strictly causal layers do without.
+
+        Raises:
+            ValueError: if the layer has no centroids of its own, and gets none.
+        """
         centroids: Tensor | None = self.centroids
-        if not strict and previous is not None and previous.centroids is not None:
+        if self.causal is not True and previous is not None and previous.centroids is not None:
             centroids = previous.centroids
         if centroids is None:
             raise ValueError("this layer has no centroids of its own: pass `previous`, got None")
-        points, anchors = self._similarity(hidden, centroids)
-        assignment, updated = assign(points, anchors, key_mask, without_normalizer=strict)
+        return self._similarity(hidden, centroids)
+
+    def read_centroids(self, means: Tensor) -> Tensor:
+        """Make the centroids C' of eq. 3 of the means U X of the points, (B, C, F)."""
         if self.similarity == "dot":
-            updated = F.linear(updated, self.space.weight.float())  # (U X) W of eq. 3, never X W
+            return F.linear(means, self.space.weight.float())  # (U X) W of eq. 3, never X W
+        return means
+
+    def blocks_of(self, assignment: Tensor, key_mask: Tensor | None) -> Blocks:
+        """Cut tokens of these clusters, (B, N), into blocks."""
         grouped = sort(assignment, self.num_clusters, key_mask)
-        if strict:
-            blocks = cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)
-        else:
-            blocks = equal_blocks(
-                grouped,
-                self.num_clusters,
-                key_mask,
-                self.look_back,
-                self.look_ahead,
-                self.min_width,
-            )
-        return Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
+        if self.causal is True:
+            return cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)
+        return equal_blocks(
+            grouped, self.num_clusters, key_mask, self.look_back, self.look_ahead, self.min_width
+        )
 
     def _similarity(self, hidden: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
         """Compute points (B, N, F), anchors (C, F) or (B, C, F): S = anchors points^T (eq. 2)."""
@@ -240,7 +255,7 @@ class NeuralClusteringAttention(AttentionCore):
             anchors = centroids.float() @ self.space.weight.float() * self.d_model**-0.5
         return points, anchors
 
-    def _extra(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    def coupling_columns(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Compute columns alpha z and z, (B, N, F), that add alpha z . z to q . k / sqrt(D)."""
         if self.log_alpha is None or points is None:
             return None
@@ -279,7 +294,7 @@ class NeuralClusteringAttention(AttentionCore):
             part, near = self._ring_step(*heads, single_cluster, self.local_window, near)
             parts.append(part)
         if local < self.num_heads:
-            query, key, extra = q[:, local:], k[:, local:], self._extra(points)
+            query, key, extra = q[:, local:], k[:, local:], self.coupling_columns(points)
             if extra is not None:
                 columns = (x[:, None].expand(-1, query.shape[1], -1, -1).to(q.dtype) for x in extra)
                 query, key = (
@@ -298,7 +313,7 @@ class NeuralClusteringAttention(AttentionCore):
             entries = self._entries(k[:, :local], v[:, :local])
             near = fill(near, torch.zeros_like(grouping.assignment), entries)
         if local < self.num_heads:
-            key, extra = k[:, local:], self._extra(grouping.points)
+            key, extra = k[:, local:], self.coupling_columns(grouping.points)
             if extra is not None:
                 columns = extra[1][:, None].expand(-1, key.shape[1], -1, -1)
                 key = torch.cat([key, columns.to(key.dtype)], -1)

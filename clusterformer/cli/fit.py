@@ -7,25 +7,20 @@ usage: clusterformer fit --config NAME_OR_FILE [options]
 
 Train a model. Metrics, pictures and checkpoints go to a new directory, runs/NAME/NUMBER.
 
-  --config FILE                   YAML file, or the name of a shipped one, such as mr.yaml; of
-                                  several, later ones override earlier ones
+  --config FILE                   YAML file, or a shipped name such as mr.yaml; later ones override
   --resume RUN                    continue a killed or finished run from its last checkpoint
-  --trust PACKAGE                 with --resume: let the run's config.yaml import a class of that
-                                  package; those of clusterformer need no trust
+  --trust PACKAGE                 with --resume: let the run import classes of that package too
   --runs DIR                      parent of the run directories (default: runs)
   --wandb                         log to Weights & Biases too (offline without an API key)
   --seed_everything N             seed of weights, dropout and batches (default: 0)
   --checkpoint_every N            steps between checkpoints within an epoch (default: 500)
-  --keep N                        keep the weights of the last N and best N validations, for
-                                  test --average
-  --average N                     test and use the mean of the weights after the last N validations
-                                  instead of the best checkpoint, as is usual in translation
+  --keep N                        keep weights of the last and best N validations (test --average)
+  --average N                     use the mean of the weights after the last N validations
   --patience N                    stop after N validations without gain; the best one counts
   --monitor NAME                  value that chooses the best checkpoint, such as val/f1
   --pictures false                no learning curves, no pictures of clusters
   --baselines false               no simple methods beside the result of a text classifier
-  --method NAME                   train only such a method: "TF-IDF + linear SVM", "majority label",
-                                  and for pairs "second text alone"
+  --method NAME                   train only a simple method, such as "TF-IDF + linear SVM"
   --against MODELS                train other models likewise, end with a table (quickstart.yaml)
 
 data

@@ -68,6 +68,8 @@ class Run:
         """
         inside = self.folder.resolve()
         for path in self.folder.rglob("*"):
+            if path.relative_to(self.folder).parts[0] == "wandb":  # its own logs; links by design
+                continue
             if path.is_symlink() and not path.resolve().is_relative_to(inside):
                 raise InputError(
                     f"{path}: refused, a link that leads out of the run directory; put the file "

@@ -1,0 +1,139 @@
+"""A sequence over several processes gives what one process gives: values, gradients, groupings."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked import in_processes
+from torch import Tensor, nn
+
+from clusterformer.attention import (
+    FullAttention,
+    LocalAttention,
+    MultiHeadAttention,
+    NeuralClusteringAttention,
+)
+from clusterformer.attention.neural_clustering import PAPER_FORM
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.transformer import Encoder
+from clusterformer.sharding import Peers, shard, sum_gradients
+
+WIDTH, HEADS = 8, 2
+FORMS: dict[str, dict[str, Any]] = {
+    "default": {"num_clusters": 5},
+    "more clusters than tokens of a process": {"num_clusters": 17},
+    "two blocks: a circle shorter than a window": {"num_clusters": 2},
+    "paper": {"num_clusters": 4, **PAPER_FORM},
+    "wide blocks": {"num_clusters": 6, "min_width": 4, "look_back": 2},
+    "strict": {"num_clusters": 3, "causal": True, "chunk_size": 3},
+    "strict, local heads": {
+        "num_clusters": 3, "causal": True, "chunk_size": 4, "local_heads": 1, "local_window": 4
+    },
+    "full": {},
+    "full, causal": {"causal": True},
+}  # fmt: skip
+LENGTHS = {2: (9, 14), 3: (8, 1, 14)}
+
+
+def encoder(form: str) -> Encoder:
+    torch.manual_seed(0)
+    kind = FullAttention if form.startswith("full") else NeuralClusteringAttention
+    config = TransformerConfig(
+        attention=lambda width, heads: kind(width, heads, **FORMS[form]),
+        d_model=WIDTH, num_heads=HEADS, num_layers=2, d_ff=16, dropout=0.0,
+    )  # fmt: skip
+    return Encoder(config)
+
+
+def texts(padded: bool) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 23, WIDTH, generator=generator)
+    mask = torch.arange(23) < torch.tensor([[23], [10 if padded else 23]])
+    return x, mask, torch.randn(2, 23, WIDTH, generator=generator)
+
+
+def step(network: nn.Module, x: Tensor, mask: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    x = x.clone().requires_grad_()
+    output = network(x, mask)
+    hidden = output.hidden * mask[..., None]
+    (hidden * weights).sum().backward()
+    grouping = output.groupings[-1]
+    found = {"hidden": hidden.detach(), "x": x.grad}
+    if grouping is not None:
+        found |= {"assignment": grouping.assignment * mask, "centroids": grouping.centroids}
+    return {name: value.detach() for name, value in found.items()}
+
+
+def join(store: str, rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    patience = timedelta(seconds=30)  # one that fails must not leave the others waiting
+    options: dict[str, Any] = {"rank": rank, "world_size": size, "timeout": patience}
+    dist.init_process_group("gloo", init_method=f"file://{store}", **options)
+
+
+def share(rank: int, form: str, padded: bool, size: int, store: str) -> dict[str, Tensor]:
+    join(store, rank, size)
+    peers = Peers()
+    begin = sum(LENGTHS[size][:rank])
+    part = slice(begin, begin + LENGTHS[size][rank])
+    network = shard(encoder(form), peers)
+    found = step(network, *(x[:, part] for x in texts(padded)))
+    sum_gradients(network, peers)
+    parameters = dict.fromkeys(network.parameters())  # a core is a part of two modules
+    found |= {f"gradient {i}": p.grad for i, p in enumerate(parameters) if p.grad is not None}
+    found["bytes"] = torch.tensor(peers.bytes_sent)
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "size", "padded"),
+    [
+        pytest.param(form, size, padded, marks=[] if quick else pytest.mark.slow)
+        for form in FORMS
+        for size, padded in ((2, True), (3, False))
+        for quick in [size == 2 and form in ("default", "strict, local heads")]
+    ],
+)
+def test_it_is_what_one_process_computes(
+    form: str, padded: bool, size: int, tmp_path: Path
+) -> None:
+    if form.startswith("full") and size == 3:
+        pytest.skip("three processes do not divide two heads")
+    whole = encoder(form)
+    expected = step(whole, *texts(padded))
+    parts = in_processes(size, share, form, padded, size, str(tmp_path / "store"))
+    for name, value in expected.items():
+        found = [part[name] for part in parts]
+        got = found[0] if name == "centroids" else torch.cat(found, 1)
+        torch.testing.assert_close(got, value, atol=1e-5, rtol=1e-4)
+    gradients = [p.grad for p in whole.parameters() if p.grad is not None]
+    for part in parts:
+        got = [part[f"gradient {i}"] for i in range(len(list(whole.parameters())))
+               if f"gradient {i}" in part]  # fmt: skip
+        assert len(got) == len(gradients)
+        for one, other in zip(got, gradients, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+        assert part["bytes"] > 0
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="init_process_group"):
+        Peers()
+    in_processes(1, refuse, str(tmp_path / "store"))
+
+
+def refuse(rank: int, store: str) -> None:
+    join(store, rank, 1)
+    clusters = NeuralClusteringAttention(8, 2, causal="masked")
+    for layer, message in (
+        (MultiHeadAttention(FullAttention(8, 2), rotary_base=10_000.0), "got rotary ones"),
+        (MultiHeadAttention(LocalAttention(8, 2)), "got LocalAttention"),
+        (MultiHeadAttention(clusters), 'got causal="masked"'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            shard(layer, Peers())
+    dist.destroy_process_group()
