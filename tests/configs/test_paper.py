@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clusterformer.attention import FullAttention, NeuralClusteringAttention
+from clusterformer.attention import (
+    FullAttention,
+    LocalAttention,
+    MultipoleAttention,
+    NeuralClusteringAttention,
+)
 from clusterformer.cli.options import Options
 from clusterformer.models.decoder import Decoder
 from clusterformer.models.transformer import Encoder
@@ -80,6 +85,19 @@ def test_the_papers_form_goes_over_every_one(name: str) -> None:
             for core in (layer.attention.core for layer in decoder.layers)
         )
         assert decoder(x, mask, hidden, mask).hidden.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["muse-lm", "muse-books"])
+def test_muse_looks_far_in_its_central_layer_alone(name: str) -> None:
+    arguments, _ = resolve(["--config", f"{name}.yaml", "--trainer.accelerator=cpu"])
+    options = Options(arguments, fitting=True)
+    config, context = options.model.transformer_config, options.config["data.init_args.context"]
+    cores = [config.make_decoder_core(index) for index in range(config.num_layers)]
+    central = cores.pop(config.num_layers // 2)
+    assert isinstance(central, MultipoleAttention)
+    assert 2 * central.settings.block_size == context
+    assert all(isinstance(core, LocalAttention) and core.window == 256 for core in cores)
+    assert (options.model.betas, options.model.lr_floor) == ((0.9, 0.95), 0.1)
 
 
 def test_the_unbounded_letter_is_an_option(tmp_path: Path) -> None:
