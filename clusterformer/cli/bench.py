@@ -20,6 +20,7 @@ usage: clusterformer bench [options]
        clusterformer bench kernels [--predict h200] [options]
        clusterformer bench causality [options]
        clusterformer bench decode [options]
+       clusterformer bench parallel [options]
        clusterformer bench pairs [--pairs 200000] [--out FILE]
        clusterformer bench pretrained --model DIR --pairs FILE.tsv [options]
        clusterformer bench approximation --model DIR --text FILE [options]
@@ -65,6 +66,7 @@ SUBCOMMANDS = (
     "kernels",
     "causality",
     "decode",
+    "parallel",
     "pairs",
     "pretrained",
     "approximation",

@@ -1,0 +1,57 @@
+"""`clusterformer bench parallel`: one long sequence over several processes."""
+
+from __future__ import annotations
+
+from clusterformer.cli.bench import BenchArguments, save
+
+HELP = """
+usage: clusterformer bench parallel [options]
+
+Measure forward and backward of one attention layer whose sequence several processes share, against
+one process: the largest difference, the memory of a process, the bytes that it sends beside those
+that ring attention would send, and the time. Each process has one thread; on one machine the
+processes share its cores and its memory bus.
+
+  --processes 2         processes that share a sequence
+  --length 32768        tokens of the sequence
+  --num_clusters 256    clusters, and blocks, of neural clustering
+  --full                measure full attention by an all-to-all over heads too
+  --causal              measure the strictly causal forms
+  --d_model 128         model width; --num_heads 4
+  --repeats 3           steps that are measured
+  --out FILE.json       write all measurements
+"""
+
+
+def run(arguments: list[str]) -> None:
+    """Measure, print the table, write the JSON."""
+    parser = BenchArguments()
+    parser.set_defaults(repeats=3)
+    parser.add_number("--processes", default=2)
+    parser.add_number("--length", default=32768)
+    parser.add_number("--d_model", default=128)
+    parser.add_number("--num_heads", default=4)
+    parser.add_number("--num_clusters", default=256)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--causal", action="store_true")
+    options = parser.parse(arguments)
+    from clusterformer.bench.shared_sequence import MECHANISMS, Setting, measure
+
+    sizes = {
+        name: getattr(options, name)
+        for name in ("length", "d_model", "num_heads", "num_clusters", "causal", "repeats")
+    }
+    print(f"{'':<18}{'difference':>11}{'peak MiB':>10}{'of one':>8}{'sent MiB':>10}", end="")
+    print(f"{'ring MiB':>10}{'seconds':>9}{'of one':>8}")
+    rows = []
+    for mechanism in MECHANISMS[: 1 + options.full]:
+        row = measure(Setting(mechanism, **sizes), options.processes)
+        rows.append(row)
+        print(
+            f"{mechanism:<18}{row['largest_difference']:>11.1e}{row['peak_mib']:>10.0f}"
+            f"{row['peak_ratio']:>8.2f}{row['sent_mib']:>10.1f}{row['ring_mib']:>10.1f}"
+            f"{row['seconds']:>9.2f}{row['seconds'] / row['seconds_alone']:>8.2f}",
+            flush=True,
+        )
+    if options.out:
+        save(options, rows)

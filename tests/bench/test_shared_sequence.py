@@ -1,0 +1,26 @@
+"""`bench parallel`: a sequence over processes, against one process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterformer.cli.main import main
+
+
+@pytest.mark.slow
+def test_processes_agree_with_one_and_send_what_they_say(tmp_path: Path) -> None:
+    out = tmp_path / "parallel.json"
+    sizes = ["--length", "256", "--d_model", "16", "--num_heads", "2", "--num_clusters", "8"]
+    assert main(["bench", "parallel", *sizes, "--repeats", "1", "--full", f"--out={out}"]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["mechanism"] for row in rows] == ["neural clustering", "full attention"]
+    for row in rows:
+        assert row["largest_difference"] < 1e-5
+        assert row["ring_mib"] == pytest.approx(6 * 128 * 16 * 4 / 2**20)
+        assert 0 < row["sent_mib"] < 2 * row["ring_mib"]
+
+
+def test_a_count_below_one_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "parallel", "--processes", "0"]) == 2
+    assert "--processes must be at least 1, got 0" in capsys.readouterr().err
