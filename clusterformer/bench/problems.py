@@ -85,9 +85,8 @@ class Problem:
         self.hidden = hidden.requires_grad_(self.coupled)
         with torch.no_grad():
             grouping = self.core._group(self.hidden, None, None)
-            assert self.core.centroids is not None
-            self.points, self.anchors = self.core._similarity(self.hidden, self.core.centroids)
-            self.extra = self.core._extra(self.points)
+            self.points, self.anchors = self.core.anchors(self.hidden, None)
+            self.extra = self.core.coupling_columns(self.points)
         assert grouping.blocks is not None
         self.assignment, self.blocks = grouping.assignment, grouping.blocks
 

@@ -72,9 +72,9 @@ def sharded_chunk_attention(
     own = blocks.own
     out_route = _route(blocks.members[:, own], blocks.own_filled, blocks, lengths, peers, 0)
 
-    rows = [x.transpose(1, 2).flatten(2) for x in (q, k, v)] + list(extra or ())
-    widths = [x.shape[-1] for x in rows]
-    rows = torch.cat([x.to(q.dtype) for x in rows], -1).flatten(0, 1)
+    parts = [*(x.transpose(1, 2).flatten(2) for x in (q, k, v)), *(extra or ())]
+    widths = [x.shape[-1] for x in parts]
+    rows = torch.cat([x.to(q.dtype) for x in parts], -1).flatten(0, 1)
     found = peers.exchange(rows[in_route.tokens], in_route.sent, in_route.received)
     if first < last:
         local = _local_blocks(blocks, first, last)
