@@ -73,7 +73,7 @@ def exchange(network: nn.Module, name: str) -> list[tuple[MultiHeadAttention, At
 
     Args:
         network: Network of a task.
-        name: Class of a mechanism without weights, or a name of `bench.subjects.VARIANTS`.
+        name: Class of a mechanism without weights, or a name of the paper, such as clustered-100.
 
     Returns:
         Each layer with the mechanism that it had.

@@ -27,19 +27,8 @@ from clusterformer.working_folder import import_from_working_folder
 FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}
 """Forms of NeuralClusteringAttention and their options: the paper's own, and the default."""
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "lsh-1": ("ReformerAttention", {"chunk_size": 32}),
-    "lsh-4": ("ReformerAttention", {"chunk_size": 32, "num_hashes": 4}),
-    "clustered-100": ("ClusteredAttention", {"num_clusters": 100}),
-    "i-clustered-100": ("ImprovedClusteredAttention", {"num_clusters": 100}),
-    "clustered-200": ("ClusteredAttention", {"num_clusters": 200}),
-    "i-clustered-200": ("ImprovedClusteredAttention", {"num_clusters": 200}),
-    "full": ("FullAttention", {}),
-    "shared-full": ("SharedQKAttention", {}),
-    "oracle-top": ("OracleTopAttention", {"top_k": 32}),
-}
-"""Mechanisms and options of figure 4 and table 1 of the paper on clustered attention, by its
-names."""
+PAPER_NAMES = ("full", "shared-full", "lsh-N", "clustered-N", "i-clustered-N", "oracle-top")
+"""Names of figure 4 and table 1 of the paper on clustered attention: N rounds, or N clusters."""
 
 NUM_CLUSTERS: dict[str, Callable[[int], int]] = {
     "NeuralClusteringAttention": lambda length: max(1, int(length**0.5)),
@@ -229,9 +218,24 @@ def make_mechanism(
 
 def _find(name: str) -> tuple[type[AttentionCore], dict[str, Any]]:
     """Look up the class and the options of a name."""
-    found, options = VARIANTS.get(name, (name, FORMS.get(name, {})))
+    found, options = _of_paper(name) or (name, FORMS.get(name, {}))
     found = "NeuralClusteringAttention" if name in FORMS else found
-    return _mechanism(found, [*FORMS, *VARIANTS, *PEERS]), dict(options)
+    return _mechanism(found, [*FORMS, *PAPER_NAMES, *PEERS]), dict(options)
+
+
+def _of_paper(name: str) -> tuple[str, dict[str, Any]] | None:
+    """Look up what the paper on clustered attention calls so, such as i-clustered-100."""
+    kind, _, number = name.rpartition("-")
+    if number.isdecimal() and int(number):
+        numbered: dict[str, tuple[str, dict[str, Any]]] = {
+            "lsh": ("ReformerAttention", {"chunk_size": 32, "num_hashes": int(number)}),
+            "clustered": ("ClusteredAttention", {"num_clusters": int(number)}),
+            "i-clustered": ("ImprovedClusteredAttention", {"num_clusters": int(number)}),
+            "oracle-top": ("OracleTopAttention", {"top_k": int(number)}),
+        }
+        return numbered.get(kind)
+    named = {"full": "Full", "shared-full": "SharedQK", "oracle-top": "OracleTop"}
+    return (f"{named[name]}Attention", {}) if name in named else None
 
 
 def _make_core(name: str, setting: Setting) -> AttentionCore:

@@ -43,9 +43,8 @@ at another share is another amount of work. All layers take turns; the table sho
                         public package: reformer-pytorch, routing-transformer,
                         fast-transformers-clustered, fast-transformers-improved; or your own class,
                         installed or in the current folder: mypackage.MyAttention;
-                        or a name of the paper on clustered attention: full, shared-full, lsh-1,
-                        lsh-4, clustered-100, clustered-200, i-clustered-100, i-clustered-200,
-                        oracle-top
+                        or a name of the paper on clustered attention: full, shared-full, lsh-4
+                        (rounds), clustered-100, i-clustered-100 (clusters), oracle-top
   --causal              measure the strictly causal forms
   --no-output           leave out the output projection
   --layers N            measure N encoder layers instead of one attention layer; --d_ff 4*d_model

@@ -24,7 +24,8 @@ and keys where the model does not, does not fit: "-".
 
   --runs RUN ...        run directories of `fit`
   --comparison DIR      directory of a comparison: all its finished runs; seeds are averaged
-  --with NAME ...       mechanisms without weights, by class or as the paper calls them (default:
+  --with NAME ...       mechanisms without weights, by class or as the paper calls them, with any
+                        number of rounds, clusters or keys, such as oracle-top-16 (default:
                         full shared-full lsh-1 lsh-4 clustered-100 clustered-200 i-clustered-100
                         i-clustered-200 oracle-top)
   --stage validate      part of the data: validate (as in the paper) or test

@@ -22,7 +22,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_matrix_has_what_fits(comparison: Path, tmp_path: Path, capsys) -> None:
-    others = ["full", "oracle-top", "shared-full", "ReformerAttention", "i-clustered-100"]
+    others = ["full", "oracle-top-32", "shared-full", "ReformerAttention", "i-clustered-100"]
     told = ["bench", "exchange", "--comparison", str(comparison), "--with", *others]
     told += ["KeyClusteringAttention", "NeuralClusteringAttention", "--stage", "test"]
     assert main([*told, "--measure", "loss", "--out", str(tmp_path / "a.json")]) == 0
@@ -30,14 +30,14 @@ def test_the_matrix_has_what_fits(comparison: Path, tmp_path: Path, capsys) -> N
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     found = {(row["run"], row["mechanism"]): row.get("value") for row in rows}
     own = found["full", "own"]
-    for same in ("full", "oracle-top", "i-clustered-100"):  # 32 tokens: all keys are kept
+    for same in ("full", "oracle-top-32", "i-clustered-100"):  # 32 tokens: all keys are kept
         assert found["full", same] == pytest.approx(own, rel=1e-5)
     shared = found["shared", "own"]
     for same in ("shared-full", "ReformerAttention"):  # a chunk of 64 is one bucket
         assert found["shared", same] == pytest.approx(shared, rel=1e-5)
         assert found["full", same] is None
     # its keys are queries at unit length, but a token sees itself
-    assert found["shared", "full"] == pytest.approx(found["shared", "oracle-top"], rel=1e-5)
+    assert found["shared", "full"] == pytest.approx(found["shared", "oracle-top-32"], rel=1e-5)
     assert found["shared", "full"] != pytest.approx(shared, rel=1e-5)
     assert found["full", "NeuralClusteringAttention"] is None
     assert ["shared-full", "-", f"{shared:.4f}"] in [line.split() for line in out.splitlines()]
