@@ -314,7 +314,7 @@ class SpeechRecognition(Task):
             seconds=len(batch.features[0]) * self._banks.hop / self._banks.rate,
             words=[(word, *times) for word, times in zip(text.split(), spans, strict=True)],
             labels=list(strips),
-            title="A validation recording, what was recognised" + ", and clusters" * bool(strips),
+            title="Words recognised" + ", clusters of frames" * bool(strips),
         )
         return [path]
 

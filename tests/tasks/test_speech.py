@@ -31,14 +31,16 @@ def fit(folder, *options: str) -> int:
     )  # fmt: skip
 
 
-def test_tones_are_learnt_and_recordings_told(tmp_path, capsys, caplog) -> None:
-    write_table(tmp_path, 60)
+@pytest.mark.parametrize("epochs", [1, pytest.param(25, marks=pytest.mark.slow)])
+def test_tones_are_learnt_and_recordings_told(tmp_path, capsys, caplog, epochs: int) -> None:
+    learnt = epochs > 1
+    write_table(tmp_path, 60 if learnt else 12)
     write_table(tmp_path, 8, "other.tsv", seed=1)
     others = [f"--data.{part}={tmp_path / 'other.tsv'}" for part in ("valid", "test")]
-    assert fit(tmp_path, *others, "--trainer.max_epochs=25", "--data.batch_size=12") == 0
+    assert fit(tmp_path, *others, f"--trainer.max_epochs={epochs}", "--data.batch_size=12") == 0
     lines = capsys.readouterr().out.splitlines()
     (found,) = [line for line in lines if "test/error_rate" in line]
-    assert float(found.split()[-1]) < 0.1
+    assert not learnt or float(found.split()[-1]) < 0.1
     (run,) = (tmp_path / "runs").glob("*/1")
 
     words = "low high high mid"
@@ -46,18 +48,22 @@ def test_tones_are_learnt_and_recordings_told(tmp_path, capsys, caplog) -> None:
     predict = ["predict", "--checkpoint", str(run), "--input", str(path), "--format", "jsonl"]
     assert main([*predict, "--data.beam=4"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["text"] == words
-    for at, (first, end) in enumerate(record["times"]):
+    assert len(record["times"]) == len(record["text"].split())
+    assert not learnt or record["text"] == words
+    for at, (first, end) in enumerate(record["times"] if learnt else []):
         assert -0.03 < first - (0.06 + 0.18 * at) < 0.15
         assert first < end <= 0.18 * (at + 1) + 0.06
 
     model = clusterformer.load(run, device="cpu")
     twice = write_wav(tmp_path / "fast.wav", tones(words, 16000), 16000)
-    assert [each["text"] for each in model.predict([twice, str(twice)])] == [words, words]
+    texts = [each["text"] for each in model.predict([path, twice, str(twice)])]
+    assert texts[1] == texts[2]
+    assert not learnt or set(texts) == {words}
     said = [record.getMessage() for record in caplog.records]
     assert sum("recordings of 16000 Hz are resampled to 8000 Hz" in line for line in said) == 1
     long = " ".join(["low high mid mid high low"] * 4)
-    assert model.predict([write_wav(tmp_path / "long.wav", tones(long))])[0]["text"] == long
+    found = model.predict([write_wav(tmp_path / "long.wav", tones(long))])[0]["text"]
+    assert not learnt or found == long
     with pytest.raises(InputError, match=r"input 1: .*none\.wav: no such recording"):
         model.predict([tmp_path / "none.wav"])
 
