@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any, NoReturn, overload
 
 import torch
@@ -72,8 +72,8 @@ def load(
 
 def import_tasks() -> None:
     """Import every task of ours, so that its class is known by name."""
-    for module in iter_modules(clusterformer.tasks.__path__):
-        import_module(f"clusterformer.tasks.{module.name}")
+    for module in walk_packages(clusterformer.tasks.__path__, "clusterformer.tasks."):
+        import_module(module.name)
 
 
 class TrainedModel:

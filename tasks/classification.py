@@ -14,6 +14,7 @@ from clusterformer.data.batches import pad
 from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, read_corpus
 from clusterformer.data.holding_out import hold_out
 from clusterformer.data.labelled_text import Column, Example, Row, read_rows
+from clusterformer.data.listops import LABELS, generate
 from clusterformer.data.named_sets import Split
 from clusterformer.data.text_rows import LabelledDataset
 from clusterformer.errors import InputError, require_at_least
@@ -22,7 +23,6 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedClassifier
 from clusterformer.task import IGNORE
 from clusterformer.tasks.base import Labelling
-from clusterformer.tasks.listops import LABELS, generate
 from clusterformer.training.text_baselines import Labelled
 
 

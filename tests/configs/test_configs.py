@@ -14,10 +14,10 @@ from clusterformer.models.decoder import Decoder
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.models.transformer import Encoder
 from clusterformer.task import Task
-from clusterformer.tasks.cloze import Cloze
+from clusterformer.tasks.generated.cloze import Cloze
+from clusterformer.tasks.generated.needle import Needle
+from clusterformer.tasks.generated.recall import Recall
 from clusterformer.tasks.language_modeling import LanguageModeling
-from clusterformer.tasks.needle import Needle
-from clusterformer.tasks.recall import Recall
 from clusterformer.training.config_files import resolve, shipped
 
 CONFIGS = sorted(shipped())

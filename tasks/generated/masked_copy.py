@@ -22,7 +22,7 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.token_classifier import TokenClassifier
 from clusterformer.task import IGNORE, Batch
-from clusterformer.tasks.generated import GeneratedTask, GeneratedTexts
+from clusterformer.tasks.generated.generated_task import GeneratedTask, GeneratedTexts
 
 _SEPARATOR, _FIRST = 1, 2  # tokens; symbols from _FIRST on, behind them the mask
 

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
+from clusterformer.data.listops import MAX_DEPTH, evaluate, generate
 from clusterformer.errors import InputError
-from clusterformer.tasks.listops import MAX_DEPTH, evaluate, generate
 
 
 @pytest.mark.parametrize(

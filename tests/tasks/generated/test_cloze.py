@@ -7,7 +7,7 @@ import pytest
 
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
-from clusterformer.tasks.cloze import BLANK, FIRST_NAME, Cloze, parse, questions
+from clusterformer.tasks.generated.cloze import BLANK, FIRST_NAME, Cloze, parse, questions
 
 NAMES = [a + b for a in ("Bar", "Ken", "Lom", "Tis") for b in ("da", "ro", "mil")]
 LENGTH = 96

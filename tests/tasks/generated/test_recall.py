@@ -14,7 +14,7 @@ from clusterformer.attention import (
 )
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
-from clusterformer.tasks.recall import Recall
+from clusterformer.tasks.generated.recall import Recall
 
 
 def test_each_key_comes_twice_and_its_value_is_the_answer() -> None:

@@ -6,7 +6,7 @@ import torch
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
 from clusterformer.task import IGNORE
-from clusterformer.tasks.masked_copy import MaskedCopy, MaskedCopyTexts
+from clusterformer.tasks.generated.masked_copy import MaskedCopy, MaskedCopyTexts
 
 MASK = 12
 

@@ -11,7 +11,7 @@ from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
-from clusterformer.tasks.partner import Partner, PartnerTexts, reach
+from clusterformer.tasks.generated.partner import Partner, PartnerTexts, reach
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
-from clusterformer.tasks.needle import Needle
+from clusterformer.tasks.generated.needle import Needle
 
 
 @pytest.fixture

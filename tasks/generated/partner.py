@@ -25,7 +25,7 @@ from clusterformer.kernels.blocks import Blocks
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.token_classifier import KeyValueClassifier
 from clusterformer.task import IGNORE, Output, SimpleResult
-from clusterformer.tasks.generated import TEST, TRAIN, GeneratedTask, GeneratedTexts
+from clusterformer.tasks.generated.generated_task import TEST, TRAIN, GeneratedTask, GeneratedTexts
 
 
 class PartnerBatch(NamedTuple):

@@ -33,7 +33,13 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Output
-from clusterformer.tasks.generated import TEST, TRAIN, VALID, GeneratedTask, GeneratedTexts
+from clusterformer.tasks.generated.generated_task import (
+    TEST,
+    TRAIN,
+    VALID,
+    GeneratedTask,
+    GeneratedTexts,
+)
 
 CANDIDATES = 10
 """K."""

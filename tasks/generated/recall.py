@@ -21,7 +21,7 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE
-from clusterformer.tasks.generated import AskingBatch, GeneratedTask, GeneratedTexts
+from clusterformer.tasks.generated.generated_task import AskingBatch, GeneratedTask, GeneratedTexts
 
 
 class RecallState(TypedDict):
