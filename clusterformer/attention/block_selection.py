@@ -69,6 +69,16 @@ def block_means(x: Tensor, block_size: int, mask: Tensor | None) -> Tensor:
     return total / count.clamp(min=1)
 
 
+def refuse_onnx(name: str) -> None:
+    """Refuse an export to ONNX, which has no form of keys that each query chooses for itself.
+
+    Raises:
+        ValueError: during such an export.
+    """
+    if torch.onnx.is_in_onnx_export():
+        raise ValueError(f"{name} has no ONNX form; torch.export makes a program of it")
+
+
 def choose_blocks(
     scores: Tensor, block_size: int, top_k: int, mask: Tensor | None, *, causal: bool
 ) -> tuple[Tensor, Tensor]:

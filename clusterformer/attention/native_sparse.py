@@ -11,7 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.attention.block_selection import Compaction, block_means, choose_blocks
+from clusterformer.attention.block_selection import (
+    Compaction,
+    block_means,
+    choose_blocks,
+    refuse_onnx,
+)
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import window_blocks
@@ -97,6 +102,7 @@ class NativeSparseAttention(AttentionCore):
         size, causal = self.block_size, bool(self.causal)
         if not torch.compiler.is_exporting():
             size = min(size, q.shape[2])  # a text shorter than a block pays for its tokens
+        refuse_onnx(type(self).__name__)
         packed = Compaction(key_mask)
         query, key, value = (packed.pack(x).float() for x in (q, k, v))
         mask, scale = packed.mask, self.head_width**-0.5

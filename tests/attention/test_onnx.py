@@ -13,6 +13,7 @@ from clusterformer.attention import MultiHeadAttention
 WIDTH, HEADS = 32, 4
 SMALL = {"num_clusters": 5, "chunk_size": 4, "window": 5, "local_window": 3, "top_k": 4}
 EXPORTED = [
+    "CentroidAttention",
     "ClusteredAttention",
     "FullAttention",
     "ImprovedClusteredAttention",
@@ -67,10 +68,71 @@ def test_onnxruntime_gives_the_same_values_at_any_length(name: str, tmp_path: Pa
             torch.testing.assert_close(torch.from_numpy(found[0])[mask], expected[mask])
 
 
+REFUSED = ["BlockTopKAttention", "IndexerAttention", "NativeSparseAttention"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_keys_of_a_query_s_own_choice_have_no_onnx_form(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    with pytest.raises(ValueError, match=rf"{name} has no ONNX form; torch\.export"):
+        build(name)(*batch(19))
+
+
+class CrossValues(torch.nn.Module):
+    def __init__(self, layer: MultiHeadAttention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, mask: Tensor, memory: Tensor, real: Tensor) -> Tensor:
+        return self.layer(x, mask, memory, real).values
+
+
+CROSSING = [name for name in EXPORTED if getattr(attention, name).cross]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CROSSING)
+def test_onnxruntime_gives_the_same_values_of_cross_attention(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    layer, length, other = build(name), torch.export.Dim("n", min=1), torch.export.Dim("m", min=1)
+    shapes = ({1: length}, {1: length}, {1: other}, {1: other})
+    with torch.no_grad():
+        program = torch.onnx.export(
+            CrossValues(layer), (*batch(19), *batch(23)), dynamo=True, dynamic_shapes=shapes
+        )
+        assert program is not None
+        program.save(tmp_path / "layer.onnx")
+        session = onnxruntime.InferenceSession(tmp_path / "layer.onnx")
+        names = [value.name for value in session.get_inputs()]
+        for size, memory_size in ((19, 23), (33, 7), (5, 64), (40, 40)):
+            given = (*batch(size), *batch(memory_size))
+            inputs = {name: x.numpy() for name, x in zip(names, given, strict=True)}
+            expected = CrossValues(layer)(*given)
+            found = torch.from_numpy(session.run(None, inputs)[0])
+            torch.testing.assert_close(found[given[1]], expected[given[1]])
+
+
 def test_a_tree_has_no_onnx_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     with pytest.raises(ValueError, match=r"MultipoleAttention.*has no ONNX form.*causal=False"):
         build("MultipoleAttention", causal=True)(*batch(19))
+
+
+@pytest.mark.parametrize("name", CROSSING)
+def test_the_formulation_for_onnx_of_cross_attention_is_equal(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = build(name)
+    for size, memory_size in ((19, 23), (40, 5)):
+        given = (*batch(size), *batch(memory_size))
+        expected = CrossValues(layer)(*given)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+            found = CrossValues(layer)(*given)
+        torch.testing.assert_close(found[given[1]], expected[given[1]])
 
 
 @pytest.mark.parametrize("name", EXPORTED)
