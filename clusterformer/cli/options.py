@@ -100,7 +100,9 @@ def _parser(fitting: bool) -> Parser:
     parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
     _whole_numbers_first(parser)
     if fitting:
-        parser.add_argument("--runs", default="runs", help="Parent of the run directories.")
+        parser.add_argument(
+            "--runs", type=str, default="runs", help="Parent of the run directories."
+        )
         parser.add_argument("--wandb", action="store_true", help="Log to Weights & Biases too.")
         parser.add_argument(
             "--checkpoint_every",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from types import NoneType
+from typing import Any, NoReturn, get_args
 
 from jsonargparse import ActionConfigFile, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
@@ -18,6 +19,13 @@ MECHANISMS = ("attention", "outer_attention", "decoder_attention", "cross_attent
 
 class Parser(LightningArgumentParser):
     """A parser whose errors fit in one line."""
+
+    def add_class_arguments(self, *args: Any, **options: Any) -> list[str]:
+        """Add the options of a class; none takes its value from a file of that name.
+
+        With `sub_configs`, `--trainer.accelerator cpu` reads a file `cpu` of the working folder.
+        """
+        return super().add_class_arguments(*args, **{**options, "sub_configs": False})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser that jsonargparse makes for a nested class
@@ -41,9 +49,24 @@ def instantiate(parser: Parser, config: Namespace) -> Namespace:
         InputError: if a class is abstract, a number is not finite, or a constructor refuses one.
     """
     require_finite(config.as_dict())
+    _refuse_null(parser, config)
     for option in ("data", *(f"model.{name}" for name in MECHANISMS)):
         chosen = config.get(option)
         if chosen is not None and "class_path" in chosen:
             refuse_abstract(option, chosen["class_path"])
     with making("options"):
         return parser.instantiate_classes(config)
+
+
+def _refuse_null(parser: Parser, config: Namespace) -> None:
+    """Refuse null where a type does not have it, which jsonargparse lets pass in files.
+
+    Raises:
+        InputError: with the option.
+    """
+    for action in parser._actions:
+        hint = getattr(action, "_typehint", None)
+        optional = hint is None or hint is Any or NoneType in get_args(hint)
+        named = action.default is not None and action.dest in config
+        if named and not optional and config[action.dest] is None:
+            raise InputError(f"{action.dest} must not be null; leave it out for its default")

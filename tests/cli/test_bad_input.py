@@ -66,6 +66,15 @@ def test_a_senseless_option_is_one_line(
     assert len(message) < 1000
 
 
+def test_a_file_that_has_the_name_of_a_value_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("cpu", "auto", "FullAttention"):
+        (tmp_path / name).write_text("class_path: os.system\n")
+    assert Options(FAST[1:], fitting=True).make_trainer().num_devices == 1
+
+
 COMMANDS = [["generate", "--temperature=nan"], ["translate", "--length_penalty=-inf"]]
 COMMANDS += [["bench", "--limit=inf"], ["cluster", "--balance=nan"]]
 
@@ -90,6 +99,9 @@ FILES = {
     "model: null\n": "bad.yaml: model must hold options, got None",
     "trainer: [1]\n": "bad.yaml: trainer must hold options, got [1]",
     "model: {5: 3}\n": "bad.yaml: model must hold options",
+    "keep: null\n": "keep must not be null",
+    "model: {d_model: null}\n": "model.d_model must not be null",
+    "trainer: {accumulate_grad_batches: null}\n": "accumulate_grad_batches must not be null",
     "- 1\n": "bad.yaml: holds no options",
     "model: &m {attention: *m}\n": "bad.yaml:1: not valid YAML: an alias stands inside its own",
     BOMB: "bad.yaml:5: not valid YAML: more than 10,000 values",
