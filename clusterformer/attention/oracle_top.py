@@ -11,6 +11,7 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Grouping
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_at_least
+from clusterformer.kernels.top_k import top_k_indices
 
 
 class OracleTopAttention(AttentionCore):
@@ -56,9 +57,10 @@ class OracleTopAttention(AttentionCore):
             if key_mask is not None:  # the least number: a row of padding alone gives no NaN
                 least = torch.finfo(scores.dtype).min
                 scores = scores.masked_fill(~key_mask[:, None, None], least)
-            best = scores.topk(torch.sym_min(self.top_k, k.shape[2]), sorted=False)
-            weights = best.values.softmax(-1)
-            out = torch.zeros_like(scores).scatter(-1, best.indices, weights) @ value
+            # of equal scores the first, so that batch and padding do not decide
+            best = top_k_indices(scores.detach(), torch.sym_min(self.top_k, k.shape[2]))
+            weights = scores.gather(-1, best).softmax(-1)
+            out = torch.zeros_like(scores).scatter(-1, best, weights) @ value
         return out.to(q.dtype), None
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
