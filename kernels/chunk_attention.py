@@ -7,7 +7,7 @@ S block size   R hash rounds   J blocks that a block sees
 import torch
 from torch import Tensor
 
-from clusterformer.kernels import _chunk_attention_cpu, reference
+from clusterformer.kernels import _chunk_attention_cpu, _narrow_blocks_cpu, reference
 from clusterformer.kernels.blocks import Blocks, window_mask
 from clusterformer.kernels.dense_attention import dense_attention, is_dense
 from clusterformer.kernels.dispatch import forced, use_triton
@@ -73,6 +73,11 @@ def chunk_attention(
                 q, k, v, blocks, scale=scale, causal=causal, self_bias=self_bias, extra=extra
             )
         mask = window_mask(blocks, causal, within)
+    coupled = extra is not None and not (use_reference or self_bias)
+    if coupled and _narrow_blocks_cpu.is_narrow(blocks, *q.shape[:2]):
+        return _narrow_blocks_cpu.chunk_attention(
+            q, k, v, blocks, mask=mask, scale=scale, extra=columns
+        )
     return kernel.chunk_attention(
         q, k, v, blocks, mask=mask, scale=scale, self_bias=self_bias, extra=columns
     )

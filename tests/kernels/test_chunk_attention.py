@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clusterformer.kernels import _chunk_attention_cpu, reference
+from clusterformer.kernels import _chunk_attention_cpu, _narrow_blocks_cpu, reference
 from clusterformer.kernels.blocks import (
     Blocks,
     cluster_chunks,
@@ -60,6 +60,30 @@ def test_pieces_are_the_reference(
     weight = torch.randn_like(ours)
     gradients = torch.autograd.grad((ours * weight).sum(), tensors, materialize_grads=True)
     expected = torch.autograd.grad((theirs * weight).sum(), tensors, materialize_grads=True)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize("scores", [1, 2000])
+@pytest.mark.parametrize(("length", "padded", "causal"), [(1, False, True), (17, True, False)])
+@pytest.mark.parametrize("kind", ["blocks", "chunks", "window"])
+def test_products_over_views_are_the_reference(
+    scores, length, padded, kind, causal, monkeypatch
+) -> None:
+    monkeypatch.setattr(_narrow_blocks_cpu, "SCORES", scores)
+    lengths = torch.tensor([length, length // 2, 0])
+    mask = torch.arange(length) < lengths[:, None] if padded else None
+    blocks = some_blocks(kind, 3, length, mask)
+    tensors = inputs(3, length, 12)
+    q, k, v, *columns = tensors
+    seen = window_mask(blocks, causal, 3 if kind == "window" else None)
+    options = {"scale": 0.3, "mask": seen, "extra": tuple(columns)}
+    ours = _narrow_blocks_cpu.chunk_attention(q, k, v, blocks, **options)
+    theirs = reference.chunk_attention(q, k, v, blocks, self_bias=0.0, **options)
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(ours)
+    gradients = torch.autograd.grad((ours * weight).sum(), tensors)
+    expected = torch.autograd.grad((theirs * weight).sum(), tensors)
     for gradient, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, wanted)
 
