@@ -236,9 +236,7 @@ class ClusterFormer(LightningModule):
         parts = {"loss": (*task.loss(output, batch, self.label_smoothing), self.task_weight)}
         if self.clustering_weight or self.sorting_weight:
             for stack in stacks(output, batch):
-                clustering, sorting = losses.auxiliary(
-                    stack.groupings, stack.mask, self.clustering_form
-                )
+                clustering, sorting = stack.auxiliary(self.clustering_form)
                 if clustering is None or sorting is None:
                     continue
                 tokens, sequences = stack.mask.sum(), stack.mask.any(-1).sum()

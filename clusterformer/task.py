@@ -15,10 +15,10 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from clusterformer.attention import AttentionCore, Grouping
+from clusterformer.attention import AttentionCore, Grouping, NeuralClusteringAttention
 from clusterformer.errors import InputError
 from clusterformer.findings import Report
-from clusterformer.losses import IGNORE
+from clusterformer.losses import IGNORE, Auxiliary, ClusteringForm, auxiliary
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Output
 
@@ -60,6 +60,18 @@ class StackGroupings(NamedTuple):
     groupings: list[Grouping | None]
     mask: Tensor
     cores: Sequence[AttentionCore] = ()
+
+    def auxiliary(self, form: ClusteringForm) -> Auxiliary:
+        """Sum the auxiliary losses; 0 where layers cluster, but every text is short.
+
+        So all processes have the same losses, whatever texts each has.
+        """
+        found = auxiliary(self.groupings, self.mask, form)
+        clustering = [core for core in self.cores if isinstance(core, NeuralClusteringAttention)]
+        if found.clustering is None and clustering:
+            nothing = 0.0 * clustering[0].space.weight.sum()
+            return Auxiliary(nothing, nothing)
+        return found
 
     @torch.no_grad()
     def keys_seen(self) -> list[Tensor | None]:

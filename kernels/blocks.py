@@ -103,7 +103,8 @@ def equal_blocks(
     elif not _is_symbolic(num_blocks):
         width = torch.sym_max((length + num_blocks - 1) // num_blocks, max(min_width, 2))
     else:  # as many as tokens
-        width, num_blocks = max(min_width, 2), (length + min_width - 1) // min_width + 1
+        spare = max(1, look_back + look_ahead)  # no fewer blocks than a window has
+        width, num_blocks = max(min_width, 2), (length + min_width - 1) // min_width + spare
     device = order.device
     if key_mask is None:
         lengths = torch.full((batch, 1), length, device=device)

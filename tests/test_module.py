@@ -12,7 +12,7 @@ from torch import nn
 from toy_task import Toy
 
 from clusterformer import ClusterFormer
-from clusterformer.attention import FullAttention, IndexerAttention
+from clusterformer.attention import FullAttention, IndexerAttention, NeuralClusteringAttention
 from clusterformer.errors import InputError
 from clusterformer.training.checkpoints import BestCheckpoint, CheckpointFiles, LastCheckpoint, read
 from clusterformer.training.nonfinite import first_nonfinite
@@ -48,10 +48,20 @@ def test_impossible_options_are_refused(option: dict[str, Any]) -> None:
 
 def test_clustering_may_be_trained_without_the_task() -> None:
     torch.manual_seed(0)
-    model = ClusterFormer(**TINY, task_weight=0.0, clustering_weight=1.0, lr=0.01)
+    weights = {"task_weight": 0.0, "clustering_weight": 1.0, "lr": 0.01}
+    attention = partial(NeuralClusteringAttention, num_clusters=16)
+    model = ClusterFormer(attention, **TINY, **weights)
     run = trainer(max_epochs=10)
     run.fit(model, Toy())
     assert run.callback_metrics["train/clustering_loss"] < 1.0
+
+
+def test_a_batch_of_short_texts_has_nothing_to_cluster() -> None:
+    """The losses are there, so that all processes have the same ones."""
+    model = ClusterFormer(NeuralClusteringAttention, **TINY, clustering_weight=1.0)
+    run = trainer(fast_dev_run=True)
+    run.fit(model, Toy())
+    assert run.callback_metrics["train/clustering_loss"] == 0
 
 
 def test_any_mechanism_may_be_given_by_class_or_function() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.masks import attention_mask
+from clusterformer.attention.softmax import full_attention
 
 
 class FullAttention(AttentionCore):
@@ -40,18 +40,7 @@ class FullAttention(AttentionCore):
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
     ) -> tuple[Tensor, None]:
-        mask = None if key_mask is None else attention_mask(key_mask, causal=bool(self.causal))
-        is_causal = mask is None and bool(self.causal)
-        if q.device.type != "cpu":
-            return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=is_causal
-            ), None
-        # On CPU bfloat16 attention is up to ten times slower backward than float32 (torch 2.13).
-        with torch.autocast("cpu", enabled=False):
-            out = F.scaled_dot_product_attention(
-                q.float(), k.float(), v.float(), attn_mask=mask, is_causal=is_causal
-            )
-        return out.to(q.dtype), None
+        return full_attention(q, k, v, key_mask, causal=bool(self.causal)), None
 
     def cache(self, like: Tensor) -> Cache:
         if not self.causal:

@@ -12,25 +12,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.ring_steps import ring_entries, ring_step
+from clusterformer.attention.softmax import full_attention, replace_short_texts
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
-from clusterformer.clustering.ring_cache import append, fill, make_ring_cache
+from clusterformer.clustering.ring_cache import fill, make_ring_cache
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import assign, sort
 
-PAPER_FORM: dict[str, Any] = {"coupling": False, "similarity": "dot", "look_ahead": 0}
+PAPER_FORM: dict[str, Any] = {
+    "coupling": False, "similarity": "dot", "look_ahead": 0, "dense_length": 0,
+}  # fmt: skip
 """Options of `NeuralClusteringAttention` that give the paper's form, equation by equation."""
+
+NUM_CLUSTERS, BLOCK_SIZE, DENSE_LENGTH = 16, 64, 512
+"""Defaults; up to 512 tokens full attention takes no longer on CPU, see `bench regret`."""
 
 
 class NeuralClusteringAttention(AttentionCore):
     """Attention within blocks of tokens of learned clusters.
 
-    Tokens are assigned to centroids, sorted by cluster, cut into `num_clusters` blocks of equal
-    width, and attend to the blocks around their own (eq. 2-10). All heads share the clusters,
-    which are those of the hidden states. The next layer starts from the updated centroids.
+    Tokens are assigned to centroids, sorted by cluster, cut into blocks of equal width, and attend
+    to the blocks around their own (eq. 2-10). All heads share the clusters, which are those of the
+    hidden states. The next layer starts from the updated centroids.
 
-    `**PAPER_FORM` gives the paper's form. Beyond it:
+    With `block_size`, a token sees as many tokens of any text. `num_clusters` without it is the
+    paper's k, and cuts any text into k blocks: the cost is quadratic again. With it, `**PAPER_FORM`
+    gives the paper's form. Beyond it:
 
     - coupling: the unit vector z = W x / |W x| by which tokens are clustered also enters the
       logits, q_u . k_v / sqrt(D) + alpha z_u . z_v with a learned alpha > 0. So the task's loss
@@ -55,9 +64,14 @@ class NeuralClusteringAttention(AttentionCore):
         d_model: Width of the hidden states (E).
         num_heads: Number of heads (H).
         causal: Causal form: False, True or "masked".
-        num_clusters: Number of clusters (C, the paper's k); texts may be shorter.
-        min_width: Minimum number of tokens in a block, except with `causal=True`. Narrow blocks of
-            short texts see less and cost the same; with 16, a text of up to 48 tokens sees all.
+        num_clusters: Number of clusters (C), the paper's k; texts may be shorter. None: 16.
+        block_size: Number of tokens in a block, except with `causal=True` (see `chunk_size`). None:
+            the number of clusters divides the text if it is given, else 64.
+        dense_length: Length, in tokens, up to which a text has full attention and no clusters,
+            because that takes no longer, except with `causal=True`. None: 512, or what a token sees
+            if that is more; 0 if the number of clusters divides the text.
+        min_width: Minimum number of tokens in a block where the number of clusters divides the
+            text. Narrow blocks of short texts see less and cost the same.
         look_back: Number of blocks (or chunks) before its own that a token sees.
         look_ahead: Number of blocks after its own that a token sees; None: 0 if causal, else 1.
         coupling: Add the similarity in the clustering space to the logits.
@@ -86,7 +100,9 @@ class NeuralClusteringAttention(AttentionCore):
         num_heads: int,
         *,
         causal: Causal = False,
-        num_clusters: int = 16,
+        num_clusters: int | None = None,
+        block_size: int | None = None,
+        dense_length: int | None = None,
         min_width: int = 1,
         look_back: int = 1,
         look_ahead: int | None = None,
@@ -106,12 +122,17 @@ class NeuralClusteringAttention(AttentionCore):
         require_at_least(
             1,
             num_clusters=num_clusters,
+            block_size=block_size,
             min_width=min_width,
             cluster_width=cluster_width,
             chunk_size=chunk_size,
             local_window=local_window,
         )
-        require_at_least(0, look_back=look_back, look_ahead=look_ahead)
+        require_at_least(0, look_back=look_back, look_ahead=look_ahead, dense_length=dense_length)
+        if num_clusters is None:
+            num_clusters, block_size = NUM_CLUSTERS, block_size or BLOCK_SIZE
+        if dense_length is None and block_size is not None:
+            dense_length = max(DENSE_LENGTH, (look_back + 1 + look_ahead) * block_size)
         if similarity not in ("cosine", "dot"):
             raise ValueError(f'similarity must be "cosine" or "dot", got {similarity!r}')
         for name, positive in (("temperature", temperature), ("alpha", alpha)):
@@ -127,6 +148,8 @@ class NeuralClusteringAttention(AttentionCore):
                 f"got {local_heads} with num_heads = {num_heads}, causal={causal!r}"
             )
         self.num_clusters = num_clusters
+        self.block_size = block_size
+        self.dense_length = 0 if causal is True else dense_length or 0
         self.min_width = min_width
         self.look_back = look_back
         self.look_ahead = look_ahead
@@ -166,14 +189,16 @@ class NeuralClusteringAttention(AttentionCore):
         query_mask: Tensor | None = None,
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
-    ) -> tuple[Tensor, Grouping]:
+    ) -> tuple[Tensor, Grouping | None]:
+        is_causal, limit = bool(self.causal), self.dense_length
+        exporting = torch.compiler.is_exporting()  # a graph for any length
+        if limit and not exporting and q.shape[2] <= limit:
+            return full_attention(q, k, v, key_mask, causal=is_causal), None
         with torch.autocast(hidden.device.type, enabled=False):
             grouping = self._group(hidden.float(), key_mask, previous)
-        blocks = grouping.blocks
+        blocks, points = grouping.blocks, grouping.points
         assert blocks is not None
-        local = self.local_heads
-        scale = self.head_width**-0.5
-        parts = []
+        local, scale, parts = self.local_heads, self.head_width**-0.5, []
         if local:
             window = window_blocks(
                 q.shape[2], q.shape[0], self.local_window, key_mask, device=q.device
@@ -181,17 +206,18 @@ class NeuralClusteringAttention(AttentionCore):
             near = q[:, :local], k[:, :local], v[:, :local]
             parts.append(chunk_attention(*near, window, causal=True, scale=scale))
         if local < self.num_heads:
-            far = q[:, local:], k[:, local:], v[:, local:]
-            parts.append(
-                chunk_attention(
-                    *far, blocks, causal=bool(self.causal), scale=scale,
-                    extra=self.coupling_columns(grouping.points),
-                )
-            )  # fmt: skip
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
+            far, extra = (q[:, local:], k[:, local:], v[:, local:]), self.coupling_columns(points)
+            parts.append(chunk_attention(*far, blocks, causal=is_causal, scale=scale, extra=extra))
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        if limit and (exporting or key_mask is not None):
+            if key_mask is None:
+                key_mask = torch.ones_like(hidden[..., 0], dtype=torch.bool)
+            mixed = replace_short_texts(mixed, q, k, v, key_mask, limit, causal=is_causal)
+        return mixed, grouping
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
-        assert grouping is not None
+        if grouping is None:  # short texts
+            return mask.float()
         assert grouping.blocks is not None
         causal, local = bool(self.causal), self.local_heads
         counts = count_in_blocks(grouping.blocks, causal)
@@ -201,7 +227,9 @@ class NeuralClusteringAttention(AttentionCore):
             )
             near = count_in_blocks(window, causal)
             counts = (local * near + (self.num_heads - local) * counts) / self.num_heads
-        return share_of_tokens(counts, mask, causal)
+        shares = share_of_tokens(counts, mask, causal)
+        short = mask.sum(1, keepdim=True) <= self.dense_length
+        return torch.where(short, mask.float(), shares)
 
     def _group(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None
@@ -241,9 +269,10 @@ class NeuralClusteringAttention(AttentionCore):
         grouped = sort(assignment, self.num_clusters, key_mask)
         if self.causal is True:
             return cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)
-        return equal_blocks(
-            grouped, self.num_clusters, key_mask, self.look_back, self.look_ahead, self.min_width
-        )
+        count, width = self.num_clusters, self.min_width
+        if self.block_size is not None:
+            count, width = assignment.shape[1], self.block_size
+        return equal_blocks(grouped, count, key_mask, self.look_back, self.look_ahead, width)
 
     def _similarity(self, hidden: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
         """Compute points (B, N, F), anchors (C, F) or (B, C, F): S = anchors points^T (eq. 2)."""
@@ -281,17 +310,16 @@ class NeuralClusteringAttention(AttentionCore):
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
-        local = self.local_heads
+        local, scale = self.local_heads, self.head_width**-0.5
         assert self.centroids is not None
         with torch.autocast(hidden.device.type, enabled=False):  # as `forward` assigns
             points, anchors = self._similarity(hidden.float(), self.centroids)
             cluster = (anchors @ points.transpose(1, 2)).argmax(1)[:, 0]
-        parts = []
-        far, near = cache[:4], cache[4:]
+        parts, far, near = [], cache[:4], cache[4:]
         if local:
             heads = q[:, :local], k[:, :local], v[:, :local]
             single_cluster = torch.zeros_like(cluster)
-            part, near = self._ring_step(*heads, single_cluster, self.local_window, near)
+            part, near = ring_step(*heads, single_cluster, self.local_window, near, scale)
             parts.append(part)
         if local < self.num_heads:
             query, key, extra = q[:, local:], k[:, local:], self.coupling_columns(points)
@@ -300,7 +328,7 @@ class NeuralClusteringAttention(AttentionCore):
                 query, key = (
                     torch.cat([x, y], -1) for x, y in zip((query, key), columns, strict=True)
                 )
-            part, far = self._ring_step(query, key, v[:, local:], cluster, self.chunk_size, far)
+            part, far = ring_step(query, key, v[:, local:], cluster, self.chunk_size, far, scale)
             parts.append(part)
         return torch.cat(parts, 1), (*far, *near)
 
@@ -308,32 +336,15 @@ class NeuralClusteringAttention(AttentionCore):
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         mixed, grouping = self.forward(q, k, v, hidden=hidden)
+        assert grouping is not None
         local, far, near = self.local_heads, cache[:4], cache[4:]
         if local:
-            entries = self._entries(k[:, :local], v[:, :local])
+            entries = ring_entries(k[:, :local], v[:, :local])
             near = fill(near, torch.zeros_like(grouping.assignment), entries)
         if local < self.num_heads:
             key, extra = k[:, local:], self.coupling_columns(grouping.points)
             if extra is not None:
                 columns = extra[1][:, None].expand(-1, key.shape[1], -1, -1)
                 key = torch.cat([key, columns.to(key.dtype)], -1)
-            far = fill(far, grouping.assignment, self._entries(key, v[:, local:]))
+            far = fill(far, grouping.assignment, ring_entries(key, v[:, local:]))
         return mixed, (*far, *near)
-
-    def _entries(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Entries of a ring cache, (B, N, width) each, of keys and values (B, H', N, D)."""
-        v = F.pad(v, (0, k.shape[-1] - v.shape[-1]))  # as wide as keys: see `_ring_step`
-        return k.transpose(1, 2).flatten(2), v.transpose(1, 2).flatten(2)
-
-    def _ring_step(
-        self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, chunk: int, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        """Append a token to the ring of its cluster, and attend to the chunks that it sees."""
-        width = v.shape[-1]
-        v = F.pad(v, (0, k.shape[-1] - width))  # the fused kernel wants values as wide as keys
-        seen, mask, cache = append(cache, cluster, (k.flatten(1), v.flatten(1)), chunk)
-        key, value = (x.unflatten(2, (q.shape[1], -1)).transpose(1, 2).to(q.dtype) for x in seen)
-        mixed = F.scaled_dot_product_attention(
-            q, key, value, attn_mask=mask[:, None, None], scale=self.head_width**-0.5
-        )
-        return mixed[..., :width], cache

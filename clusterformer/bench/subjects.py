@@ -30,8 +30,16 @@ FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}
 PAPER_NAMES = ("full", "shared-full", "lsh-N", "clustered-N", "i-clustered-N", "oracle-top")
 """Names of figure 4 and table 1 of the paper on clustered attention: N rounds, or N clusters."""
 
+WIDTHS: dict[str, dict[str, Any]] = {
+    "blocks-64": {"block_size": 64, "dense_length": 0},
+    "blocks-128": {"block_size": 128, "dense_length": 0},
+    "chunks-32": {"chunk_size": 32},
+    "chunks-128": {"chunk_size": 128},
+}
+"""Neural clustering in blocks of other sizes, or chunks where it is causal, also of short texts."""
+
 NUM_CLUSTERS: dict[str, Callable[[int], int]] = {
-    "NeuralClusteringAttention": lambda length: max(1, int(length**0.5)),
+    "paper": lambda length: max(1, length // 64),  # blocks of 64: a token sees 128 keys
     "RoutingAttention": lambda length: max(1, length // 64),  # windows of 64, as in its package
 }
 """Number of clusters at a length, unless the setting gives one; others have their own default."""
@@ -218,9 +226,10 @@ def make_mechanism(
 
 def _find(name: str) -> tuple[type[AttentionCore], dict[str, Any]]:
     """Look up the class and the options of a name."""
-    found, options = _of_paper(name) or (name, FORMS.get(name, {}))
-    found = "NeuralClusteringAttention" if name in FORMS else found
-    return _mechanism(found, [*FORMS, *PAPER_NAMES, *PEERS]), dict(options)
+    forms = FORMS | WIDTHS
+    found, options = _of_paper(name) or (name, forms.get(name, {}))
+    found = "NeuralClusteringAttention" if name in forms else found
+    return _mechanism(found, [*FORMS, *WIDTHS, *PAPER_NAMES, *PEERS]), dict(options)
 
 
 def _of_paper(name: str) -> tuple[str, dict[str, Any]] | None:
@@ -245,7 +254,7 @@ def _make_core(name: str, setting: Setting) -> AttentionCore:
     if "num_clusters" in signature(kind).parameters:
         if setting.num_clusters:
             options["num_clusters"] = setting.num_clusters
-        elif kind.__name__ in NUM_CLUSTERS:
-            options["num_clusters"] = NUM_CLUSTERS[kind.__name__](setting.length)
+        elif name in NUM_CLUSTERS:
+            options["num_clusters"] = NUM_CLUSTERS[name](setting.length)
     with making(name):
         return kind(setting.d_model, setting.num_heads, **options)

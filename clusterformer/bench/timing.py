@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping
 import torch
 
 WARM_UP = 2
-"""Rounds that are not counted."""
+"""Turns that are not counted, unless a benchmark says otherwise."""
 
 
 def time_in_turns(
-    steps: Mapping[str, Callable[[], object]], repeats: int, device: str
+    steps: Mapping[str, Callable[[], object]], repeats: int, device: str, warm_up: int = WARM_UP
 ) -> dict[str, list[float]]:
     """Time each function `repeats` times, in turns, so that other load on the machine affects all.
 
     On a CPU with several threads it is wall-clock time. With one thread it is the CPU time of this
-    process, which other work on the machine lengthens less.
+    process, which other work on the machine lengthens less. The first `warm_up` turns do not count.
 
     Returns:
         Name to its times in milliseconds.
     """
     samples: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(-WARM_UP, repeats):
+    for turn in range(-warm_up, repeats):
         for name, step in steps.items():
             taken = _milliseconds(step, device)
             if turn >= 0:

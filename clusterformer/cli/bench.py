@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 HELP = """
 usage: clusterformer bench [options]
        clusterformer bench steps --config FILE [options]
+       clusterformer bench regret [--shapes 40] [options]
        clusterformer bench compile [--targets sm_80 sm_90 gfx942] [--out FILE]
        clusterformer bench kernels [--predict h200] [options]
        clusterformer bench causality [options]
@@ -35,9 +36,8 @@ at another share is another amount of work. All layers take turns; the table sho
                         tokens per sequence
   --tokens 8192         tokens per batch; or --batch N, sequences per batch at every length
   --d_model 256         model width; --num_heads 4
-  --num_clusters K      clusters of every mechanism that has them (default: the square root of the
-                        length for neural clustering, windows of 64 for routing, else the
-                        mechanism's own default)
+  --num_clusters K      clusters of every mechanism that has them (default: for blocks of 64 in the
+                        paper's form, and windows of 64 in routing; else the mechanism's own)
   --mechanisms NAME ... layers to measure (default: all): the class of a mechanism, a form of neural
                         clustering (paper: two blocks, no coupling; neural: the default), or a
                         public package: reformer-pytorch, routing-transformer,
@@ -61,6 +61,7 @@ Each subcommand has its own help, such as: clusterformer bench kernels --help
 
 SUBCOMMANDS = (
     "steps",
+    "regret",
     "compile",
     "kernels",
     "causality",

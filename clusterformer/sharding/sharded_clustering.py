@@ -52,12 +52,21 @@ class ShardedClustering(AttentionCore):
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
     ) -> tuple[Tensor, Grouping]:
-        """Mix values as `NeuralClusteringAttention` does; every tensor is this process's share."""
+        """Mix values as `NeuralClusteringAttention` does; every tensor is this process's share.
+
+        Raises:
+            ValueError: if a text is so short that it would have full attention.
+        """
         core = self.core
         if key_mask is None:
             key_mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
         masks = self.peers.gather(key_mask)
         lengths, whole = [mask.shape[1] for mask in masks], torch.cat(masks, 1)
+        if bool((whole.sum(1) <= core.dense_length).any()):
+            raise ValueError(
+                f"a shared sequence needs more than dense_length = {core.dense_length} tokens, got "
+                f"{int(whole.sum(1).min())}; set dense_length: 0"
+            )
         with torch.autocast(hidden.device.type, enabled=False):
             points, anchors = core.anchors(hidden.float(), previous)
             assignment, updated = self._assign(points, anchors, key_mask)

@@ -64,8 +64,11 @@ def test_exports_for_any_length(cls, causal) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, "masked"])
-def test_exports_with_a_minimum_width_for_any_length(causal) -> None:
-    core = attention.NeuralClusteringAttention(WIDTH, HEADS, causal=causal, min_width=16)
+@pytest.mark.parametrize(
+    "options", [{"num_clusters": 16, "min_width": 16}, {"block_size": 16, "dense_length": 24}]
+)
+def test_exports_with_a_width_in_tokens_for_any_length(causal, options) -> None:
+    core = attention.NeuralClusteringAttention(WIDTH, HEADS, causal=causal, **options)
     layer, length = MultiHeadAttention(core).eval(), torch.export.Dim.DYNAMIC
     program = torch.export.export(
         layer, (torch.randn(2, 19, WIDTH),), dynamic_shapes=({1: length},), strict=False

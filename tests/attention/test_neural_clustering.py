@@ -94,6 +94,45 @@ def test_few_blocks_are_full_attention(length, clusters, look_ahead, similarity,
     torch.testing.assert_close(gradient, expected)
 
 
+@pytest.mark.parametrize("causal", [False, "masked"])
+def test_short_texts_have_full_attention_in_any_batch(causal) -> None:
+    core = NeuralClusteringAttention(
+        32, 4, causal=causal, num_clusters=5, block_size=3, dense_length=10
+    )
+    layer = MultiHeadAttention(core)
+    full = MultiHeadAttention(FullAttention(32, 4, causal=bool(causal)))
+    full.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.startswith("core.")})
+    x = torch.randn(3, 23, 32)
+    mask = torch.stack([torch.ones(23), torch.rand(23) < 0.4, torch.arange(23) < 10]).bool()
+    mixed = layer(x, mask)
+    for row in (1, 2):
+        text = x[row][mask[row]][None]
+        single = layer(text)
+        assert single.grouping is None
+        torch.testing.assert_close(single.values, full(text).values)
+        torch.testing.assert_close(mixed.values[row][mask[row]], single.values[0])
+    torch.testing.assert_close(mixed.values[0], layer(x[:1]).values[0])
+    assert not torch.allclose(mixed.values[0], full(x[:1]).values[0], atol=1e-3)
+    seen = core.keys_seen(mixed.grouping, mask)
+    assert (seen[1:][mask[1:]] == 1).all()
+    if not causal:
+        assert seen[0, :21].tolist() == pytest.approx(21 * [8 / 23], abs=1 / 23)
+
+
+def test_a_width_in_tokens_is_the_same_in_any_text() -> None:
+    """And a number of clusters without it divides any text, as in the paper."""
+    for options, tokens in (({"block_size": 4, "dense_length": 0}, [12, 12]), ({}, [9, 18])):
+        core = NeuralClusteringAttention(32, 4, num_clusters=8, **options)
+        for length, expected in zip((24, 48), tokens, strict=True):
+            mask = torch.ones(1, length, dtype=torch.bool)
+            grouping = core._group(torch.randn(1, length, 32), None, None)
+            assert core.keys_seen(grouping, mask)[0, 0] * length == pytest.approx(expected)
+    default = NeuralClusteringAttention(32, 4)
+    assert (default.num_clusters, default.block_size, default.dense_length) == (16, 64, 512)
+    assert NeuralClusteringAttention(32, 4, num_clusters=16).dense_length == 0
+    assert NeuralClusteringAttention(32, 4, block_size=300).dense_length == 900
+
+
 def test_one_cluster_of_one_chunk_is_causal_full_attention() -> None:
     core = NeuralClusteringAttention(
         32, 4, causal=True, num_clusters=1, chunk_size=64, coupling=False

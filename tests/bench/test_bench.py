@@ -15,6 +15,7 @@ from clusterformer.attention import (
     NeuralClusteringAttention,
     mechanisms,
 )
+from clusterformer.bench import regret
 from clusterformer.bench.flops import count_flops
 from clusterformer.bench.recording import record
 from clusterformer.bench.subjects import Setting, Subject
@@ -103,6 +104,24 @@ def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
     assert main(["bench", "steps", *arguments]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]]
     assert rows == [["1024", "FullAttention"], ["1024", "configured"]]
+
+
+def test_regret_compares_the_default_with_every_form(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(regret, "SHAPES", (regret.Shape(20, 2, 64), regret.Shape(70, 1, 64)))
+    out = tmp_path / "regret.json"
+    arguments = ["--repeats", "1", "--shapes", "3", "--threads", "1", "--out", str(out)]
+    assert main(["bench", "regret", *arguments]) == 0
+    report = json.loads(out.read_text())
+    rows = report["rows"]
+    assert [(r["length"], r["causal"], r["dtype"]) for r in rows] == [
+        (20, False, "fp32"), (20, False, "bf16"), (70, True, "fp32"),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["regret"] >= 0
+        assert row["median_ms"][row["best"]] == min(filter(None, row["median_ms"].values()))
+        assert row["keys_seen"] == pytest.approx(1) or row["causal"]
+    assert report["summary"]["worst_regret"] == max(row["regret"] for row in rows)
+    assert "mean regret" in capsys.readouterr().out
 
 
 def test_what_a_layer_mixes_is_recorded() -> None:

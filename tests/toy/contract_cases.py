@@ -22,6 +22,7 @@ CHOICES: dict[str, list[Any]] = {  # options of any mechanism that has them
     "window": [1, 2, 5],
     "top_k": [1, 3, 8],
     "block_size": [2, 5, 7],
+    "dense_length": [0, 0, 5, 12],
     "local_window": [1, 3, 4, 64],
     "min_width": [1, 3, 6, 16],
     "look_back": [0, 1, 2],

@@ -16,6 +16,7 @@ SMALL = {  # several blocks at the lengths used here
     "window": 5,
     "top_k": 4,
     "block_size": 7,
+    "dense_length": 12,
     "local_window": 3,
 }
 

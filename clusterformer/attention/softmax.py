@@ -1,0 +1,77 @@
+"""Softmax attention over all tokens of a text, and over those of the short texts of a batch.
+
+B batch   H heads   N tokens   D head width   L longest text that counts as short
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.kernels.ordering import stable_order
+from clusterformer.masks import attention_mask
+
+
+def full_attention(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, *, causal: bool = False
+) -> Tensor:
+    """Apply softmax attention of each token over all real tokens, in PyTorch's fused kernels.
+
+    Args:
+        q: (B, H, N, D).
+        k, v: (B, H, M, D).
+        key_mask: (B, M), True at real tokens; None means all real.
+        causal: A token attends to itself and tokens before it only.
+
+    Returns:
+        (B, H, N, D) in the dtype of q.
+    """
+    mask = None if key_mask is None else attention_mask(key_mask, causal=causal)
+    is_causal = mask is None and causal
+    if q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+    # On CPU bfloat16 attention is up to ten times slower backward than float32 (torch 2.13).
+    with torch.autocast("cpu", enabled=False):
+        out = F.scaled_dot_product_attention(
+            q.float(), k.float(), v.float(), attn_mask=mask, is_causal=is_causal
+        )
+    return out.to(q.dtype)
+
+
+def replace_short_texts(
+    values: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, limit: int, *, causal: bool
+) -> Tensor:
+    """Replace the values of texts of up to `limit` real tokens by those of full attention.
+
+    Args:
+        values: (B, H, N, D).
+        q, k, v: (B, H, N, D).
+        key_mask: (B, N), True at real tokens.
+        limit: L.
+        causal: A token attends to itself and tokens before it only.
+
+    Cost: O(L^2 D) time for each short text, whatever the padded length.
+    """
+    lengths = key_mask.sum(1)
+    short = lengths <= limit  # (B,)
+    # A compiled graph has no rows chosen by their content: it computes all, and takes the short.
+    chosen = None if torch.compiler.is_compiling() else short.nonzero()[:, 0]
+    if chosen is not None:
+        if not len(chosen):
+            return values
+        q, k, v, key_mask, lengths = (x[chosen] for x in (q, k, v, key_mask, lengths))
+    position = torch.arange(limit, device=q.device)
+    first = position.clamp(max=key_mask.shape[1] - 1)  # an exported graph may get shorter texts
+    order = stable_order((~key_mask).long())[:, first]  # real tokens first
+    q, k, v = (x.gather(2, _over_heads(order, x)) for x in (q, k, v))  # (B', H, L, D)
+    real = position < lengths[:, None]
+    mixed = full_attention(q, k, v, real, causal=causal)
+    rank = (key_mask.cumsum(1) - 1).clamp(0, limit - 1)
+    mixed = mixed.gather(2, _over_heads(rank, mixed)).masked_fill(~key_mask[:, None, :, None], 0.0)
+    if chosen is not None:
+        return values.index_copy(0, chosen, mixed.to(values.dtype))
+    return torch.where(short[:, None, None, None], mixed.to(values.dtype), values)
+
+
+def _over_heads(index: Tensor, rows: Tensor) -> Tensor:
+    """Expand an index (B, L) to gather rows (B, H, N, D) by it."""
+    return index[:, None, :, None].expand(-1, rows.shape[1], -1, rows.shape[3])
