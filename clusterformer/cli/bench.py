@@ -17,6 +17,7 @@ HELP = """
 usage: clusterformer bench [options]
        clusterformer bench steps --config FILE [options]
        clusterformer bench regret [--shapes 40] [options]
+       clusterformer bench profile [options]
        clusterformer bench compile [--targets sm_80 sm_90 gfx942] [--out FILE]
        clusterformer bench kernels [--predict h200] [options]
        clusterformer bench causality [options]
@@ -62,6 +63,7 @@ Each subcommand has its own help, such as: clusterformer bench kernels --help
 SUBCOMMANDS = (
     "steps",
     "regret",
+    "profile",
     "compile",
     "kernels",
     "causality",

@@ -124,6 +124,18 @@ def test_regret_compares_the_default_with_every_form(tmp_path: Path, capsys, mon
     assert "mean regret" in capsys.readouterr().out
 
 
+def test_a_profile_lists_the_operations_of_a_step(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "profile.json"
+    sizes = ["--length", "64", "--tokens", "64", "--d_model", "16", "--num_heads", "2"]
+    arguments = ["--mechanisms", "paper", *sizes, "--repeats", "1", "--top", "3"]
+    assert main(["bench", "profile", *arguments, "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert next(row for row in rows if row["operation"] == "aten::addmm")["calls"] == 4
+    assert rows[0]["ms"] == max(row["ms"] for row in rows)
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
 def test_what_a_layer_mixes_is_recorded() -> None:
     full = FullAttention(16, 2)
     layer = MultiHeadAttention(full)
