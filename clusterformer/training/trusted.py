@@ -115,9 +115,9 @@ def read_run_config(path: Path, named: Named) -> dict[str, Any]:
         for option, value in trainer.items()
         if f"--trainer.{option}" not in named.options
     }
+    rest = {key: config[key] for key in config if key not in ("model", "data", "against")}
+    _refuse_classes(rest, path, named.classes)
     for option, value in config["trainer"].items():
-        for inner in _class_paths(value):
-            _check_class(path, inner, None, named.classes)
         allowed = _WORD.fullmatch if option in WORDS else _DIGITS.fullmatch
         if any(isinstance(leaf, str) and not allowed(leaf) for leaf in _leaves(value, plain=True)):
             raise InputError(
@@ -152,6 +152,7 @@ def _check_model(
     model: dict[str, Any], name: str, source: str | Path, trust: Sequence[str]
 ) -> None:
     _refuse_dots(model, name)
+    _refuse_classes({key: model[key] for key in model if key not in MECHANISMS}, source, trust)
     for option in MECHANISMS:
         if isinstance(model.get(option), str):  # the parser would look for such a file
             model[option] = {"class_path": model[option]}
@@ -164,8 +165,14 @@ def _check_option(
     option: Mapping[str, Any], base: type, source: str | Path, trust: Sequence[str]
 ) -> None:
     _check_class(source, option["class_path"], base, trust)
-    for inner in _class_paths(option.get("init_args")):
-        _check_class(source, inner, None, trust)  # ours take no classes as options
+    rest = {key: option[key] for key in option if key != "class_path"}
+    _refuse_classes(rest, source, trust)  # ours take no classes as options
+
+
+def _refuse_classes(value: Any, source: str | Path, trust: Sequence[str]) -> None:
+    """Refuse classes where no option is one: even the parser's error would import them."""
+    for inner in _class_paths(value):
+        _check_class(source, inner, None, trust)
 
 
 def _refuse_dots(value: Any, name: str) -> None:

@@ -64,6 +64,8 @@ CLASSES: dict[str, Callable[[Config, str], object]] = {
     "an option of the task": lambda config, name: config["data"].update(
         init_args={"size": {"class_path": name}}
     ),
+    "a rate": lambda config, name: config["model"].update(lr={"class_path": name}),
+    "a seed": lambda config, name: config.update(seed_everything={"class_path": name}),
     "a callback": lambda config, name: config["trainer"].update(callbacks=[{"class_path": name}]),
     "a strategy": lambda config, name: config["trainer"].update(strategy=name),
     "a logger": lambda config, name: config["trainer"].update(logger={"class_path": name}),
