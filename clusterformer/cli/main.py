@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> None:
+    if any("\0" in argument for argument in arguments):  # no file or text of a command has one
+        raise InputError("an argument holds a null byte")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return

@@ -40,6 +40,7 @@ OPTIONS = {
     "--model.warmup=.inf": "model.warmup must be finite, got inf",
     "--model.betas=[0.9, .nan]": "model.betas[1] must be finite, got nan",
     "--trainer.limit_val_batches=.nan": "trainer.limit_val_batches must be finite, got nan",
+    "--runs=\0": "an argument holds a null byte",
     "--data.size=-1": "negative dimension",
     "--data.size=1000000000000000": "too large for the memory of this machine",
     f"--model.lr={'[' * 3000}": "model.lr",
