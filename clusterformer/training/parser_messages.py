@@ -23,7 +23,8 @@ _ARGUMENT = re.compile(r"unrecognized arguments: (\S+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '([^']+)'>|typing\.Literal\[(.+?)\]|([^.\n]+))")
 _GOT = re.compile(r"(?:Got value|Given value): (.+?)(?:\. Got value|$)", re.M)
 _DOTTED = re.compile(
-    r"(?:Expected a path but |class_path '|class_path='|'class_path': ')((?:[A-Za-z_]\w*\.)+\w+)"
+    r"(?:Expected a path but |class_path '|class_path='|'class_path': '|"
+    r"a callable class: [\s\S]*?Got value: )((?:[A-Za-z_]\w*\.)+\w+)"
 )
 _OFFENDER = re.compile(r"(?:no option|no class|got) '([^']+)'")
 

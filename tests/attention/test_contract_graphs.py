@@ -9,6 +9,7 @@ from clusterformer import attention
 from clusterformer.attention import MultiHeadAttention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "causal", "backend"),
     [

@@ -105,6 +105,7 @@ def test_killed_half_way_it_goes_on_there_and_the_set_is_read(
     assert pairs[0][:3] == ("how to dev ?", "why ?", "1")
 
 
+@pytest.mark.slow
 def test_of_two_at_once_one_works_and_the_other_waits(web: Web, tmp_path: Path) -> None:
     web.pause = 0.005
     both = [start(web, tmp_path) for _ in range(2)]
@@ -187,6 +188,7 @@ def test_a_file_put_there_by_hand_is_checked(
     assert re.search(rf"{place}: sha256:\w+, expected sha256:467c13f9\w+; remove it", printed)
 
 
+@pytest.mark.slow
 def test_kept_downloads_serve_as_a_mirror(web: Web, archive: bytes, tmp_path: Path) -> None:
     assert main([*command(web, tmp_path / "one"), "--keep"]) == 0
     kept = tmp_path / "one" / "downloads"

@@ -21,6 +21,7 @@ def small(**options: object) -> NeuralClustering:
     return NeuralClustering(3, **({"max_iter": 60, "random_state": 0} | options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("min_probability", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_onnxruntime_predicts_the_same_for_any_number_of_points(
     min_probability: float, tmp_path: Path

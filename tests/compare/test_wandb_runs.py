@@ -106,6 +106,7 @@ def keep(server: Wandb, *runs: Logged) -> None:
     server.runs |= {run.name: run for run in runs}
 
 
+@pytest.mark.slow
 def test_a_group_comes_back_with_rows_measures_and_curves(server: Wandb, capfd) -> None:
     again = logged("b", [0.25, 0.5, 0.75], dropout=0.1)
     # killed after the second validation and gone on from the first

@@ -126,7 +126,7 @@ def numbered(tmp_path: Path, count: int) -> Bitext:
     return bitext(tmp_path, *lines)
 
 
-@pytest.mark.parametrize("count", [4, 10, 100, 30_000])
+@pytest.mark.parametrize("count", [4, 10, 100, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_held_out_pairs_share_no_sentence_with_the_rest(tmp_path, count):
     pairs = numbered(tmp_path, count)
     rest, held_out = pairs.hold_out()

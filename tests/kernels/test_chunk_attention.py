@@ -148,6 +148,7 @@ def test_a_text_no_longer_than_a_window_is_short() -> None:
         assert blocks.short == short
 
 
+@pytest.mark.slow
 def test_the_operator_is_sound_for_compilers() -> None:
     q, k, v, *columns = inputs(2, 17, 12)
     blocks = some_blocks("blocks", 2, 17, None)

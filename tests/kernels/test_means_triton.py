@@ -78,10 +78,12 @@ def test_rows_may_lie_anywhere() -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_padding_may_come_first(monkeypatch) -> None:
     agree(inputs(300, 3, 5), mask_of(300).flip(1), monkeypatch)
 
 
+@pytest.mark.slow
 def test_the_same_bits_twice() -> None:
     tensors, mask = inputs(130, 16, 5), mask_of(130)
     first, second = (run(tensors, mask) for _ in range(2))

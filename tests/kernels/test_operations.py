@@ -94,6 +94,7 @@ def test_centroid_means_in_triton(own: bool) -> None:
     opcheck(module._backward, given, test_utils=UNDIFFERENTIATED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernels", "causal"),
     [

@@ -54,7 +54,7 @@ def mask_of(lengths: list[int], longest: int) -> Tensor:
 
 @pytest.mark.parametrize("cls", STRICT, ids=name)
 @pytest.mark.parametrize("cross", [False, True], ids=["without memory", "with memory"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_step_by_step_equals_the_whole_text(cls, cross: bool, norm: str) -> None:
     decoder = Decoder(config(cls, norm=norm), cross=cross).eval()

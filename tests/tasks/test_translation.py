@@ -87,6 +87,7 @@ def scored(printed: str) -> dict[str, float]:
 SELDOM = ["--trainer.max_epochs=16", "--trainer.check_val_every_n_epoch=8"]
 
 
+@pytest.mark.slow
 def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--pictures=false", *arguments(files), *SELDOM]) == 0

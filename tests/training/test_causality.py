@@ -95,6 +95,7 @@ def test_validation_warns_of_a_model_that_reads_the_future(
         ),
         *("--model.decoder_attention=NeuralClusteringAttention", "--model.d_model=16"),
         *(f"--model.decoder_attention.causal={causal}", "--model.num_heads=2"),
+        "--model.decoder_attention.num_clusters=4",  # by default, short texts have full attention
         *("--trainer.accelerator=cpu", "--trainer.max_epochs=1"),
     ]
     assert main(command) == 0

@@ -68,7 +68,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize(
     ("options", "model"),
     [
-        ({"max_epochs": 3}, {}),
+        pytest.param({"max_epochs": 3}, {}, marks=pytest.mark.slow),
         pytest.param({"max_steps": 13}, {"schedule": "cosine"}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 3}, {"schedule": "cosine"}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 2, "accumulate_grad_batches": 2}, {}, marks=pytest.mark.slow),
@@ -91,6 +91,7 @@ def test_resuming_from_every_checkpoint_ends_with_the_same_weights(
         assert metrics(again) == metrics(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_stopped_within_an_epoch_can_be_prolonged(tmp_path: Path) -> None:
     whole = fit(tmp_path / "whole", {"max_steps": 13}).state_dict()
     fit(tmp_path / "part", {"max_steps": 7})
