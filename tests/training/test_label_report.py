@@ -16,7 +16,7 @@ WORDS = {"good": ["fine", "great"], "bad": ["awful", "poor"], "so-so": ["plain",
 TINY = [
     *("--model.d_model=16", "--model.num_heads=2", "--model.num_layers=1", "--model.dropout=0"),
     "--model.attention.num_clusters=4",
-    *("--model.lr=0.01", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
+    *("--model.lr=0.03", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
 ]
 
 
