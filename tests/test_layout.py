@@ -32,7 +32,7 @@ LAYERS = {
     "clusterformer.masks": 2,
     "clusterformer.attention": 3,
     "clusterformer.huggingface": 3.5,
-    "clusterformer.sharding": 3.5,
+    "clusterformer.sequence_parallel": 3.5,
     "clusterformer.models": 4,
     "clusterformer.losses": 4,
     "clusterformer.plots": 4,

@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--causal", action="store_true")
     options = parser.parse(arguments)
-    from clusterformer.bench.shared_sequence import MECHANISMS, Setting, measure
+    from clusterformer.bench.sequence_parallel import MECHANISMS, Setting, measure
 
     sizes = {
         name: getattr(options, name)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Peers:
+class SequenceGroup:
     """The processes that share each sequence.
 
     Process p holds a contiguous part of the tokens, behind those of process p - 1. Parts may differ
@@ -46,12 +46,11 @@ class Peers:
         widths = [torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(self.size)]
         dist.all_gather(widths, widths[0].new_tensor([x.shape[1]]), group=self.group)
         found = [x.new_empty(x.shape[0], int(width), *x.shape[2:]) for width in widths]
-        same = len({part.shape for part in found}) == 1
-        if same:
+        if len({part.shape for part in found}) == 1:
             dist.all_gather(found, x.contiguous(), group=self.group)
-        else:
+        else:  # gloo gathers equal shapes only
+            found[self.rank].copy_(x)
             for rank, part in enumerate(found):
-                part.copy_(x) if rank == self.rank else None
                 dist.broadcast(part, self._global(rank), group=self.group)
         self.bytes_sent += (self.size - 1) * x.numel() * x.element_size()
         return found
@@ -95,23 +94,23 @@ class Peers:
 
 class _Total(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return peers._reduce(x.clone(), dist.ReduceOp.SUM)
+    def forward(ctx: Any, x: Tensor, group: SequenceGroup) -> Tensor:
+        ctx.group = group
+        return group._reduce(x.clone(), dist.ReduceOp.SUM)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.peers._reduce(grad.clone(), dist.ReduceOp.SUM), None
+        return ctx.group._reduce(grad.clone(), dist.ReduceOp.SUM), None
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], peers: Peers
+        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: SequenceGroup
     ) -> Tensor:
-        ctx.sent, ctx.received, ctx.peers = sent, received, peers
-        return peers._all_to_all(rows, sent, received)
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return group._all_to_all(rows, sent, received)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.peers._all_to_all(grad, ctx.received, ctx.sent), None, None, None
+        return ctx.group._all_to_all(grad, ctx.received, ctx.sent), None, None, None

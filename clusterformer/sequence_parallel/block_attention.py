@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clusterformer.kernels.blocks import Blocks, window_mask
 from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.sharding.peers import Peers
+from clusterformer.sequence_parallel.sequence_group import SequenceGroup
 
 
 class Route(NamedTuple):
@@ -34,13 +34,13 @@ class Route(NamedTuple):
     received: list[int]
 
 
-def sharded_chunk_attention(
+def parallel_chunk_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     blocks: Blocks,
     lengths: Sequence[int],
-    peers: Peers,
+    group: SequenceGroup,
     *,
     scale: float,
     causal: bool = False,
@@ -55,7 +55,7 @@ def sharded_chunk_attention(
         q, k, v: (B, H, n, D) of this process's tokens.
         blocks: Index structure of the whole sequences, (B, ...), the same on all processes.
         lengths: Number of tokens of each process; their sum is N.
-        peers: The processes.
+        group: The processes.
         scale: Factor on the logits.
         causal: As in `chunk_attention`; blocks must then hold tokens in the order of the text.
         extra: Additional columns of q and of k, (B, n, A) each.
@@ -66,16 +66,16 @@ def sharded_chunk_attention(
     Cost: O(N / P) rows sent and O(N J S / P) time for a process; O(N) integers everywhere.
     """
     batch, heads, length, width = q.shape
-    first, last = _divide(blocks, peers)[peers.rank]
+    first, last = _divide(blocks, group)[group.rank]
     reach, size = blocks.visible.shape[-1], blocks.members.shape[-1]
-    in_route = _route(blocks.members, blocks.filled, blocks, lengths, peers, reach - 1)
+    in_route = _route(blocks.members, blocks.filled, blocks, lengths, group, reach - 1)
     own = blocks.own
-    out_route = _route(blocks.members[:, own], blocks.own_filled, blocks, lengths, peers, 0)
+    out_route = _route(blocks.members[:, own], blocks.own_filled, blocks, lengths, group, 0)
 
     parts = [*(x.transpose(1, 2).flatten(2) for x in (q, k, v)), *(extra or ())]
     widths = [x.shape[-1] for x in parts]
     rows = torch.cat([x.to(q.dtype) for x in parts], -1).flatten(0, 1)
-    found = peers.exchange(rows[in_route.tokens], in_route.sent, in_route.received)
+    found = group.exchange(rows[in_route.tokens], in_route.sent, in_route.received)
     if first < last:
         local = _local_blocks(blocks, first, last)
         held = found.new_zeros(local.filled.numel(), found.shape[-1])
@@ -90,16 +90,16 @@ def sharded_chunk_attention(
         values = values.flatten(2).flatten(0, 1)[out_route.slots]
     else:  # fewer blocks than processes; of the graph, so that gradients are exchanged here too
         values = found[:, : heads * width]
-    back = peers.exchange(values, out_route.received, out_route.sent)
+    back = group.exchange(values, out_route.received, out_route.sent)
     mixed = back.new_zeros(batch * length, heads * width).index_copy(0, out_route.tokens, back)
     return mixed.view(batch, length, heads, width).transpose(1, 2)
 
 
-def _divide(blocks: Blocks, peers: Peers) -> list[tuple[int, int]]:
+def _divide(blocks: Blocks, group: SequenceGroup) -> list[tuple[int, int]]:
     """Divide the blocks into a range for each process, with as many tokens in each."""
     tokens = blocks.own_filled.sum((0, 2))
     middles = tokens.cumsum(0) - tokens / 2
-    goals = tokens.sum() * torch.arange(1, peers.size, device=tokens.device) / peers.size
+    goals = tokens.sum() * torch.arange(1, group.size, device=tokens.device) / group.size
     cuts = [0, *torch.searchsorted(middles, goals).tolist(), len(tokens)]
     return list(pairwise(cuts))
 
@@ -109,7 +109,7 @@ def _route(
     filled: Tensor,
     blocks: Blocks,
     lengths: Sequence[int],
-    peers: Peers,
+    group: SequenceGroup,
     beyond: int,
 ) -> Route:
     """Find the rows to exchange so that each process gets the tokens of its slots.
@@ -118,25 +118,25 @@ def _route(
         members, filled: (B, entries, S) token in each slot, and whether there is one.
         blocks: The whole index structure.
         lengths: Number of tokens of each process.
-        peers: The processes.
+        group: The processes.
         beyond: Number of entries after its last block that a process needs too.
     """
     ends = torch.tensor(lengths, device=members.device).cumsum(0)
-    start = int(ends[peers.rank]) - lengths[peers.rank]
+    start = int(ends[group.rank]) - lengths[group.rank]
     batch = torch.arange(len(members), device=members.device)[:, None, None]
     holder = torch.searchsorted(ends, members, right=True).masked_fill(~filled, -1)
     tokens, sent = [], []
     ranges = [
         slice(first, last + beyond if first < last else last)
-        for first, last in _divide(blocks, peers)
+        for first, last in _divide(blocks, group)
     ]
     for part in ranges:
-        mine = holder[:, part] == peers.rank
-        token = (batch * lengths[peers.rank] + members[:, part] - start)[mine]
+        mine = holder[:, part] == group.rank
+        token = (batch * lengths[group.rank] + members[:, part] - start)[mine]
         tokens.append(token)
         sent.append(len(token))
-    holders = holder[:, ranges[peers.rank]].flatten()
-    received = [int((holders == rank).sum()) for rank in range(peers.size)]
+    holders = holder[:, ranges[group.rank]].flatten()
+    received = [int((holders == rank).sum()) for rank in range(group.size)]
     slots = torch.argsort(holders, stable=True)[len(holders) - sum(received) :]  # -1 stand first
     return Route(torch.cat(tokens), sent, slots, received)
 

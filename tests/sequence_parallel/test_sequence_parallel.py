@@ -19,7 +19,7 @@ from clusterformer.attention import (
 from clusterformer.attention.neural_clustering import PAPER_FORM
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Encoder
-from clusterformer.sharding import Peers, shard, sum_gradients
+from clusterformer.sequence_parallel import SequenceGroup, parallelize, sum_gradients
 
 WIDTH, HEADS = 8, 2
 FORMS: dict[str, dict[str, Any]] = {
@@ -76,15 +76,18 @@ def join(store: str, rank: int, size: int) -> None:
 
 def share(rank: int, form: str, padded: bool, size: int, store: str) -> dict[str, Tensor]:
     join(store, rank, size)
-    peers = Peers()
+    group = SequenceGroup()
     begin = sum(LENGTHS[size][:rank])
     part = slice(begin, begin + LENGTHS[size][rank])
-    network = shard(encoder(form), peers)
+    network = parallelize(encoder(form), group)
     found = step(network, *(x[:, part] for x in texts(padded)))
-    sum_gradients(network, peers)
-    parameters = dict.fromkeys(network.parameters())  # a core is a part of two modules
-    found |= {f"gradient {i}": p.grad for i, p in enumerate(parameters) if p.grad is not None}
-    found["bytes"] = torch.tensor(peers.bytes_sent)
+    sum_gradients(network, group)
+    found |= {
+        f"gradient of {name}": p.grad
+        for name, p in network.named_parameters()
+        if p.grad is not None
+    }
+    found["bytes"] = torch.tensor(group.bytes_sent)
     dist.destroy_process_group()
     return found
 
@@ -110,19 +113,19 @@ def test_it_is_what_one_process_computes(
         found = [part[name] for part in parts]
         got = found[0] if name == "centroids" else torch.cat(found, 1)
         torch.testing.assert_close(got, value, atol=1e-5, rtol=1e-4)
-    gradients = [p.grad for p in whole.parameters() if p.grad is not None]
+    gradients = {
+        f"gradient of {name}": p.grad for name, p in whole.named_parameters() if p.grad is not None
+    }
     for part in parts:
-        got = [part[f"gradient {i}"] for i in range(len(list(whole.parameters())))
-               if f"gradient {i}" in part]  # fmt: skip
-        assert len(got) == len(gradients)
-        for one, other in zip(got, gradients, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+        assert {name for name in part if name.startswith("gradient")} == set(gradients)
+        for name, value in gradients.items():
+            torch.testing.assert_close(part[name], value, atol=1e-5, rtol=1e-4)
         assert part["bytes"] > 0
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="init_process_group"):
-        Peers()
+        SequenceGroup()
     in_processes(1, refuse, str(tmp_path / "store"))
 
 
@@ -135,5 +138,5 @@ def refuse(rank: int, store: str) -> None:
         (MultiHeadAttention(clusters), 'got causal="masked"'),
     ):
         with pytest.raises(ValueError, match=message):
-            shard(layer, Peers())
+            parallelize(layer, SequenceGroup())
     dist.destroy_process_group()

@@ -11,34 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clusterformer.attention.base import AttentionCore
 from clusterformer.attention.full import FullAttention
 from clusterformer.attention.grouping import Grouping
-from clusterformer.sharding.peers import Peers
+from clusterformer.sequence_parallel.sequence_group import SequenceGroup
 
 
-class ShardedFullAttention(AttentionCore):
+class ParallelFullAttention(FullAttention):
     """Full attention of which each process computes H / P heads, of all tokens.
 
-    Args:
-        core: Full attention, causal or not.
-        peers: The processes.
-
-    Raises:
-        ValueError: if the processes do not divide the heads evenly.
+    `parallelize` makes it of a `FullAttention`.
     """
 
-    sees_all = True
-    causal_forms = FullAttention.causal_forms
-
-    def __init__(self, core: FullAttention, peers: Peers) -> None:
-        if core.num_heads % peers.size:
-            raise ValueError(
-                f"the number of processes must divide num_heads, got {peers.size} processes with "
-                f"num_heads = {core.num_heads}"
-            )
-        super().__init__(core.d_model, core.num_heads, causal=core.causal)
-        self.core, self.peers = core, peers
+    group: SequenceGroup
 
     def forward(
         self,
@@ -50,29 +34,29 @@ class ShardedFullAttention(AttentionCore):
         query_mask: Tensor | None = None,
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
-    ) -> tuple[Tensor, Grouping | None]:
+    ) -> tuple[Tensor, None]:
         """Mix values as `FullAttention` does; every tensor is this process's share."""
         if key_mask is None:
             key_mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
-        masks = self.peers.gather(key_mask)
+        masks = self.group.gather(key_mask)
         lengths, whole = [mask.shape[1] for mask in masks], torch.cat(masks, 1)
         q, k, v = (self._to_heads(x, lengths) for x in (q, k, v))
-        mixed, _ = self.core(q, k, v, hidden=hidden, query_mask=whole, key_mask=whole)
+        mixed, _ = super().forward(q, k, v, hidden=hidden, query_mask=whole, key_mask=whole)
         return self._to_tokens(mixed, lengths), None
 
     def _to_heads(self, x: Tensor, lengths: list[int]) -> Tensor:
         """(B, H, n, D) of the own tokens -> (B, H / P, N, D) of the own heads."""
         batch, heads, length, width = x.shape
-        size = self.peers.size
+        size = self.group.size
         rows = x.unflatten(1, (size, -1)).permute(1, 3, 0, 2, 4)  # (P, n, B, H / P, D)
-        found = self.peers.exchange(rows.reshape(size * length, -1), [length] * size, lengths)
+        found = self.group.exchange(rows.reshape(size * length, -1), [length] * size, lengths)
         return found.view(-1, batch, heads // size, width).permute(1, 2, 0, 3)
 
     def _to_tokens(self, x: Tensor, lengths: list[int]) -> Tensor:
         """(B, H / P, N, D) of the own heads -> (B, H, n, D) of the own tokens."""
         batch, heads, _, width = x.shape
-        size, length = self.peers.size, lengths[self.peers.rank]
+        size, length = self.group.size, lengths[self.group.rank]
         rows = x.permute(2, 0, 1, 3).reshape(sum(lengths), -1)
-        found = self.peers.exchange(rows, lengths, [length] * size)
+        found = self.group.exchange(rows, lengths, [length] * size)
         found = found.view(size, length, batch, heads, width)
         return found.permute(2, 0, 3, 1, 4).flatten(1, 2)

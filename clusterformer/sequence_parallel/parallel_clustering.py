@@ -9,37 +9,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clusterformer.attention.base import AttentionCore
 from clusterformer.attention.grouping import Grouping
 from clusterformer.attention.neural_clustering import NeuralClusteringAttention
 from clusterformer.kernels.blocks import Blocks, window_blocks
 from clusterformer.kernels.reference import argmax_first
-from clusterformer.sharding.block_attention import sharded_chunk_attention
-from clusterformer.sharding.peers import Peers
+from clusterformer.sequence_parallel.block_attention import parallel_chunk_attention
+from clusterformer.sequence_parallel.sequence_group import SequenceGroup
 
 
-class ShardedClustering(AttentionCore):
+class ParallelClustering(NeuralClusteringAttention):
     """Neural clustering attention of which each process computes a share, with the same result.
 
     Means and normalisers of the centroids are added up over the processes. Each token's cluster,
     one integer, goes to everybody, so all know the blocks of the whole sequence. The rows of
     queries, keys and values go to the process that computes their block, and values come back.
 
-    Args:
-        core: The mechanism, whose weights this one uses; strictly causal or not causal.
-        peers: The processes.
-
-    Raises:
-        ValueError: if the mechanism is causal="masked".
+    `parallelize` makes it of a `NeuralClusteringAttention`, strictly causal or not causal.
     """
 
-    causal_forms = NeuralClusteringAttention.causal_forms
-
-    def __init__(self, core: NeuralClusteringAttention, peers: Peers) -> None:
-        if core.causal == "masked":
-            raise ValueError('a shared sequence needs causal=True or False, got causal="masked"')
-        super().__init__(core.d_model, core.num_heads, causal=core.causal)
-        self.core, self.peers = core, peers
+    group: SequenceGroup
 
     def forward(
         self,
@@ -57,38 +45,37 @@ class ShardedClustering(AttentionCore):
         Raises:
             ValueError: if a text is so short that it would have full attention.
         """
-        core = self.core
         if key_mask is None:
             key_mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
-        masks = self.peers.gather(key_mask)
+        masks = self.group.gather(key_mask)
         lengths, whole = [mask.shape[1] for mask in masks], torch.cat(masks, 1)
-        if bool((whole.sum(1) <= core.dense_length).any()):
+        if bool((whole.sum(1) <= self.dense_length).any()):
             raise ValueError(
-                f"a shared sequence needs more than dense_length = {core.dense_length} tokens, got "
+                f"a shared sequence needs more than dense_length = {self.dense_length} tokens, got "
                 f"{int(whole.sum(1).min())}; set dense_length: 0"
             )
         with torch.autocast(hidden.device.type, enabled=False):
-            points, anchors = core.anchors(hidden.float(), previous)
+            points, anchors = self.anchors(hidden.float(), previous)
             assignment, updated = self._assign(points, anchors, key_mask)
-            updated = core.read_centroids(updated)
-        blocks = core.blocks_of(torch.cat(self.peers.gather(assignment), 1), whole)
-        scale, local, parts = core.head_width**-0.5, core.local_heads, []
+            updated = self.read_centroids(updated)
+        blocks = self.blocks_of(torch.cat(self.group.gather(assignment), 1), whole)
+        local, parts = self.local_heads, []
 
         def attend(heads: slice, blocks: Blocks, extra: tuple[Tensor, Tensor] | None) -> Tensor:
-            return sharded_chunk_attention(
-                q[:, heads], k[:, heads], v[:, heads], blocks, lengths, self.peers,
-                scale=scale, causal=bool(self.causal), extra=extra,
+            return parallel_chunk_attention(
+                q[:, heads], k[:, heads], v[:, heads], blocks, lengths, self.group,
+                scale=self.head_width**-0.5, causal=bool(self.causal), extra=extra,
             )  # fmt: skip
 
         if local:
             window = window_blocks(
-                whole.shape[1], len(whole), core.local_window, whole, device=q.device
+                whole.shape[1], len(whole), self.local_window, whole, device=q.device
             )
             parts.append(attend(slice(local), window, None))
         if local < self.num_heads:
-            parts.append(attend(slice(local, None), blocks, core.coupling_columns(points)))
+            parts.append(attend(slice(local, None), blocks, self.coupling_columns(points)))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        grouping = Grouping(assignment, core.num_clusters, None, points, updated, core.similarity)
+        grouping = Grouping(assignment, self.num_clusters, None, points, updated, self.similarity)
         return mixed, grouping
 
     def _assign(self, points: Tensor, anchors: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,10 +83,10 @@ class ShardedClustering(AttentionCore):
         scores = (anchors @ points.transpose(1, 2)).masked_fill(
             ~key_mask[:, None], torch.finfo(points.dtype).min
         )
-        largest = self.peers.maximum(scores.amax(-1, keepdim=True))  # (B, C, 1)
+        largest = self.group.maximum(scores.amax(-1, keepdim=True))  # (B, C, 1)
         weights = (scores - largest).exp().masked_fill(~key_mask[:, None], 0.0)
         summed = torch.cat([weights @ points, weights.sum(-1, keepdim=True)], -1)
-        summed = self.peers.total(summed)  # (B, C, F + 1)
+        summed = self.group.total(summed)  # (B, C, F + 1)
         total = summed[..., -1:].clamp(min=torch.finfo(summed.dtype).tiny)
         relative = scores.detach()
         if self.causal is not True:  # strictly causal assignment regards no other token

@@ -22,7 +22,7 @@ from torch import Tensor
 from clusterformer.attention import FullAttention, MultiHeadAttention, NeuralClusteringAttention
 from clusterformer.bench.report import Row
 from clusterformer.errors import InputError
-from clusterformer.sharding import Peers, shard, sum_gradients
+from clusterformer.sequence_parallel import SequenceGroup, parallelize, sum_gradients
 from clusterformer.training import memory
 
 MECHANISMS = ("neural clustering", "full attention")
@@ -103,23 +103,23 @@ def _measure(
 ) -> None:
     torch.set_num_threads(1)
     layer = _layer(setting)
-    peers = None
+    group = None
     if processes > 1:
         store = f"file://{folder / 'store'}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
-        peers = Peers()
-        layer = shard(layer, peers)
+        group = SequenceGroup()
+        layer = parallelize(layer, group)
     parts = list(pairwise(round(i * setting.length / processes) for i in range(processes + 1)))
     x, weights = (part[:, slice(*parts[rank])].clone() for part in _tokens(setting, setting.length))
-    _step(layer, x[:, :64].clone(), weights[:, :64], peers)  # libraries and thread pools
+    _step(layer, x[:, :64].clone(), weights[:, :64], group)  # libraries and thread pools
     found, peaks, seconds = x, [], []
     sent = 0
     for _ in range(setting.repeats):
         reset, before = memory.reset_peak(), memory.resident("VmRSS")
-        begun, sent = time.perf_counter(), peers.bytes_sent if peers else 0
-        found = _step(layer, x, weights, peers)
+        begun, sent = time.perf_counter(), group.bytes_sent if group else 0
+        found = _step(layer, x, weights, group)
         seconds.append(time.perf_counter() - begun)
-        sent = (peers.bytes_sent if peers else 0) - sent
+        sent = (group.bytes_sent if group else 0) - sent
         peak = memory.resident("VmHWM")
         if not reset or before is None or peak is None:
             raise InputError("this system does not tell the peak memory of a process")
@@ -128,7 +128,7 @@ def _measure(
     results.put(
         {"peak_mib": max(peaks), "seconds": statistics.median(seconds), "bytes_sent": float(sent)}
     )
-    if peers:
+    if group:
         dist.destroy_process_group()
 
 
@@ -149,13 +149,15 @@ def _tokens(setting: Setting, length: int) -> tuple[Tensor, Tensor]:
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
 
-def _step(layer: MultiHeadAttention, x: Tensor, weights: Tensor, peers: Peers | None) -> Tensor:
+def _step(
+    layer: MultiHeadAttention, x: Tensor, weights: Tensor, group: SequenceGroup | None
+) -> Tensor:
     """Return the values; the gradient of the first projection stands below them."""
     layer.zero_grad()
     values = layer(x).values
     (values * weights).mean(-1).sum().backward()
-    if peers:
-        sum_gradients(layer, peers)
+    if group:
+        sum_gradients(layer, group)
     gradient = layer.q_proj.weight.grad
     assert gradient is not None
     return torch.cat([values.detach()[0], gradient])

@@ -1,0 +1,71 @@
+"""A network whose attention runs over a shared sequence."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import nn
+
+from clusterformer.attention.base import AttentionCore, MultiHeadAttention
+from clusterformer.attention.full import FullAttention
+from clusterformer.attention.neural_clustering import NeuralClusteringAttention
+from clusterformer.sequence_parallel.parallel_clustering import ParallelClustering
+from clusterformer.sequence_parallel.parallel_full import ParallelFullAttention
+from clusterformer.sequence_parallel.sequence_group import SequenceGroup
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def parallelize(network: Network, group: SequenceGroup) -> Network:
+    """Let the attention of a network run over sequences that several processes share, in place.
+
+    Everything else in an encoder works on single tokens. Each process gives its tokens and gets
+    their outputs. Add positions before: a process does not know at which one its share begins.
+
+    Args:
+        network: Network with `MultiHeadAttention`, such as an encoder.
+        group: The processes.
+
+    Raises:
+        ValueError: if an attention has rotary positions, or is causal="masked", or is neither full
+            attention nor neural clustering attention, or if the processes do not divide the heads
+            of full attention. Nothing has changed then.
+    """
+    layers = [module for module in network.modules() if isinstance(module, MultiHeadAttention)]
+    kinds = [_parallel(layer, group) for layer in layers]
+    for layer, kind in zip(layers, kinds, strict=True):  # the weights and their names stay
+        layer.core.__class__ = kind
+        layer.core.group = group
+    return network
+
+
+def _parallel(layer: MultiHeadAttention, group: SequenceGroup) -> type[AttentionCore]:
+    """Return the class that computes a share of a layer's attention."""
+    core = layer.core
+    if layer.rotary_base is not None:
+        raise ValueError("a shared sequence needs positions added before, got rotary ones")
+    if type(core) is NeuralClusteringAttention:
+        if core.causal == "masked":
+            raise ValueError('a shared sequence needs causal=True or False, got causal="masked"')
+        return ParallelClustering
+    if type(core) is FullAttention:
+        if core.num_heads % group.size:
+            raise ValueError(
+                f"the number of processes must divide num_heads, got {group.size} processes with "
+                f"num_heads = {core.num_heads}"
+            )
+        return ParallelFullAttention
+    raise ValueError(
+        "a shared sequence needs NeuralClusteringAttention or FullAttention, "
+        f"got {type(core).__name__}"
+    )
+
+
+def sum_gradients(network: nn.Module, group: SequenceGroup) -> None:
+    """Add up the gradients of all parameters over the processes, after `backward`.
+
+    They are then those of the sum of all processes' losses.
+    """
+    for parameter in network.parameters():
+        if parameter.grad is not None:
+            parameter.grad = group.total(parameter.grad)
