@@ -59,7 +59,7 @@ class Transcript(NamedTuple):
     score: float
 
 
-def greedy(log_probs: Tensor) -> Transcript:
+def best_path(log_probs: Tensor) -> Transcript:
     """Take the most probable unit of every frame; repetitions and blanks drop out.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.blocks import Blocks, windows
 from clusterformer.kernels.reference import LATER_ROUNDS, widen
-from clusterformer.kernels.rows import add_rows, take_rows
+from clusterformer.kernels.rows import add_rows, take_rows, zero_rows
 
 PIECE = 2**19
 """Maximum number of elements in the key windows of one piece, 2 MiB. Less takes less memory, and
@@ -85,7 +85,7 @@ def _forward(
     out = logsumexp = torch.empty(0)
     for hash_round in range(slot_rows.shape[0]):
         bias_now = self_bias * LATER_ROUNDS if hash_round else self_bias
-        values, sums = _zeros(q.shape), _zeros(q.shape[:2])
+        values, sums = zero_rows(q.shape), zero_rows(q.shape[:2])
         for piece, own, seen in _pieces(q, slot_rows[hash_round], filled.shape[2], look_back):
             arguments = _gather(q, k, v, q_extra, k_extra, own, seen)
             bias = _bias(mask[hash_round][piece], own.shape[-1], look_back, bias_now)
@@ -126,7 +126,7 @@ def _backward(
     union has the gradient of a separate softmax.
     """
     width = q.shape[-1]
-    dq, dk, dv, dq_extra, dk_extra = (_zeros(x.shape) for x in (q, k, v, q_extra, k_extra))
+    dq, dk, dv, dq_extra, dk_extra = (zero_rows(x.shape) for x in (q, k, v, q_extra, k_extra))
     for hash_round in range(slot_rows.shape[0]):
         bias_now = self_bias * LATER_ROUNDS if hash_round else self_bias
         for piece, own, seen in _pieces(q, slot_rows[hash_round], filled.shape[2], look_back):
@@ -204,12 +204,8 @@ def _fold(part: Tensor, blocks: torch.Size, entries: torch.Size) -> Tensor:
     return total
 
 
-def _zeros(shape: torch.Size) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float32)  # whatever the default
-
-
 def _bias(mask: Tensor, width: int, look_back: int, self_bias: float) -> Tensor:
-    bias = _zeros(mask.shape).masked_fill_(~mask, float("-inf")).flatten(0, 1)
+    bias = zero_rows(mask.shape).masked_fill_(~mask, float("-inf")).flatten(0, 1)
     if self_bias:
         bias = bias.expand(-1, width, -1).contiguous()
         bias.diagonal(look_back * width, 1, 2).add_(self_bias)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.blocks import Blocks
-from clusterformer.kernels.rows import add_rows, take_rows
+from clusterformer.kernels.rows import add_rows, take_rows, zero_rows
 
 SCORES = 2**19
 """Maximum number of logits of all heads in one piece, 2 MiB; a block with more is not narrow."""
@@ -78,7 +78,7 @@ def _forward(
         look_back: Number of blocks seen before the own one.
         scale: Factor on the logits.
     """
-    values = _zeros(q.shape)
+    values = zero_rows(q.shape)
     full, all_seen = bool(filled.all()), bool(mask.all())
     for piece, own, seen in _pieces(slot_rows, filled.shape[1], look_back, q.shape[1]):
         query, key, value = take_rows(q, own), take_rows(k, seen), take_rows(v, seen)
@@ -113,7 +113,7 @@ def _backward(
     dS = P * (dO V^T - delta), delta = dO . O. P is computed again: PyTorch's softmax takes the time
     of its exp, which is slow at the -inf of a mask.
     """
-    dq, dk, dv, dq_extra, dk_extra = (_zeros(x.shape) for x in (q, k, v, q_extra, k_extra))
+    dq, dk, dv, dq_extra, dk_extra = (zero_rows(x.shape) for x in (q, k, v, q_extra, k_extra))
     delta = torch.einsum("rhd,rhd->rh", grad.float(), out.float())
     all_seen, heads = bool(mask.all()), q.shape[1]
     for piece, own, seen in _pieces(slot_rows, filled.shape[1], look_back, heads):
@@ -219,7 +219,3 @@ def _bias(
     columns = _window(take_rows(k_extra, seen), own)
     bias = torch.bmm(take_rows(q_extra, own), columns.transpose(1, 2)).mul_(scale)
     return bias if mask is None else bias.masked_fill_(~mask, float("-inf"))
-
-
-def _zeros(shape: torch.Size) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float32)  # whatever the default

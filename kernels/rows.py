@@ -55,6 +55,11 @@ def add_rows(total: Tensor, index: Tensor, part: Tensor) -> None:
     total.flatten(1).index_add_(0, index.flatten(), part.reshape(index.numel(), -1))
 
 
+def zero_rows(shape: torch.Size) -> Tensor:
+    """Return zeros in fp32, whatever torch's default is, for sums to be added to."""
+    return torch.zeros(shape, dtype=torch.float32)
+
+
 def _own_slots(blocks: Blocks) -> tuple[Tensor, Tensor]:
     """Members (B, G, S) of the blocks themselves, and slots (B, N) among them."""
     skipped = blocks.look_back * blocks.members.shape[-1]

@@ -17,17 +17,17 @@ from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.text import WordErrorRate
 
-from clusterformer.ctc import Transcript, ctc_loss, greedy, prefix_beam
+from clusterformer.ctc import Transcript, best_path, ctc_loss, prefix_beam
 from clusterformer.data.audio import read_header
 from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.filter_banks import FilterBanks
 from clusterformer.data.labelled_text import Column
-from clusterformer.data.long_audio import windows
+from clusterformer.data.long_audio import read_windows
 from clusterformer.data.named_sets import Split
+from clusterformer.data.output_units import OutputUnits, OutputUnitsState, UnitKind, split
 from clusterformer.data.speech_batches import SpeechBatch, SpeechDataset, make_batch
 from clusterformer.data.speech_corpora import SpeechCorpus, SpeechCorpusName, feature_statistics
 from clusterformer.data.spoken_digits import RATE, DigitStrings
-from clusterformer.data.units import UnitKind, Units, UnitsState, split
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.speech import SpecAugment, SpeechNetwork
@@ -46,7 +46,7 @@ class RecordingBatch(NamedTuple):
 class SpeechState(TypedDict):
     """What a checkpoint holds of the task."""
 
-    units: UnitsState
+    units: OutputUnitsState
     longest: int
 
 
@@ -124,14 +124,14 @@ class SpeechRecognition(Task):
         if batch_size is None and frames_per_batch is None:
             batch_size = 16
         self._batch_size, self._frames_per_batch = batch_size, frames_per_batch
-        self._units: Units | None = None
+        self._units: OutputUnits | None = None
         self._longest = 0
         self._resampled: set[int] = set()  # rates that a warning has named
         self._statistics: tuple[Tensor, Tensor] | None = None
         self._parts: dict[Split, SpeechDataset] = {}
 
     @property
-    def units(self) -> Units:
+    def units(self) -> OutputUnits:
         """Units of the transcripts; available after `setup()` or `load_state()`."""
         assert self._units is not None
         return self._units
@@ -143,7 +143,7 @@ class SpeechRecognition(Task):
         if stage == "predict":
             return
         if self._units is None:
-            self._units = Units.learn(self._kind, self._corpus.read("train").texts)
+            self._units = OutputUnits.learn(self._kind, self._corpus.read("train").texts)
             trained = self._part("train")
             self._longest = max(trained.lengths)
             self._statistics = feature_statistics(trained)
@@ -223,7 +223,7 @@ class SpeechRecognition(Task):
                 metrics["word_error_rate"].update(self.units.join(units), text)
 
     def _decode(self, log_probs: Tensor, beam: int) -> Transcript:
-        return greedy(log_probs) if beam == 1 else prefix_beam(log_probs, beam)
+        return best_path(log_probs) if beam == 1 else prefix_beam(log_probs, beam)
 
     # Prediction
 
@@ -261,7 +261,7 @@ class SpeechRecognition(Task):
         """
         device = next(network.parameters()).device
         parts = []
-        for window in windows(path, self._banks, self._longest, self._subsampling):
+        for window in read_windows(path, self._banks, self._longest, self._subsampling):
             batch = make_batch([window.features], [[]], [""], self._subsampling, self._banks.width)
             log_probs = network(batch.to(device)).logits[0].float().log_softmax(-1)
             parts.append(log_probs[window.first : window.end].cpu())
@@ -325,7 +325,7 @@ class SpeechRecognition(Task):
 
     def load_state(self, state: dict[str, Any]) -> None:
         require_at_least(1, longest=state["longest"])
-        self._units, self._longest = Units.from_state(state["units"]), state["longest"]
+        self._units, self._longest = OutputUnits.from_state(state["units"]), state["longest"]
 
 
 def _spaced(units: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from clusterformer.ctc import align, ctc_loss, greedy, prefix_beam
+from clusterformer.ctc import align, best_path, ctc_loss, prefix_beam
 from clusterformer.losses import IGNORE
 
 
@@ -61,7 +61,7 @@ def test_greedy_takes_the_best_path() -> None:
     for _ in range(20):
         log_probs = draw(5, 3)
         score, path = max(itertools.chain(*all_paths(log_probs).values()))
-        found = greedy(log_probs)
+        found = best_path(log_probs)
         assert tuple(found.units) == collapse(path)
         assert found.score == pytest.approx(score, abs=1e-4)
         for unit, (first, end) in zip(found.units, found.frames, strict=True):
@@ -77,8 +77,8 @@ def test_a_wide_beam_finds_the_most_probable_text() -> None:
         found = prefix_beam(log_probs, beam=100)
         assert tuple(found.units) == expected
         assert found.score == pytest.approx(total(by_text[expected]), abs=1e-4)
-        better += expected != tuple(greedy(log_probs).units)
-    assert better  # else greedy would do
+        better += expected != tuple(best_path(log_probs).units)
+    assert better  # else best_path would do
 
 
 def test_a_narrow_beam_gives_a_text_of_its_own_probability_at_most() -> None:
@@ -104,5 +104,5 @@ def test_alignment_is_the_best_path_of_the_units(units: list[int]) -> None:
 
 def test_nothing_said_is_nothing_written() -> None:
     silence = torch.tensor([[0.9, 0.05, 0.05]] * 4).log()
-    assert greedy(silence)[:2] == ([], [])
+    assert best_path(silence)[:2] == ([], [])
     assert prefix_beam(silence, 5)[:2] == ([], [])

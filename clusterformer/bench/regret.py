@@ -26,7 +26,7 @@ HOPELESS = 1.5
 """A layer whose only warm step took this many times the shortest is not measured again."""
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """Attributes: tokens of a sequence, sequences of a batch, model width."""
 
     length: int
@@ -35,16 +35,16 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape(64, 32, 256),
-    Shape(128, 16, 512),
-    Shape(256, 8, 128),
-    Shape(512, 4, 256),
-    Shape(600, 4, 256),
-    Shape(1024, 1, 1024),
-    Shape(2048, 2, 256),
-    Shape(4096, 1, 256),
-    Shape(8192, 1, 128),
-    Shape(16384, 1, 128),
+    BatchShape(64, 32, 256),
+    BatchShape(128, 16, 512),
+    BatchShape(256, 8, 128),
+    BatchShape(512, 4, 256),
+    BatchShape(600, 4, 256),
+    BatchShape(1024, 1, 1024),
+    BatchShape(2048, 2, 256),
+    BatchShape(4096, 1, 256),
+    BatchShape(8192, 1, 128),
+    BatchShape(16384, 1, 128),
 )
 """Each in two data types, bidirectional and causal: 40 shapes."""
 

@@ -31,7 +31,7 @@ RING_TENSORS = 6
 values and their gradients backward (Liu et al., "Ring Attention", 2023)."""
 
 
-class Setting(NamedTuple):
+class ParallelSetting(NamedTuple):
     """One layer to measure.
 
     Attributes:
@@ -53,7 +53,7 @@ class Setting(NamedTuple):
     repeats: int
 
 
-def measure(setting: Setting, processes: int) -> Row:
+def measure(setting: ParallelSetting, processes: int) -> Row:
     """Measure forward and backward of one layer in one process, and shared by several.
 
     Every process is fresh. The largest growth of resident memory over a step counts, and the
@@ -82,7 +82,7 @@ def measure(setting: Setting, processes: int) -> Row:
     }
 
 
-def _run(setting: Setting, processes: int, folder: Path) -> list[dict[str, float]]:
+def _run(setting: ParallelSetting, processes: int, folder: Path) -> list[dict[str, float]]:
     context = multiprocessing.get_context("spawn")
     results: Queue[dict[str, float]] = context.Queue()
     children = [
@@ -99,7 +99,11 @@ def _run(setting: Setting, processes: int, folder: Path) -> list[dict[str, float
 
 
 def _measure(
-    setting: Setting, rank: int, processes: int, folder: Path, results: Queue[dict[str, float]]
+    setting: ParallelSetting,
+    rank: int,
+    processes: int,
+    folder: Path,
+    results: Queue[dict[str, float]],
 ) -> None:
     torch.set_num_threads(1)
     layer = _layer(setting)
@@ -132,7 +136,7 @@ def _measure(
         dist.destroy_process_group()
 
 
-def _layer(setting: Setting) -> MultiHeadAttention:
+def _layer(setting: ParallelSetting) -> MultiHeadAttention:
     torch.manual_seed(0)
     width, heads = setting.d_model, setting.num_heads
     if setting.mechanism == "full attention":
@@ -143,7 +147,7 @@ def _layer(setting: Setting) -> MultiHeadAttention:
     return MultiHeadAttention(core)
 
 
-def _tokens(setting: Setting, length: int) -> tuple[Tensor, Tensor]:
+def _tokens(setting: ParallelSetting, length: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     shape = (1, length, setting.d_model)
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)

@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--causal", action="store_true")
     options = parser.parse(arguments)
-    from clusterformer.bench.sequence_parallel import MECHANISMS, Setting, measure
+    from clusterformer.bench.sequence_parallel import MECHANISMS, ParallelSetting, measure
 
     sizes = {
         name: getattr(options, name)
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> None:
     print(f"{'ring MiB':>10}{'seconds':>9}{'of one':>8}")
     rows = []
     for mechanism in MECHANISMS[: 1 + options.full]:
-        row = measure(Setting(mechanism, **sizes), options.processes)
+        row = measure(ParallelSetting(mechanism, **sizes), options.processes)
         rows.append(row)
         print(
             f"{mechanism:<18}{row['largest_difference']:>11.1e}{row['peak_mib']:>10.0f}"

@@ -144,8 +144,8 @@ def _is_plain_wav(path: Path) -> bool:
     except (wave.Error, EOFError) as error:
         if "unknown format" in str(error):  # floating-point numbers, or compressed
             return False
-        said = str(error) or "it ends before its header does"
-        raise InputError(f"{path}: not a WAV file: {said}") from error
+        message = str(error) or "it ends before its header does"
+        raise InputError(f"{path}: not a WAV file: {message}") from error
 
 
 def _soundfile(path: Path) -> Any:

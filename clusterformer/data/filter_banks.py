@@ -78,7 +78,7 @@ class FilterBanks:
         power = torch.fft.rfft(frames, self._fft_size).abs().square()  # (N, K)
         blocks = [(power @ self._filters).clamp(min=_FLOOR).log()]
         for _ in range(self.deltas):
-            blocks.append(differences(blocks[-1]))
+            blocks.append(delta_features(blocks[-1]))
         return torch.cat(blocks, 1)
 
     @property
@@ -102,7 +102,7 @@ def _mel(frequency: Tensor) -> Tensor:
     return 2595 * torch.log10(1 + frequency / 700)
 
 
-def differences(features: Tensor) -> Tensor:
+def delta_features(features: Tensor) -> Tensor:
     """Compute the slope of each feature over time by HTK's regression; the ends are repeated.
 
     d_t = sum_n n (c_(t+n) - c_(t-n)) / (2 sum_n n^2), n = 1, 2

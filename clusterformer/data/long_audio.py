@@ -33,7 +33,9 @@ class Window(NamedTuple):
     end: int
 
 
-def windows(path: Path, banks: FilterBanks, longest: int, subsampling: int) -> Iterator[Window]:
+def read_windows(
+    path: Path, banks: FilterBanks, longest: int, subsampling: int
+) -> Iterator[Window]:
     """Read a recording in windows; the outputs that count are as many as without windows.
 
     Args:

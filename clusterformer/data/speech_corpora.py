@@ -15,9 +15,9 @@ from clusterformer.data.filter_banks import FilterBanks
 from clusterformer.data.holding_out import deal
 from clusterformer.data.labelled_text import Column
 from clusterformer.data.named_sets import Split, data_folder, missing_file
+from clusterformer.data.output_units import OutputUnits, frames_needed
 from clusterformer.data.speech_batches import SpeechDataset
 from clusterformer.data.spoken_digits import DigitStrings, SpokenDigits
-from clusterformer.data.units import Units, frames_needed
 from clusterformer.data.utterances import ListedUtterances, Utterances
 from clusterformer.errors import InputError
 
@@ -104,7 +104,7 @@ class SpeechCorpus:
             raise InputError(f"data.{split}: too few recordings in {table} to hold some out")
         return Part(utterances, kept)
 
-    def encode(self, split: Split, units: Units) -> SpeechDataset:
+    def encode(self, split: Split, units: OutputUnits) -> SpeechDataset:
         """Make the data set of a part.
 
         A transcript that is too long for CTC is left out of training; elsewhere its errors count.

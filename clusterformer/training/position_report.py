@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clusterformer.findings import Findings, Report
 from clusterformer.losses import IGNORE
-from clusterformer.plots.positions import position_curve
+from clusterformer.plots.position_curve import position_curve
 from clusterformer.task import Output
 
 _FEWEST = 1024

@@ -107,7 +107,9 @@ def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
 
 
 def test_regret_compares_the_default_with_every_form(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(regret, "SHAPES", (regret.Shape(20, 2, 64), regret.Shape(70, 1, 64)))
+    monkeypatch.setattr(
+        regret, "SHAPES", (regret.BatchShape(20, 2, 64), regret.BatchShape(70, 1, 64))
+    )
     out = tmp_path / "regret.json"
     arguments = ["--repeats", "1", "--shapes", "3", "--threads", "1", "--out", str(out)]
     assert main(["bench", "regret", *arguments]) == 0

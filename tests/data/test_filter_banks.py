@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_audio import tones
 
-from clusterformer.data.filter_banks import FilterBanks, differences
+from clusterformer.data.filter_banks import FilterBanks, delta_features
 from clusterformer.errors import InputError
 
 
@@ -57,15 +57,15 @@ def test_deltas_equal_the_formula() -> None:
     rows = [x[min(max(t, 0), 8)] for t in range(-2, 11)]
     for t in range(9):
         one, two = rows[t + 3] - rows[t + 1], rows[t + 4] - rows[t]
-        torch.testing.assert_close(differences(x)[t], (one + 2 * two) / 10)
+        torch.testing.assert_close(delta_features(x)[t], (one + 2 * two) / 10)
 
 
 def test_deltas_stand_beside_the_energies() -> None:
     banks = FilterBanks(rate=8000, num_mels=40, deltas=2)
     features = banks(torch.from_numpy(tones("low high")).float())
     assert features.shape[1] == banks.width == 120
-    torch.testing.assert_close(features[:, 40:80], differences(features[:, :40]))
-    torch.testing.assert_close(features[:, 80:], differences(features[:, 40:80]))
+    torch.testing.assert_close(features[:, 40:80], delta_features(features[:, :40]))
+    torch.testing.assert_close(features[:, 80:], delta_features(features[:, 40:80]))
 
 
 @pytest.mark.parametrize(("word", "hertz"), [("low", 300), ("mid", 900), ("high", 2200)])

@@ -11,7 +11,7 @@ import clusterformer
 from clusterformer.cli.main import main
 from clusterformer.data.audio import read_audio
 from clusterformer.data.filter_banks import FilterBanks
-from clusterformer.data.long_audio import windows
+from clusterformer.data.long_audio import read_windows
 from clusterformer.data.speech_batches import compute
 from clusterformer.errors import InputError
 from clusterformer.tasks.speech import SpeechRecognition
@@ -168,7 +168,7 @@ def test_windows_cover_a_recording_once(tmp_path, longest: int) -> None:
     path = write_wav(tmp_path / "a.wav", tones("low mid high low"))
     whole = compute(SMALL, read_audio(path, 8000))
     for subsampling in (1, 2, 4):
-        parts = list(windows(path, SMALL, longest, subsampling))
+        parts = list(read_windows(path, SMALL, longest, subsampling))
         assert sum(part.end - part.first for part in parts) == -(-len(whole) // subsampling)
         assert all(len(part.features) <= longest for part in parts)
         if subsampling == 1:  # energies hang on their own frame alone

@@ -1,4 +1,4 @@
-"""Units in which speech is recognised: characters, or the phones or words between spaces."""
+"""OutputUnits in which speech is recognised: characters, or the phones or words between spaces."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from clusterformer.errors import InputError
 UnitKind = Literal["character", "phone", "word"]
 
 
-class UnitsState(TypedDict):
+class OutputUnitsState(TypedDict):
     """What a checkpoint holds of the units."""
 
     kind: UnitKind
     symbols: list[str]
 
 
-class Units:
-    """Units of transcripts and their numbers.
+class OutputUnits:
+    """OutputUnits of transcripts and their numbers.
 
     Args:
         kind: "character" with a space between words as a unit too; "phone" or "word" for what
             stands between spaces.
-        symbols: Units, in the order of their numbers from 1.
+        symbols: OutputUnits, in the order of their numbers from 1.
 
     Raises:
         InputError: if there is no unit, or one occurs twice.
@@ -39,7 +39,7 @@ class Units:
         self._numbers = {symbol: number for number, symbol in enumerate(symbols, BLANK + 1)}
 
     @classmethod
-    def learn(cls, kind: UnitKind, transcripts: Iterable[str]) -> Units:
+    def learn(cls, kind: UnitKind, transcripts: Iterable[str]) -> OutputUnits:
         """List the units that transcripts hold."""
         return cls(kind, sorted({unit for text in transcripts for unit in split(kind, text)}))
 
@@ -65,7 +65,7 @@ class Units:
         return {"kind": self.kind, "symbols": self.symbols}
 
     @classmethod
-    def from_state(cls, state: UnitsState) -> Units:
+    def from_state(cls, state: OutputUnitsState) -> OutputUnits:
         """Make the units that returned this `state()`."""
         return cls(state["kind"], state["symbols"])
 
