@@ -35,6 +35,7 @@ def parallelize(network: Network, group: SequenceGroup) -> Network:
     kinds = [_parallel(layer, group) for layer in layers]
     for layer, kind in zip(layers, kinds, strict=True):  # the weights and their names stay
         layer.core.__class__ = kind
+        assert isinstance(layer.core, ParallelClustering | ParallelFullAttention)
         layer.core.group = group
     return network
 
