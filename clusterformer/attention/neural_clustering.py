@@ -38,8 +38,8 @@ class NeuralClusteringAttention(AttentionCore):
     hidden states. The next layer starts from the updated centroids.
 
     With `block_size`, a token sees as many tokens of any text. `num_clusters` without it is the
-    paper's k, and cuts any text into k blocks: the cost is quadratic again. With it, `**PAPER_FORM`
-    gives the paper's form. Beyond it:
+    paper's k, and cuts any text into k blocks: the cost is quadratic again. `num_clusters=k` and
+    `**PAPER_FORM` together are the paper's form. Beyond it:
 
     - coupling: the unit vector z = W x / |W x| by which tokens are clustered also enters the
       logits, q_u . k_v / sqrt(D) + alpha z_u . z_v with a learned alpha > 0. So the task's loss
