@@ -8,6 +8,7 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from clusterformer.compare.configs import differences
 from clusterformer.compare.origin import origin_of
@@ -108,7 +109,7 @@ def _clusters(results: Sequence[Result]) -> str:
         folder = Path(result.folder) / "pictures" if result.folder else None
         found = sorted(folder.glob("clusters-layer*.png")) if folder else []
         if found and result.row not in shown:
-            data = base64.b64encode(_few_colours(found[0])).decode()
+            data = base64.b64encode(_small(found[0])).decode()
             caption = f"{result.row}{', ' + result.column if result.column else ''}, layer 1"
             shown[result.row] = (
                 f'<figure><img alt="Tokens by cluster: {_text(caption)}" '
@@ -118,12 +119,14 @@ def _clusters(results: Sequence[Result]) -> str:
     return "".join(shown.values())
 
 
-def _few_colours(picture: Path) -> bytes:
-    """Compress a PNG of few colours to a quarter; the page holds one for each row."""
+def _small(picture: Path | IO[bytes]) -> bytes:
+    """Compress a PNG of few colours to half; the page holds one for each row."""
     from PIL import Image
 
+    image = Image.open(picture).convert("RGB")
+    image.thumbnail((1000, 1000), Image.Resampling.LANCZOS)  # pixels; wider than it is shown
     small = io.BytesIO()
-    Image.open(picture).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
+    image.quantize(32).save(small, "PNG", optimize=True)
     return small.getvalue()
 
 
