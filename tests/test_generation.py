@@ -1,12 +1,16 @@
-"""What generation tells while it works."""
+"""What generation draws, and what it tells while it works."""
 
 import logging
+import re
+from functools import partial
 
 import pytest
+import torch
 
 from clusterformer import generation
-from clusterformer.attention import FullAttention, ReformerAttention
+from clusterformer.attention import FullAttention, NeuralClusteringAttention, ReformerAttention
 from clusterformer.data.stream_tokenizers import ByteTokenizer
+from clusterformer.errors import InputError
 from clusterformer.generation import TextGenerator
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
@@ -26,3 +30,49 @@ def test_a_long_prompt_that_is_read_token_by_token_is_announced(
     notes = [note for note in caplog.messages if "reading a prompt of 151 tokens, about" in note]
     assert len(notes) == told
     assert all("ReformerAttention reads it token by token" in note for note in notes)
+
+
+def generator() -> TextGenerator:
+    torch.manual_seed(0)
+    attention = partial(NeuralClusteringAttention, num_clusters=4, chunk_size=4)
+    config = TransformerConfig(attention, d_model=16, num_heads=2, d_ff=32, dropout=0.0)
+    return TextGenerator(LanguageModel(config, vocab_size=258).eval(), ByteTokenizer())
+
+
+def test_top_k_stop_and_samples_of_a_continuation() -> None:
+    made = generator()
+    greedy = "".join(made.stream("abc", tokens=30, temperature=0))
+    assert "".join(made.stream("abc", tokens=30, top_k=1)) == greedy
+    assert "".join(made.stream("abc", tokens=30, temperature=1e-300)) == greedy
+    plain = "".join(made.stream("abc", tokens=60, seed=3))
+    stop = plain[20:23]
+    assert "".join(made.stream("abc", tokens=60, seed=3, stop=stop)) == plain.partition(stop)[0]
+    assert "".join(made.stream("abc", tokens=60, seed=3, stop="\0never")) == plain
+    first, *others = ["".join(t) for t in made.samples("abc", samples=3, tokens=60, seed=3)]
+    assert first == plain
+    assert len({first, *others}) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"samples": 0}, "samples must be at least 1, got 0"),
+        ({"stop": ""}, "stop must be a text of one character or more"),
+        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
+        ({"temperature": float("nan")}, "temperature must be at least 0, got nan"),
+        ({"top_p": float("nan")}, "top_p must be above 0 and at most 1, got nan"),
+    ],
+)
+def test_senseless_options_of_drawing_are_refused(options, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        list(generator().samples("a", **{"samples": 1, **options}))
+
+
+def test_a_long_prompt_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, step = [], NeuralClusteringAttention.step
+    monkeypatch.setattr(
+        NeuralClusteringAttention, "step", lambda *given: steps.append(1) or step(*given)
+    )
+    assert "".join(generator().stream("some words " * 2000, tokens=3, temperature=0)) is not None
+    assert len(steps) <= 3 * 2  # drawn tokens by layers

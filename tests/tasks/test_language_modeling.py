@@ -1,8 +1,6 @@
 """Language modelling end to end: measures, resume, honesty of the causal models, generation."""
 
 import math
-import re
-import time
 from functools import partial
 from pathlib import Path
 
@@ -13,17 +11,12 @@ from torch import Tensor, nn
 
 import clusterformer
 from clusterformer.attention import (
-    FullAttention,
     LocalAttention,
-    MultipoleAttention,
     NeuralClusteringAttention,
-    ReformerAttention,
-    RoutingAttention,
 )
 from clusterformer.cli.main import main
 from clusterformer.data.batches import PAD
 from clusterformer.data.stream_tokenizers import ByteTokenizer
-from clusterformer.data.streams import unpadded_batch
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
 from clusterformer.generation import TextGenerator
@@ -53,149 +46,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(text(40), encoding="utf-8")
     return tmp_path
-
-
-def network(attention, positions: str = "rotary", size: int = 20, **options) -> LanguageModel:
-    shape = {"d_model": 16, "num_heads": 2, "d_ff": 32, "dropout": 0.0, **options}
-    return LanguageModel(
-        TransformerConfig(attention, positions=positions, **shape), vocab_size=size
-    ).eval()
-
-
-def neural_and_local(**options) -> LanguageModel:
-    return network(NEURAL, num_layers=3, outer_attention=partial(LocalAttention, window=5))
-
-
-@pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "learned", "none"])
-@pytest.mark.parametrize("attention", [FullAttention, NEURAL], ids=["full", "neural"])
-def test_step_by_step_equals_the_full_forward(attention, positions: str) -> None:
-    check_steps(network(attention, positions))
-
-
-def test_step_by_step_equals_the_full_forward_in_a_mixed_stack() -> None:
-    model = neural_and_local()
-    kinds = [type(layer.attention.core) for layer in model.decoder.layers]
-    assert kinds == [LocalAttention, NeuralClusteringAttention, LocalAttention]
-    check_steps(model)
-
-
-STRICT = [
-    FullAttention,
-    NEURAL,
-    partial(NEURAL, num_clusters=3, chunk_size=2, local_heads=1, local_window=3),
-    partial(NEURAL, num_clusters=3, chunk_size=2, local_heads=2, local_window=3),
-    partial(NEURAL, num_clusters=2, chunk_size=3, look_back=2, coupling=False),
-    partial(LocalAttention, window=5),
-    partial(RoutingAttention, num_clusters=3),
-    ReformerAttention,
-    MultipoleAttention,
-]
-
-
-@pytest.mark.parametrize(
-    ("positions", "length"),
-    [
-        ("rotary", 4),
-        ("sinusoidal", 23),
-        *(
-            pytest.param(positions, length, marks=pytest.mark.slow)
-            for positions, length in [
-                ("rotary", 1), ("rotary", 23), ("sinusoidal", 1), ("sinusoidal", 4)
-            ]
-        ),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("attention", STRICT)
-def test_a_beginning_read_at_once_is_that_read_step_by_step(
-    attention, positions: str, length: int
-) -> None:
-    model = network(attention, positions)
-    tokens = torch.randint(1, 20, (3, 31), generator=torch.Generator().manual_seed(length))
-    with torch.no_grad():
-        expected, slow = None, model.start(3)
-        for column in tokens[:, :length].unbind(1):
-            expected, slow = model.step(column, slow)
-        found, fast = model.prefill(tokens[:, :length])
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-        for column in tokens[:, length:].unbind(1):
-            expected, slow = model.step(column, slow)
-            found, fast = model.step(column, fast)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-        assert fast.position.tolist() == slow.position.tolist() == [31] * 3
-
-
-def generator(seed: int = 0) -> TextGenerator:
-    torch.manual_seed(seed)
-    return TextGenerator(network(NEURAL, size=258), ByteTokenizer())
-
-
-def test_top_k_stop_and_samples_of_a_continuation() -> None:
-    made = generator()
-    greedy = "".join(made.stream("abc", tokens=30, temperature=0))
-    assert "".join(made.stream("abc", tokens=30, top_k=1)) == greedy
-    assert "".join(made.stream("abc", tokens=30, temperature=1e-300)) == greedy
-    plain = "".join(made.stream("abc", tokens=60, seed=3))
-    stop = plain[20:23]
-    assert "".join(made.stream("abc", tokens=60, seed=3, stop=stop)) == plain.partition(stop)[0]
-    assert "".join(made.stream("abc", tokens=60, seed=3, stop="\0never")) == plain
-    first, *others = ["".join(t) for t in made.samples("abc", samples=3, tokens=60, seed=3)]
-    assert first == plain
-    assert len({first, *others}) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"samples": 0}, "samples must be at least 1, got 0"),
-        ({"stop": ""}, "stop must be a text of one character or more"),
-        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
-        ({"temperature": float("nan")}, "temperature must be at least 0, got nan"),
-        ({"top_p": float("nan")}, "top_p must be above 0 and at most 1, got nan"),
-    ],
-)
-def test_senseless_options_of_drawing_are_refused(options, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        list(generator().samples("a", **{"samples": 1, **options}))
-
-
-def test_a_long_prompt_is_read_in_seconds() -> None:
-    begun = time.process_time()
-    assert "".join(generator().stream("some words " * 2000, tokens=3, temperature=0)) is not None
-    assert time.process_time() - begun < 20
-
-
-def check_steps(model: LanguageModel) -> None:
-    tokens = torch.randint(1, 20, (3, 31))
-    with torch.no_grad():
-        expected = model(unpadded_batch(tokens, tokens)).logits
-        state, found = model.start(3), []
-        for column in tokens.unbind(1):
-            logits, state = model.step(column, state)
-            found.append(logits)
-    torch.testing.assert_close(torch.stack(found, 1), expected, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("model", ["neural", pytest.param("mixed", marks=pytest.mark.slow)])
-def test_random_tokens_cannot_be_predicted(model: str) -> None:
-    """A causal model that reads the answer would go below ln V; an honest one cannot."""
-    torch.manual_seed(1)
-    net = network(NEURAL, d_model=32, size=9) if model == "neural" else neural_and_local()
-    net.train()
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(100):
-        tokens = torch.randint(1, 9, (16, 33))
-        logits = net(unpadded_batch(tokens[:, :-1], tokens[:, 1:])).logits
-        # the 8 tokens that occur are a free choice; what never occurs is soon ruled out
-        loss = F.cross_entropy(logits[..., 1:9].flatten(0, 1), tokens[:, 1:].flatten() - 1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    last = torch.tensor(losses[-40:])
-    assert last.mean() > math.log(8) - 4 * last.std() / math.sqrt(40)
-    assert last.mean() < math.log(8) + 0.05
 
 
 class Uniform(nn.Module):
@@ -238,7 +88,10 @@ def test_measures_do_not_depend_on_the_windows(folder: Path, tokenizer) -> None:
         task.setup("test")
         torch.manual_seed(3)
         one = partial(LocalAttention, window=1)
-        model = network(one, "none", size=task.tokenizer.vocab_size, num_layers=1)
+        config = TransformerConfig(
+            one, positions="none", d_model=16, num_heads=2, num_layers=1, d_ff=32, dropout=0.0
+        )
+        model = LanguageModel(config, vocab_size=task.tokenizer.vocab_size).eval()
         with torch.no_grad():
             found.append(evaluated(task, model))
     for other in found[1:]:

@@ -1,6 +1,5 @@
 """A pretrained model in the trainer: tokenizer, positions, mechanism, rates, checkpoints."""
 
-import json
 import random
 import shutil
 from pathlib import Path
@@ -315,53 +314,3 @@ def test_what_cannot_be_is_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert message in lines[-1], lines
     assert sum(line.startswith("clusterformer: error") for line in lines) == 1
-
-
-@pytest.mark.parametrize(
-    ("pretrained", "joint"),
-    [
-        (True, "true"),
-        pytest.param(False, "false", marks=pytest.mark.slow),
-        pytest.param(True, "false", marks=pytest.mark.slow),
-        pytest.param(False, "true", marks=pytest.mark.slow),
-    ],
-)
-def test_similarity_is_learnt_as_a_number(
-    pretrained: bool, joint: str, bert: Path, pairs: Path, tmp_path: Path
-) -> None:
-    scored = tmp_path / "scored.tsv"
-    rows = [line.split("\t")[:2] for line in pairs.read_text().splitlines()[1:]]
-    lines = [f"{u}\t{v}\t{2 + 3 * (u[0] == v[0]):.1f}" for u, v in rows]
-    scored.write_text("\n".join(["first\tsecond\tscore", *lines]) + "\n")
-    fit = [
-        "fit",
-        "--pictures=false",
-        "--data=Similarity",
-        f"--data.train={scored}",
-        "--data.label_column=score",
-    ]
-    fit += [f"--data.joint={joint}", "--model.attention=FullAttention", f"--runs={tmp_path}"]
-    fit += [f"--model.pretrained={bert}"] if pretrained else ["--model.d_model=8"]
-    assert main([*fit, *SHORT]) == 0
-    run = tmp_path / "similarity" / "1"
-    results = json.loads((run / "results.json").read_text())["results"]
-    assert {"test/spearman", "test/pearson"} <= set(results)
-    [record, other] = clusterformer.load(run).predict([("a film", "a film"), ("a", "the plot")])
-    assert set(record) == {"score"}
-    if pretrained and joint == "false":  # the cosine of a text with itself
-        assert record["score"] == pytest.approx(5.0, abs=1e-4)
-        assert other["score"] < 5.0
-
-
-def test_a_score_that_is_no_number_is_named(
-    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fit = [
-        "fit",
-        "--pictures=false",
-        "--data=Similarity",
-        f"--data.train={pairs}",
-        f"--runs={tmp_path}",
-    ]
-    assert main([*fit, *TRAINER]) == 2
-    assert "the score must be a number, got '" in capsys.readouterr().err
