@@ -3,6 +3,7 @@
 import logging
 import re
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -71,8 +72,11 @@ def test_senseless_options_of_drawing_are_refused(options, message: str) -> None
 
 def test_a_long_prompt_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, step = [], NeuralClusteringAttention.step
-    monkeypatch.setattr(
-        NeuralClusteringAttention, "step", lambda *given: steps.append(1) or step(*given)
-    )
+
+    def counted(*given: Any, **named: Any) -> Any:
+        steps.append(given)
+        return step(*given, **named)
+
+    monkeypatch.setattr(NeuralClusteringAttention, "step", counted)
     assert "".join(generator().stream("some words " * 2000, tokens=3, temperature=0)) is not None
     assert len(steps) <= 3 * 2  # drawn tokens by layers
