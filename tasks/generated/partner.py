@@ -1,8 +1,11 @@
-"""The partner task: find the one token with the same key, anywhere in the text. Generated.
+"""The partner task: find the one token of the same pair, anywhere in the text. Generated.
 
 N tokens are N/2 pairs at random positions. Both tokens of a pair carry its key, one of them also a
 value, the other asks for it: the network names that value. Every text holds every key once, with
 fresh values, so only attention to the partner helps, wherever it stands.
+
+Equal keys have equal embeddings, so even random clusters hold many pairs. Without `shared_keys` the
+token that asks has a key of its own, and only the task says which two keys are a pair.
 
 B batch   N tokens
 """
@@ -10,7 +13,7 @@ B batch   N tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -31,11 +34,11 @@ from clusterformer.tasks.generated.generated_task import TEST, TRAIN, GeneratedT
 class PartnerBatch(NamedTuple):
     """Texts of pairs."""
 
-    tokens: Tensor  # (B, N) int64: keys, 1..N/2
+    tokens: Tensor  # (B, N) int64: keys, 1..N/2, or 1..N if they are not shared
     mask: Tensor  # (B, N) bool
     target: Tensor  # (B, N) int64: the partner's value where a token asks, else IGNORE
     values: Tensor  # (B, N) int64: 0..num_values - 1, or num_values where a token asks
-    partner: Tensor  # (B, N) int64: position of the other token with the same key
+    partner: Tensor  # (B, N) int64: position of the other token of the pair
 
 
 class PartnerState(TypedDict):
@@ -43,38 +46,53 @@ class PartnerState(TypedDict):
 
     num_tokens: int
     num_values: int
+    shared_keys: NotRequired[bool]
 
 
 class Partner(GeneratedTask):
-    """Name the value that stands with the same key elsewhere.
+    """Name the value that the other token of a pair carries.
 
     Args:
         num_tokens: Number of tokens of every text; even.
         num_values: Number of different values.
+        shared_keys: Whether both tokens of a pair carry the same key.
         options: Options of `GeneratedTask`.
     """
 
     state_type = PartnerState
 
-    def __init__(self, *, num_tokens: int = 256, num_values: int = 10, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        num_tokens: int = 256,
+        num_values: int = 10,
+        shared_keys: bool = True,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
-        self.load_state({"num_tokens": num_tokens, "num_values": num_values})
+        self.load_state(
+            {"num_tokens": num_tokens, "num_values": num_values, "shared_keys": shared_keys}
+        )
 
     @property
     def chance(self) -> float:
         return 1 / self._num_values
 
     @property
+    def _num_keys(self) -> int:
+        return self._num_tokens // 2 if self._shared_keys else self._num_tokens
+
+    @property
     def num_labels(self) -> int:
         return self._num_values
 
     def texts(self, *stream: int) -> PartnerTexts:
-        return PartnerTexts(self._num_tokens, self._num_values, stream)
+        return PartnerTexts(self._num_tokens, self._num_values, stream, self._shared_keys)
 
     def build(self, config: TransformerConfig) -> KeyValueClassifier:
         return KeyValueClassifier(
             config,
-            num_keys=self._num_tokens // 2,
+            num_keys=self._num_keys,
             num_values=self._num_values,
             max_length=self._num_tokens,
         )
@@ -91,7 +109,11 @@ class Partner(GeneratedTask):
         metrics["reach"].update(reach(output.encoded.groupings, batch.partner)[batch.mask].float())
 
     def state(self) -> dict[str, Any]:
-        return {"num_tokens": self._num_tokens, "num_values": self._num_values}
+        return {
+            "num_tokens": self._num_tokens,
+            "num_values": self._num_values,
+            "shared_keys": self._shared_keys,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         num_tokens, num_values = state["num_tokens"], state["num_values"]
@@ -99,6 +121,7 @@ class Partner(GeneratedTask):
             raise InputError(f"num_tokens must be even and at least 2, got {num_tokens}")
         require_at_least(1, num_values=num_values)
         self._num_tokens, self._num_values = num_tokens, num_values
+        self._shared_keys = state.get("shared_keys", True)  # older checkpoints have no other
 
     def predictions(self, network: nn.Module, batch: PartnerBatch) -> list[dict[str, Any]]:
         """Value of each token that asks, in the order of the text."""
@@ -127,10 +150,8 @@ class Partner(GeneratedTask):
         Args:
             steps: Number of training batches.
         """
-        bag = nn.Parameter(
-            torch.zeros(self._num_tokens // 2 + 1, self._num_values + 1, self._num_values)
-        )
-        own = nn.Parameter(torch.zeros(self._num_tokens // 2 + 1, self._num_values))
+        bag = nn.Parameter(torch.zeros(self._num_keys + 1, self._num_values + 1, self._num_values))
+        own = nn.Parameter(torch.zeros(self._num_keys + 1, self._num_values))
         optimizer = torch.optim.Adam([bag, own], lr=0.01)
 
         def logits(batch: PartnerBatch) -> Tensor:
@@ -190,11 +211,15 @@ class PartnerTexts(GeneratedTexts):
         num_tokens: Number of tokens of every text.
         num_values: Number of different values.
         stream: Numbers that name this list of texts.
+        shared_keys: Whether both tokens of a pair carry the same key.
     """
 
-    def __init__(self, num_tokens: int, num_values: int, stream: tuple[int, ...]) -> None:
+    def __init__(
+        self, num_tokens: int, num_values: int, stream: tuple[int, ...], shared_keys: bool = True
+    ) -> None:
         super().__init__(stream)
         self._num_tokens, self._num_values = num_tokens, num_values
+        self._shared_keys = shared_keys
 
     def __getitem__(self, indices: list[int]) -> PartnerBatch:
         if not indices:
@@ -207,7 +232,8 @@ class PartnerTexts(GeneratedTexts):
             generator = self.generator(index)
             positions[row] = generator.permutation(2 * size)
             answers[row] = generator.integers(self._num_values, size=size)
-        keys = np.broadcast_to(np.tile(np.arange(1, size + 1), 2), positions.shape)
+        key = np.arange(2 * size) % (size if self._shared_keys else 2 * size) + 1
+        keys = np.broadcast_to(key, positions.shape)
         unknown = np.full_like(answers, self._num_values)
         ignore = np.full_like(answers, IGNORE)
         fields = {

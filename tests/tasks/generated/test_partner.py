@@ -34,6 +34,24 @@ def test_every_key_stands_twice_and_the_partner_is_the_other(batch):
         assert (batch.tokens[row][partner] == batch.tokens[row]).all()
 
 
+def test_keys_that_are_not_shared_stand_once_and_have_fixed_partners():
+    own = PartnerTexts(30, 10, (0, 1), shared_keys=False)[[4, 0, 7]]
+    shared = PartnerTexts(30, 10, (0, 1))[[4, 0, 7]]
+    for row in range(3):
+        assert sorted(own.tokens[row].tolist()) == list(range(1, 31))
+        asks = own.values[row] == 10
+        partners = own.tokens[row][own.partner[row]]
+        assert (partners[asks] == own.tokens[row][asks] - 15).all()
+    assert all(torch.equal(a, b) for a, b in zip(own[1:], shared[1:], strict=True))
+
+
+def test_a_state_of_before_keys_could_differ_has_shared_ones():
+    task = Partner(num_tokens=20, shared_keys=False)
+    assert task.state()["shared_keys"] is False
+    task.load_state({"num_tokens": 20, "num_values": 10})
+    assert task.state()["shared_keys"] is True
+
+
 def test_one_of_a_pair_asks_for_the_value_of_the_other(batch):
     asks = batch.values == 10
     assert (asks.sum(1) == 15).all()
