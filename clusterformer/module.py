@@ -24,11 +24,13 @@ from clusterformer.errors import InputError, require_at_least, require_share
 from clusterformer.findings import Findings
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import Output, Task, keys_seen, stacks
-from clusterformer.training.checkpoints import CHECKPOINT_KEY, begin_next_epoch, continue_epoch
+from clusterformer.training.checkpoints import CHECKPOINT_KEY
 from clusterformer.training.evaluation import Evaluation
+from clusterformer.training.fully_sharded import FullyShardedStrategy
 from clusterformer.training.learnt import Start, start_task
+from clusterformer.training.loop_progress import begin_next_epoch, continue_epoch
 from clusterformer.training.nonfinite import nonfinite_error
-from clusterformer.training.optimizer import check_restored, plan_optimizer, take_up
+from clusterformer.training.optimizer import gradient_norm, plan_optimizer, take_up
 from clusterformer.training.schedule import Schedule
 
 
@@ -199,6 +201,8 @@ class ClusterFormer(LightningModule):
             except ValueError as error:
                 raise InputError(str(error)) from error
             self.start = start_task(self.network, self.task, self.trainer)
+        if isinstance(self.trainer.strategy, FullyShardedStrategy):
+            self.trainer.strategy.shard(self.network)
 
     def forward(self, batch: Any) -> Output:
         """Run the network on a batch of the task."""
@@ -213,7 +217,6 @@ class ClusterFormer(LightningModule):
         """Take up learning rate and betas of the options also where a checkpoint brought others."""
         for config in self.trainer.lr_scheduler_configs:
             assert isinstance(config.scheduler, torch.optim.lr_scheduler.LambdaLR)
-            check_restored(config.scheduler.optimizer)
             take_up(config.scheduler, self.lr, self.pretrained_lr, self.betas)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -283,10 +286,7 @@ class ClusterFormer(LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Stop before a step that would spoil the weights, else clip as the trainer says."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        norm = self.trainer.strategy.reduce(
-            torch.nn.utils.get_total_norm(gradients), reduce_op="mean"
-        )
+        norm = gradient_norm(self)
         # with fp16, infinite gradients are the loss scaler's business
         if self.trainer.precision != "16-mixed" and not math.isfinite(norm):
             assert self.network is not None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
 from clusterformer.attention import AttentionCore, Grouping, NeuralClusteringAttention
@@ -69,7 +70,10 @@ class StackGroupings(NamedTuple):
         found = auxiliary(self.groupings, self.mask, form)
         clustering = [core for core in self.cores if isinstance(core, NeuralClusteringAttention)]
         if found.clustering is None and clustering:
-            nothing = 0.0 * clustering[0].space.weight.sum()
+            weight = clustering[0].space.weight
+            if isinstance(weight, DTensor):  # its layer has seen to the gradient
+                weight = torch.zeros(1, device=weight.device)
+            nothing = 0.0 * weight.sum()
             return Auxiliary(nothing, nothing)
         return found
 
@@ -147,6 +151,7 @@ class Task(LightningDataModule, ABC):
         causal_input: Name of the field of a batch, tokens (B, N), that the network reads from left
             to right: its logits (B, N, ...) must not depend on later tokens. None if there is none.
         state_type: Type of `state()`, a subclass of TypedDict; that of a checkpoint must fit it.
+        decodes: Whether `update` runs the network again, as decoding does, and on some rows only.
         reads_pretrained: Whether the network can be a pretrained model of transformers.
         restored: Whether its state, and so the network's weights, come from a checkpoint.
         learnt: The run, a `Learnt`, whose tokenizer `setup()` took; None if there is none.
@@ -157,6 +162,7 @@ class Task(LightningDataModule, ABC):
     causal_input: str | None = None
     state_type: Any = dict[str, Any]
     reads_pretrained: bool = False
+    decodes: bool = False
     learnt: Any = None
     restored: bool = False
     _pretrained: str | None = None

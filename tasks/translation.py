@@ -100,6 +100,7 @@ class Translation(Task):
 
     mode = "max"
     causal_input = "decoder_input"
+    decodes = True
     state_type = TranslationState
 
     def __init__(

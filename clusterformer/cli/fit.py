@@ -49,7 +49,8 @@ model
 trainer (any option of Lightning's Trainer)
   --trainer.max_epochs 10         or --trainer.max_steps N
   --trainer.accelerator auto      cpu, gpu
-  --trainer.devices 2             with --trainer.strategy ddp: the same global batches, split
+  --trainer.devices 2             with --trainer.strategy ddp: the same global batches, split;
+                                  fsdp2: weights, gradients and optimiser as well
   --trainer.precision bf16-mixed
   --trainer.fast_dev_run true     test with a few batches; write nothing
 

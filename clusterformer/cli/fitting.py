@@ -106,7 +106,7 @@ def is_finished(run: Run, last: Path, options: Options) -> bool:
     """Tell whether a run, with its last checkpoint, ended and the options leave nothing to do."""
     if not run.finished:
         return False
-    checkpoint, limits = read(last), options.config["trainer"]
+    checkpoint, limits = read(last, tensors=False), options.config["trainer"]
     with making(f"{last}: refused, its progress"):
         epochs = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
     reached = (("max_steps", checkpoint["global_step"]), ("max_epochs", epochs))

@@ -19,6 +19,13 @@ from torch import Tensor
 
 from clusterformer.errors import InputError, making, require_at_least
 from clusterformer.structure import require_structure
+from clusterformer.training.shard_files import (
+    SHARDS,
+    check_shards,
+    read_whole,
+    remove_shards,
+    unflatten,
+)
 
 CHECKPOINT_KEY = "clusterformer"
 """Key of a checkpoint that holds our own entries."""
@@ -57,10 +64,14 @@ AVERAGE = "average.ckpt"
 """File of a run with the mean of the weights after its last validations."""
 
 
-def read(path: str | Path) -> dict[str, Any]:
+def read(path: str | Path, *, tensors: bool = True) -> dict[str, Any]:
     """Load a checkpoint that `fit` wrote, onto the CPU.
 
     Its whole structure is checked here, but for the state of the task, of which the task knows.
+
+    Args:
+        path: Checkpoint file.
+        tensors: Whether to load those too that lie in shards beside the file.
 
     Raises:
         InputError: if the file is missing, cut short, changed, anything else than such a
@@ -82,6 +93,11 @@ def read(path: str | Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise InputError(f"{path}: refused, clusterformer did not write this file")
     require_structure(checkpoint, Contents, f"{path}: refused, checkpoint")
+    if SHARDS in checkpoint:
+        if not tensors:
+            check_shards(Path(path), checkpoint[SHARDS])
+            return checkpoint
+        unflatten(checkpoint, read_whole(Path(path), checkpoint.pop(SHARDS)))
     for name, weight in checkpoint["state_dict"].items():
         with making(f"{path}: refused, {name}"):  # sparse or quantised: not every kind can tell
             broken = bool(weight.isnan().any())
@@ -117,6 +133,12 @@ def average(paths: Sequence[str | Path]) -> dict[str, Tensor]:
     }
 
 
+def last_good(folder: Path) -> Path | str:
+    """Find the latest checkpoint of a folder, or "none"."""
+    good = sorted(folder.glob("*.ckpt"), key=lambda found: found.stat().st_mtime)
+    return good[-1] if good else "none"
+
+
 class CheckpointFiles(TorchCheckpointIO):
     """Checkpoint files that are written beside the target, then renamed: a kill leaves a whole one.
 
@@ -144,10 +166,9 @@ class CheckpointFiles(TorchCheckpointIO):
             if not isinstance(reason, OSError):
                 raise
             partial.unlink(missing_ok=True)
-            good = sorted(target.parent.glob("*.ckpt"), key=lambda found: found.stat().st_mtime)
             raise InputError(
                 f"{target}: the checkpoint cannot be written: {reason.strerror}; "
-                f"last good checkpoint: {good[-1] if good else 'none'}"
+                f"last good checkpoint: {last_good(target.parent)}"
             ) from error
 
     def load_checkpoint(self, path: str | os.PathLike, *_: Any, **__: Any) -> dict[str, Any]:
@@ -251,6 +272,7 @@ class KeptCheckpoints(Checkpoint):
             for one in kept:
                 if one not in wanted:
                     one.path.unlink()
+                    remove_shards(one.path)
 
     def write_average(self, trainer: Trainer) -> Path | None:
         """Write the mean of the last weights to `average.ckpt`; every process calls this.
@@ -314,33 +336,3 @@ class LastCheckpoint(Checkpoint):
         self.last_model_path = str(Path(str(self._folder)) / "last.ckpt")
         trainer.save_checkpoint(self.last_model_path)
         self._saved = trainer.global_step
-
-
-def continue_epoch(loop: dict[str, Any]) -> None:
-    """Edit the progress saved by a validation that ended a training within an epoch.
-
-    Lightning counts the epoch as trained then: it would leave out the rest of it.
-    """
-    epoch, batch = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
-    if epoch["current"]["processed"] < epoch["current"]["ready"] or batch["is_last_batch"]:
-        return
-    if batch["current"]["ready"]:
-        for count in (epoch["current"], epoch["total"]):
-            count["processed"] -= 1
-
-
-def begin_next_epoch(loop: dict[str, Any]) -> None:
-    """Edit the progress saved at the end of an epoch so that the next epoch begins.
-
-    With max_steps, Lightning 2.6 resumes every checkpoint as if it were from within an epoch; after
-    the last batch of one it would then skip the whole next epoch.
-    """
-    epoch, batch = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
-    if epoch["current"]["processed"] < epoch["current"]["ready"]:
-        return
-    for count in (epoch["current"], epoch["total"]):
-        count["completed"] = count["processed"]
-    batch["current"] = dict.fromkeys(batch["current"], 0)
-    batch["is_last_batch"] = False
-    # Lightning also counts a step while it looks for a validation that was missed
-    loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1

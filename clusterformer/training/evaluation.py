@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torchmetrics import MeanMetric
 from clusterformer.clustering.grouping_statistics import grouping_statistics
 from clusterformer.findings import Findings, Report
 from clusterformer.task import Output, Task, stacks
+from clusterformer.training.fully_sharded import whole
 
 
 class Evaluation:
@@ -33,7 +35,8 @@ class Evaluation:
 
     def add(self, network: nn.Module, output: Output, batch: Any) -> None:
         """Add one batch of this process."""
-        self._task.update(self._metrics, output, batch, network)
+        with whole(network) if self._task.decodes else nullcontext():
+            self._task.update(self._metrics, output, batch, network)
         if self._report:
             self._report.update(output, batch)
         total, count = self._task.loss(output, batch, 0.0)

@@ -29,6 +29,7 @@ from clusterformer.training.checkpoints import (
 )
 from clusterformer.training.config_files import to_yaml
 from clusterformer.training.environment import describe_environment
+from clusterformer.training.fully_sharded import whole
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.monitoring import monitoring
@@ -144,6 +145,7 @@ def fit(
         if run:
             run.cancel()
     seconds, seconds_validating = clock.seconds, clock.seconds_validating
+    held = memory.held(trainer.optimizers)
     results = _test(trainer, model, task, kept)
     if model.findings and model.findings.compared:
         results |= {f"test/{name}": value for name, value in model.findings.measures().items()}
@@ -157,6 +159,7 @@ def fit(
         "seconds_validating": round(seconds_validating, 2),
         "seconds_a_step": seconds / max(1, trainer.global_step),
         "parameters": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
+        "held_mib": round(held, 3),
         "peak_mib": round(memory.peak(model.device), 1),
         "device": str(model.device),
         "environment": describe_environment(),
@@ -167,7 +170,10 @@ def fit(
         run.finish(outcome)
         if model.findings:
             model.findings.write(run.tested)
-    pictures = _pictures(run, model, task) if run and draw else []
+    assert model.network is not None
+    with whole(model.network):  # which the first process runs alone
+        pictures = _pictures(run, model, task) if run and draw else []
+        trainer.strategy.barrier()
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             for picture in pictures:
@@ -203,7 +209,7 @@ def _restore(task: Task, resume: Path | None) -> int:
     """Give the task its state in the checkpoint; return the step to go on from."""
     if resume is None:
         return 0
-    checkpoint = read(resume)
+    checkpoint = read(resume, tensors=False)
     restore(task, checkpoint[CHECKPOINT_KEY]["task"], resume)
     return int(checkpoint["global_step"])
 

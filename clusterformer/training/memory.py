@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from torch.optim import Optimizer
 
 MIB = 2**20
 _STATUS = Path("/proc/self/status")
@@ -37,6 +39,14 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def held(optimizers: Iterable[Optimizer]) -> float:
+    """Memory of this process for trained weights and the state of their optimisers, MiB."""
+    tensors = [weight for o in optimizers for group in o.param_groups for weight in group["params"]]
+    tensors += [x for o in optimizers for state in o.state.values() for x in state.values()]
+    own = (x.to_local() if hasattr(x, "to_local") else x for x in tensors)
+    return sum(x.numel() * x.element_size() for x in own) / MIB
 
 
 def peak(device: torch.device) -> float:

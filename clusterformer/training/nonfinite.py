@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from clusterformer.errors import InputError
@@ -86,4 +87,6 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 def _finite(tensor: Tensor) -> bool:
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
     return not tensor.is_floating_point() or bool(tensor.isfinite().all())

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -96,6 +97,15 @@ def plan_optimizer(
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+def gradient_norm(model: LightningModule) -> Tensor:
+    """Norm of the gradients of all weights, which all processes call."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if isinstance(norm, DTensor):  # of sharded weights
+        return norm.full_tensor()
+    return model.trainer.strategy.reduce(norm, reduce_op="mean")
+
+
 def step_limit(trainer: Trainer) -> int | None:
     """Number of steps of the whole training; None if no end is set."""
     # Not trainer.estimated_stepping_batches: it makes the loader before progress is restored.
@@ -111,7 +121,7 @@ def step_limit(trainer: Trainer) -> int | None:
     return min(limits) if limits else None
 
 
-def check_restored(optimizer: Optimizer) -> None:
+def _check_restored(optimizer: Optimizer) -> None:
     """Refuse the state of an optimizer, from a checkpoint, that is not of its weights.
 
     Raises:
@@ -130,7 +140,12 @@ def check_restored(optimizer: Optimizer) -> None:
 def take_up(
     scheduler: LambdaLR, lr: float, pretrained_lr: float, betas: tuple[float, float]
 ) -> None:
-    """Give the groups of `make_adamw` the rates and betas of the options, at the step reached."""
+    """Give the groups of `make_adamw` the rates and betas of the options, at the step reached.
+
+    Raises:
+        InputError: if the state of the optimizer, from a checkpoint, is not of its weights.
+    """
+    _check_restored(scheduler.optimizer)
     rates = [lr, lr, pretrained_lr, pretrained_lr]
     scheduler.base_lrs = [*rates[: len(scheduler.base_lrs)]]
     factors = (function(scheduler.last_epoch) for function in scheduler.lr_lambdas)

@@ -92,7 +92,7 @@ def checkpoint_to_resume(run: Run) -> Path | None:
         if not path.exists():
             continue
         try:
-            step = read(path)["global_step"]
+            step = read(path, tensors=False)["global_step"]
         except InputError as error:
             damage.append(str(error))
             continue

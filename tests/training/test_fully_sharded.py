@@ -1,0 +1,134 @@
+"""Sharded training is that of one process: losses, checkpoints, and the way on from them."""
+
+import csv
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from together import train_together
+from toy_command import TOY, error_of
+
+from clusterformer.cli.main import main
+from clusterformer.errors import InputError
+from clusterformer.training.checkpoints import read
+from clusterformer.training.shard_files import checksums, read_whole, write_shards
+
+COMMAND = [*TOY, "--data.size=33", "--model.dropout=0", "--model.num_layers=2", "--model.warmup=2"]
+COMMAND += ["--trainer.max_epochs=2", "--trainer.log_every_n_steps=1", "--baselines=false"]
+CLUSTERS = ["--model.attention=NeuralClusteringAttention", "--model.attention.dense_length=0"]
+CLUSTERS += ["--model.attention.num_clusters=3", "--model.sorting_weight=0.1"]
+BARE = [*CLUSTERS, "--model.attention.coupling=false", "--model.clustering_weight=0"]
+ROUTING = ["--model.attention=RoutingAttention", "--model.attention.num_clusters=3"]
+
+
+def logged(run: Path) -> list[dict[str, float]]:
+    with (run / "metrics.csv").open() as file:
+        return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+
+
+def train(number: int, runs: Path, options: list[str]) -> Path:
+    if number == 1:
+        assert main([*COMMAND, f"--runs={runs}", *options]) == 0
+    else:
+        log = runs.with_suffix(".log")
+        assert set(train_together(number, [*COMMAND, f"--runs={runs}", *options], log)) == {0}, (
+            log.read_text()
+        )
+    return runs / "toy" / "1"
+
+
+def assert_same_form(found: Path, expected: Path) -> None:
+    """A checkpoint has the names and shapes of another one."""
+    one, other = (read(run / "checkpoints" / "last.ckpt") for run in (found, expected))
+    assert one.keys() == other.keys()
+    shapes = [{k: v.shape for k, v in each["state_dict"].items()} for each in (one, other)]
+    assert shapes[0] == shapes[1]
+    states = [each["optimizer_states"][0]["state"] for each in (one, other)]
+    shapes = [{(k, n): v.shape for k, s in each.items() for n, v in s.items()} for each in states]
+    assert shapes[0] == shapes[1]
+    assert one["global_step"] == other["global_step"]
+
+
+@pytest.mark.parametrize(
+    ("number", "strategy", "model"),
+    [
+        pytest.param(2, "fsdp2", CLUSTERS, id="whole"),
+        pytest.param(3, "fsdp2_sharded_checkpoint", CLUSTERS, id="shards", marks=pytest.mark.slow),
+        pytest.param(2, "fsdp2", BARE, id="bare", marks=pytest.mark.slow),
+        pytest.param(2, "fsdp2", ROUTING, id="routing", marks=pytest.mark.slow),
+    ],
+)
+def test_sharded_processes_train_as_one(
+    number: int, strategy: str, model: list[str], tmp_path: Path
+) -> None:
+    one = train(1, tmp_path / "one", model)
+    found = train(number, tmp_path / "sharded", [*model, f"--trainer.strategy={strategy}"])
+    expected = logged(one)
+    assert len(expected) >= 12
+    for row, reference in zip(logged(found), expected, strict=True):
+        assert row == pytest.approx(reference, rel=1e-3, abs=1e-5, nan_ok=True)
+    if model is not BARE:  # there weight decay also takes weights that nothing uses
+        assert_same_form(found, one)
+    results = [json.loads((run / "results.json").read_text())["results"] for run in (found, one)]
+    assert results[0] == pytest.approx(results[1], rel=1e-3, nan_ok=True)
+    assert {path.suffix for path in (found / "checkpoints").iterdir()} == (
+        {".ckpt", ".shards"} if strategy.endswith("checkpoint") else {".ckpt"}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ((3, "fsdp2_sharded_checkpoint"), (2, "fsdp2_sharded_checkpoint")),
+        ((2, "fsdp2_sharded_checkpoint"), (1, "auto")),
+        ((1, "auto"), (2, "fsdp2")),
+        ((2, "fsdp2"), (2, "ddp")),
+    ],
+)
+def test_a_run_goes_on_with_another_number_of_processes(
+    first: tuple[int, str], then: tuple[int, str], tmp_path: Path
+) -> None:
+    """Stopped within the second epoch, it ends with the losses and the examples of a whole run."""
+    (tmp_path / "notes").mkdir()
+    one = train(1, tmp_path / "one", CLUSTERS)
+    noted = [*CLUSTERS, f"--data.notes={tmp_path / 'notes'}", "--trainer.max_steps=7"]
+    run = train(first[0], tmp_path / "run", [*noted, f"--trainer.strategy={first[1]}"])
+    resume = ["fit", f"--resume={run}", "--trainer.max_steps=10", f"--trainer.strategy={then[1]}"]
+    log = tmp_path / "log"
+    assert set(train_together(then[0], resume, log)) == {0}, log.read_text()
+    losses = [
+        {row["step"]: row["train/loss"] for row in logged(each) if "train/loss" in row}
+        for each in (run, one)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 10
+    lines = [x for note in (tmp_path / "notes").iterdir() for x in note.read_text().splitlines()]
+    for epoch in (range(5), range(5, 10)):
+        seen = sorted(int(i) for step, i in map(str.split, lines) if int(step) in epoch)
+        assert seen == list(range(33))
+
+
+def test_a_changed_shard_is_refused_and_nothing_in_it_is_executed(tmp_path: Path) -> None:
+    tensors = {"model/a": torch.arange(6.0).reshape(2, 3), "model/b": torch.tensor([2.0])}
+    folder = tmp_path / "last-1.shards"
+    write_shards(tensors, folder)
+    entry = {"folder": folder.name, "files": checksums(folder), "scalars": ["model/b"]}
+    found = read_whole(tmp_path / "last.ckpt", entry)
+    assert torch.equal(found["model/a"], tensors["model/a"])
+    assert found["model/b"].shape == ()
+    with pytest.raises(InputError, match="beside it"):
+        read_whole(tmp_path / "last.ckpt", {**entry, "folder": "../last-1.shards"})
+    (folder / ".metadata").write_bytes(pickle.dumps(Path.home))
+    with pytest.raises(InputError, match="changed since it was written"):
+        read_whole(tmp_path / "last.ckpt", entry)
+    with pytest.raises(InputError, match="table of contents: UnpicklingError"):
+        read_whole(tmp_path / "last.ckpt", {**entry, "files": checksums(folder)})
+
+
+def test_other_ways_to_shard_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "take fsdp2" in error_of([*COMMAND, "--trainer.strategy=fsdp"], capsys)
+    lightnings = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
+    assert "take fsdp2" in error_of([*COMMAND, lightnings], capsys)
