@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from clusterformer.errors import InputError
 
@@ -29,6 +30,7 @@ class ProcessWatch(Callback):
     def __init__(self) -> None:
         self._ended = threading.Event()
         self._lock = threading.Lock()
+        self._parent = os.getppid()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if _launched(trainer):
@@ -47,7 +49,8 @@ class ProcessWatch(Callback):
             return
         if _exit_codes(trainer, 1.0):
             self._end(trainer)
-        raise InputError(_described(trainer, {})) from error
+        found = [] if os.getppid() == self._parent else _starter(trainer)
+        raise InputError(_described(trainer, found)) from error
 
     def _watch(self, trainer: Trainer) -> None:
         while not self._ended.wait(_INTERVAL):
@@ -57,7 +60,8 @@ class ProcessWatch(Callback):
     def _end(self, trainer: Trainer) -> NoReturn:
         """Print the line, end the other processes, and this one."""
         with self._lock:  # the thread or the training, whichever comes first
-            message = _described(trainer, _exit_codes(trainer))
+            codes = _exit_codes(trainer)
+            message = _described(trainer, [_how(rank, code) for rank, code in codes.items()])
             for process in _launched(trainer):
                 process.kill()
             print(f"clusterformer: error: {message}", file=sys.stderr, flush=True)
@@ -78,13 +82,22 @@ def _exit_codes(trainer: Trainer, timeout: float = 0.0) -> dict[int, int]:
     return codes
 
 
-def _described(trainer: Trainer, codes: dict[int, int]) -> str:
-    how = {
-        rank: f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        for rank, code in codes.items()
-    }
-    found = " and ".join(f"process {rank} {what}" for rank, what in how.items())
+def _starter(trainer: Trainer) -> list[str]:
+    """Name the process that started this one, now gone; nothing if torchrun or Slurm did."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if not isinstance(environment, LightningEnvironment):
+        return []
+    return [f"process {trainer.node_rank * trainer.num_devices} ended"]
+
+
+def _how(rank: int, code: int) -> str:
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"process {rank} {how}"
+
+
+def _described(trainer: Trainer, found: list[str]) -> str:
+    who = " and ".join(found) or "another process ended"
     return (
-        f"{found or 'another process ended'}, of {trainer.world_size} that trained together, at "
-        f"step {trainer.global_step}; go on with --resume from the last checkpoint"
+        f"{who}, of {trainer.world_size} that trained together, at step {trainer.global_step}; "
+        "go on with --resume from the last checkpoint"
     )

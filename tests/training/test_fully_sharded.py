@@ -3,11 +3,13 @@
 import csv
 import json
 import pickle
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from together import train_together
+from together import start_together, train_together
 from toy_command import TOY, error_of
 
 from clusterformer.cli.main import main
@@ -26,6 +28,19 @@ ROUTING = ["--model.attention=RoutingAttention", "--model.attention.num_clusters
 def logged(run: Path) -> list[dict[str, float]]:
     with (run / "metrics.csv").open() as file:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+
+
+def losses(run: Path) -> dict[float, float]:
+    """Loss of each step; a resumed run logs some of them again."""
+    return {row["step"]: row["train/loss"] for row in logged(run) if "train/loss" in row}
+
+
+def assert_every_example_once(notes: Path) -> None:
+    """Each of both epochs has each of the 33 examples."""
+    lines = [line for note in notes.iterdir() for line in note.read_text().splitlines()]
+    for epoch in (range(5), range(5, 10)):
+        seen = sorted(int(i) for step, i in map(str.split, lines) if int(step) in epoch)
+        assert seen == list(range(33))
 
 
 def train(number: int, runs: Path, options: list[str]) -> Path:
@@ -99,16 +114,9 @@ def test_a_run_goes_on_with_another_number_of_processes(
     resume = ["fit", f"--resume={run}", "--trainer.max_steps=10", f"--trainer.strategy={then[1]}"]
     log = tmp_path / "log"
     assert set(train_together(then[0], resume, log)) == {0}, log.read_text()
-    losses = [
-        {row["step"]: row["train/loss"] for row in logged(each) if "train/loss" in row}
-        for each in (run, one)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses(run) == pytest.approx(losses(one), rel=1e-3)
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 10
-    lines = [x for note in (tmp_path / "notes").iterdir() for x in note.read_text().splitlines()]
-    for epoch in (range(5), range(5, 10)):
-        seen = sorted(int(i) for step, i in map(str.split, lines) if int(step) in epoch)
-        assert seen == list(range(33))
+    assert_every_example_once(tmp_path / "notes")
 
 
 def test_a_changed_shard_is_refused_and_nothing_in_it_is_executed(tmp_path: Path) -> None:
@@ -132,3 +140,48 @@ def test_other_ways_to_shard_are_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert "take fsdp2" in error_of([*COMMAND, "--trainer.strategy=fsdp"], capsys)
     lightnings = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
     assert "take fsdp2" in error_of([*COMMAND, lightnings], capsys)
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_no_example(tmp_path: Path) -> None:
+    """Two of three go down with the one that is killed; two others go on from the checkpoint."""
+    whole, notes, log = tmp_path / "whole", tmp_path / "notes", tmp_path / "log"
+    sharded = ["--trainer.strategy=fsdp2_sharded_checkpoint", "--checkpoint_every=2"]
+    command = [*COMMAND, *CLUSTERS, *sharded, f"--data.notes={notes}"]
+    notes.mkdir()
+    train(1, whole, CLUSTERS)
+    processes = start_together(3, [*command, f"--runs={tmp_path}", "--data.pause=0.5"], log)
+    checkpoint = tmp_path / "toy" / "1" / "checkpoints" / "last.ckpt"
+    deadline = time.monotonic() + 60
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)  # into a step
+    processes[2].kill()
+    killed = time.monotonic()
+    for process in processes:
+        process.join(30)
+    assert time.monotonic() - killed < 30
+    assert [process.exitcode for process in processes] == [2, 2, -signal.SIGKILL]
+    assert "of 3 that trained together, at step" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    step = read(checkpoint)["global_step"]
+    for note in notes.iterdir():  # of steps after the checkpoint, which are trained again
+        kept = [line for line in note.read_text().splitlines() if int(line.split()[0]) < step]
+        note.write_text("".join(f"{line}\n" for line in kept))
+    resume = ["fit", f"--resume={tmp_path / 'toy' / '1'}", "--data.pause=0"]
+    assert set(train_together(2, resume, log)) == {0}, log.read_text()
+    assert_every_example_once(notes)
+    assert losses(tmp_path / "toy" / "1") == pytest.approx(losses(whole / "toy" / "1"), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_process_is_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [*COMMAND, *CLUSTERS, "--trainer.strategy=fsdp2_sharded_checkpoint"]
+    codes = train_together(2, [*command, f"--runs={tmp_path}"], log, {1: 50_000})
+    printed = [line for line in log.read_text().splitlines() if "error:" in line]
+    assert (codes[0], len(printed)) == (2, 1), log.read_text()
+    assert codes[1] != 0
+    assert "process 1 cannot write" in printed[0]
+    assert "File too large; last good checkpoint: none" in printed[0]
+    assert not list((tmp_path / "toy" / "1").glob("checkpoints/*"))

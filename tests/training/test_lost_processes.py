@@ -14,7 +14,7 @@ from clusterformer.training.checkpoints import read
 TOYS = str(Path(__file__).parents[1] / "toy")
 COMMAND = [sys.executable, "-m", "clusterformer", "fit", "--data=toy_task.Toy"]
 COMMAND += ["--model.d_model=8", "--model.num_heads=2", "--model.num_layers=1"]
-COMMAND += ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.devices=2"]
+COMMAND += ["--trainer.accelerator=cpu", "--trainer.devices=2"]
 COMMAND += ["--trainer.max_epochs=20", "--checkpoint_every=2", "--data.pause=0.2"]
 
 
@@ -24,12 +24,15 @@ def children(process: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2_sharded_checkpoint"])
 @pytest.mark.parametrize("first", [False, True], ids=["second", "first"])
-def test_a_killed_process_is_named_and_no_other_stays(first: bool, tmp_path: Path) -> None:
+def test_a_killed_process_is_named_and_no_other_stays(
+    first: bool, strategy: str, tmp_path: Path
+) -> None:
     run, errors = tmp_path / "runs" / "toy" / "1", tmp_path / "errors"
     with errors.open("wb") as file:
         main = subprocess.Popen(
-            [*COMMAND, f"--runs={tmp_path / 'runs'}"],
+            [*COMMAND, f"--trainer.strategy={strategy}", f"--runs={tmp_path / 'runs'}"],
             env={**os.environ, "PYTHONPATH": TOYS},
             stdout=subprocess.DEVNULL,
             stderr=file,
@@ -40,7 +43,7 @@ def test_a_killed_process_is_named_and_no_other_stays(first: bool, tmp_path: Pat
     [second] = children(main.pid)
     os.kill(main.pid if first else second, signal.SIGKILL)
     assert main.wait(30) == (-signal.SIGKILL if first else 2)
-    name = "another process ended" if first else "process 1 was killed by signal 9"
+    name = "process 0 ended" if first else "process 1 was killed by signal 9"
     while time.monotonic() < deadline and (
         Path(f"/proc/{second}").exists() or name not in errors.read_text()
     ):
