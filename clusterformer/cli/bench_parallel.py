@@ -20,6 +20,8 @@ processes share its cores and its memory bus.
   --d_model 128         model width; --num_heads 4
   --repeats 3           steps that are measured
   --out FILE.json       write all measurements
+  --predict             measure nothing: model the time on up to 1,024 GPUs by bytes and operations,
+                        beside ring attention and DeepSpeed-Ulysses (docs/results/parallel.md)
 """
 
 
@@ -34,7 +36,11 @@ def run(arguments: list[str]) -> None:
     parser.add_number("--num_clusters", default=256)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--predict", action="store_true")
     options = parser.parse(arguments)
+    if options.predict:
+        _print_prediction()
+        return
     from clusterformer.bench.sequence_parallel import MECHANISMS, ParallelSetting, measure
 
     sizes = {
@@ -55,3 +61,11 @@ def run(arguments: list[str]) -> None:
         )
     if options.out:
         save(options, rows)
+
+
+def _print_prediction() -> None:
+    from clusterformer.bench.parallel_cost import table
+
+    columns = ("GPUs", "tokens of each", "tokens", "GB/s", "ring ms", "Ulysses ms", "clusters ms")
+    for row in (columns, *table((512, 8192), (8, 32, 128, 1024), (25, 50, 400))):
+        print("  ".join(f"{cell:>14}" for cell in row).rstrip())
