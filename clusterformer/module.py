@@ -32,6 +32,7 @@ from clusterformer.training.loop_progress import begin_next_epoch, continue_epoc
 from clusterformer.training.nonfinite import nonfinite_error
 from clusterformer.training.optimizer import gradient_norm, plan_optimizer, take_up
 from clusterformer.training.schedule import Schedule
+from clusterformer.training.shared_sequences import SharedSequenceStrategy
 
 
 class ClusterFormer(LightningModule):
@@ -201,8 +202,8 @@ class ClusterFormer(LightningModule):
             except ValueError as error:
                 raise InputError(str(error)) from error
             self.start = start_task(self.network, self.task, self.trainer)
-        if isinstance(self.trainer.strategy, FullyShardedStrategy):
-            self.trainer.strategy.shard(self.network)
+        if isinstance(self.trainer.strategy, FullyShardedStrategy | SharedSequenceStrategy):
+            self.trainer.strategy.divide(self.network)
 
     def forward(self, batch: Any) -> Output:
         """Run the network on a batch of the task."""

@@ -22,6 +22,7 @@ from clusterformer.findings import Report
 from clusterformer.losses import IGNORE, Auxiliary, ClusteringForm, auxiliary
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Output
+from clusterformer.training.shared_sequences import sequence_size
 
 __all__ = [
     "IGNORE",
@@ -209,12 +210,12 @@ class Task(LightningDataModule, ABC):
     @property
     def rank(self) -> int:
         """Number of this process among `world_size`."""
-        return self.trainer.global_rank if self.trainer else 0
+        return self.trainer.global_rank // sequence_size(self.trainer) if self.trainer else 0
 
     @property
     def world_size(self) -> int:
-        """Number of processes that share every global batch."""
-        return self.trainer.world_size if self.trainer else 1
+        """Number of processes, or of groups that share sequences, that share a global batch."""
+        return self.trainer.world_size // sequence_size(self.trainer) if self.trainer else 1
 
     @property
     def position(self) -> TrainingPosition:

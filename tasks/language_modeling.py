@@ -28,6 +28,7 @@ from clusterformer.task import IGNORE, Batch, Output
 from clusterformer.tasks.metrics import CodeLength, Units
 from clusterformer.tasks.running_text import RunningText, RunningTextState
 from clusterformer.training.position_report import PositionReport
+from clusterformer.training.shared_sequences import sequence_size
 
 
 class LanguageModelingState(RunningTextState):
@@ -115,7 +116,9 @@ class LanguageModeling(RunningText):
         target, _ = pad([text[1:] for text in texts])
         return Batch(tokens, mask, target.masked_fill(~mask, IGNORE))
 
-    def report(self) -> PositionReport:
+    def report(self) -> PositionReport | None:
+        if sequence_size(self.trainer) > 1:  # a process sees a part of the positions
+            return None
         return PositionReport(self._context)
 
     # Network, loss and metrics
@@ -144,6 +147,8 @@ class LanguageModeling(RunningText):
         if "bits_per_byte" in metrics:
             metrics["bits_per_byte"].update(nats, size)
         if "bits_per_byte_far" in metrics:
+            if sequence_size(self.trainer) > 1:
+                raise InputError("data.far needs whole texts; leave it out with sequence_parallel")
             far = self._is_far(batch)
             target = batch.target.masked_fill(~far, IGNORE)
             nats, _ = cross_entropy(output.logits, target, 0.0)

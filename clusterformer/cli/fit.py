@@ -51,6 +51,7 @@ trainer (any option of Lightning's Trainer)
   --trainer.accelerator auto      cpu, gpu
   --trainer.devices 2             with --trainer.strategy ddp: the same global batches, split;
                                   fsdp2: weights, gradients and optimiser as well
+                                  sequence_parallel: each sequence, of a language model
   --trainer.precision bf16-mixed
   --trainer.fast_dev_run true     test with a few batches; write nothing
 

@@ -49,7 +49,7 @@ class ParallelClustering(NeuralClusteringAttention):
             key_mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
         masks = self.group.gather(key_mask)
         lengths, whole = [mask.shape[1] for mask in masks], torch.cat(masks, 1)
-        if bool((whole.sum(1) <= self.dense_length).any()):
+        if self.dense_length and bool((whole.sum(1) <= self.dense_length).any()):
             raise ValueError(
                 f"a shared sequence needs more than dense_length = {self.dense_length} tokens, got "
                 f"{int(whole.sum(1).min())}; set dense_length: 0"
@@ -77,6 +77,9 @@ class ParallelClustering(NeuralClusteringAttention):
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         grouping = Grouping(assignment, self.num_clusters, None, points, updated, self.similarity)
         return mixed, grouping
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> None:
+        """Say nothing: a process knows its own tokens."""
 
     def _assign(self, points: Tensor, anchors: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Assign tokens and average them as `kernels.grouping.assign`, over all processes."""

@@ -44,6 +44,9 @@ class ParallelFullAttention(FullAttention):
         mixed, _ = super().forward(q, k, v, hidden=hidden, query_mask=whole, key_mask=whole)
         return self._to_tokens(mixed, lengths), None
 
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> None:
+        """Say nothing: a process knows its own tokens."""
+
     def _to_heads(self, x: Tensor, lengths: list[int]) -> Tensor:
         """(B, H, n, D) of the own tokens -> (B, H / P, N, D) of the own heads."""
         batch, heads, length, width = x.shape

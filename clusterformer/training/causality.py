@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, MultiHeadAttention
 from clusterformer.task import Task
+from clusterformer.training.shared_sequences import sequence_size
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class CausalityProbe(Callback):
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         task = trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(task, Task) or task.causal_input is None:
+        if not isinstance(task, Task) or task.causal_input is None or sequence_size(trainer) > 1:
             return
         loaders = trainer.val_dataloaders
         assert loaders is not None

@@ -37,6 +37,7 @@ from clusterformer.training.pictures import draw_pictures
 from clusterformer.training.progress import TrainingClock, progress
 from clusterformer.training.runs import OUTCOME, Run
 from clusterformer.training.saved import restore
+from clusterformer.training.shared_sequences import sequence_size
 from clusterformer.training.stopping import Stopping
 from clusterformer.training.trainer_options import check_trainer_options
 
@@ -172,8 +173,8 @@ def fit(
             model.findings.write(run.tested)
     assert model.network is not None
     with whole(model.network):  # which the first process runs alone
+        draw = draw and sequence_size(trainer) == 1
         pictures = _pictures(run, model, task) if run and draw else []
-        trainer.strategy.barrier()
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             for picture in pictures:

@@ -6,6 +6,7 @@ Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -73,10 +74,12 @@ class FullyShardedStrategy(ModelParallelStrategy):
             )
         super().setup(trainer)
 
-    def shard(self, network: nn.Module) -> None:
+    def divide(self, network: nn.Module) -> None:
         """Divide the weights of a network, in place, if they are not yet."""
         if isinstance(network, FSDPModule):
             return
+        # nobody writes in place into the logits of a network
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         mesh = self.device_mesh["data_parallel"]
         scalars = _widen_scalars(network)
         for layer in _layers(network):

@@ -21,7 +21,6 @@ TINY = [
     *("--model.d_model=16", "--model.num_heads=2", "--model.num_layers=1", "--model.warmup=4"),
     *("--trainer.max_epochs=3", "--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu"),
 ]
-TWO = ["--trainer.strategy=ddp", "--trainer.devices=2"]
 
 
 @pytest.fixture(params=["translation", "language-model"])
@@ -54,10 +53,12 @@ def logged(run: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
-def test_two_processes_log_what_one_does(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_log_what_one_does(strategy: str, command: list[str], tmp_path: Path) -> None:
     options = [*command, "--model.dropout=0"]
     assert main([*options, f"--runs={tmp_path / 'one'}"]) == 0
-    two = [sys.executable, "-m", "clusterformer", *options, *TWO, f"--runs={tmp_path / 'two'}"]
+    two = [sys.executable, "-m", "clusterformer", *options, f"--runs={tmp_path / 'two'}"]
+    two += [f"--trainer.strategy={strategy}", "--trainer.devices=2", "--pictures=true"]
     done = subprocess.run(two, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     expected, found = (logged(run_of(tmp_path / name)) for name in ("one", "two"))

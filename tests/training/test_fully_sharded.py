@@ -175,6 +175,18 @@ def test_a_killed_process_loses_no_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_bf16_is_that_of_one_process_and_fp16_is_refused(tmp_path: Path) -> None:
+    options = [*CLUSTERS, "--trainer.precision=bf16-mixed", "--trainer.max_epochs=1"]
+    one = train(1, tmp_path / "one", options)
+    found = train(2, tmp_path / "two", [*options, "--trainer.strategy=fsdp2"])
+    assert losses(found) == pytest.approx(losses(one), rel=0.02)
+    log = tmp_path / "log"
+    scaled = [*COMMAND, "--trainer.precision=16-mixed", "--trainer.strategy=fsdp2"]
+    assert 0 not in train_together(2, scaled, log)
+    assert "take bf16-mixed or 32-true" in log.read_text()
+
+
+@pytest.mark.slow
 def test_a_full_disk_of_one_process_is_one_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [*COMMAND, *CLUSTERS, "--trainer.strategy=fsdp2_sharded_checkpoint"]
