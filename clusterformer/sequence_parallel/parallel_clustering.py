@@ -78,7 +78,7 @@ class ParallelClustering(NeuralClusteringAttention):
         grouping = Grouping(assignment, self.num_clusters, None, points, updated, self.similarity)
         return mixed, grouping
 
-    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> None:
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> None:  # type: ignore[override]
         """Say nothing: a process knows its own tokens."""
 
     def _assign(self, points: Tensor, anchors: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
