@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.ring_steps import ring_entries, ring_step
 from clusterformer.attention.softmax import full_attention, replace_short_texts
-from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
+from clusterformer.attention.text_ends import TextEnds, attend_with_ends, count_with_ends, text_ends
+from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.clustering.ring_cache import fill, make_ring_cache
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
-from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import assign, sort
 
 PAPER_FORM: dict[str, Any] = {
@@ -53,10 +53,9 @@ class NeuralClusteringAttention(AttentionCore):
       other tokens; chunks of `chunk_size` are cut within each cluster by rank; a token sees its
       own chunk and the `look_back` chunks before it of its cluster. No future token changes it.
     - `causal="masked"` is appendix B with -inf: sort and blocks as without causality, the scores of
-      later tokens set to -inf. (Eq. 14 multiplies them by 0, under which a later token keeps the
-      weight of exp(0); eq. 13 compares keys with keys, here positions of queries with those of
-      keys.) It LEAKS: the blocks depend on later tokens, so a change of the suffix changes outputs
-      before it. For comparison only.
+      later tokens set to -inf. (Eq. 14 multiplies them by 0, which leaves the weight of exp(0); eq.
+      13 compares keys with keys, here queries with keys.) It LEAKS: the blocks depend on later
+      tokens, so a change of the suffix changes outputs before it. For comparison only.
 
     With `coupling=False`, k = 1 and k = 2 equal full attention, as does k = 3 looking both ways.
 
@@ -82,10 +81,11 @@ class NeuralClusteringAttention(AttentionCore):
         cluster_width: Width of the clustering space (F) for "cosine".
         temperature: Divisor of the cosine in eq. 2.
         chunk_size: Number of tokens in a chunk with `causal=True`.
-        local_heads: Number of heads that attend to the last `local_window` to
-            2 * `local_window` - 1 tokens instead (`causal=True` only), like half of the heads of
-            Routing Transformer.
+        local_heads: Number of heads that attend to near tokens instead, like half of the heads of
+            Routing Transformer: to their own chunk, the one before and, unless causal, the next.
         local_window: Number of tokens in a chunk of the local heads.
+        global_tokens: Number of tokens at each end of a text, such as [CLS] and [SEP], that all
+            tokens see and that see all (`causal=False` only).
         frozen: Keep the random start of the clustering space and of the centroids: for comparison,
             clusters that nothing is learnt about.
 
@@ -114,21 +114,17 @@ class NeuralClusteringAttention(AttentionCore):
         chunk_size: int = 64,
         local_heads: int = 0,
         local_window: int = 64,
+        global_tokens: int = 0,
         frozen: bool = False,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
         if look_ahead is None:
             look_ahead = 0 if causal else 1
-        require_at_least(
-            1,
-            num_clusters=num_clusters,
-            block_size=block_size,
-            min_width=min_width,
-            cluster_width=cluster_width,
-            chunk_size=chunk_size,
-            local_window=local_window,
-        )
+        require_at_least(1, num_clusters=num_clusters, block_size=block_size, min_width=min_width)
+        require_at_least(1, cluster_width=cluster_width, chunk_size=chunk_size)
+        require_at_least(1, local_window=local_window)
         require_at_least(0, look_back=look_back, look_ahead=look_ahead, dense_length=dense_length)
+        require_at_least(0, global_tokens=global_tokens)
         if num_clusters is None:
             num_clusters, block_size = NUM_CLUSTERS, block_size or BLOCK_SIZE
         if dense_length is None and block_size is not None:
@@ -142,11 +138,10 @@ class NeuralClusteringAttention(AttentionCore):
             raise ValueError('coupling needs similarity="cosine"; with "dot" set coupling=False')
         if causal and look_ahead:
             raise ValueError(f"look_ahead must be 0 with causal={causal!r}, got {look_ahead}")
-        if not 0 <= local_heads <= (num_heads if causal is True else 0):
-            raise ValueError(
-                f"local_heads must be in 0..num_heads with causal=True and 0 otherwise, "
-                f"got {local_heads} with num_heads = {num_heads}, causal={causal!r}"
-            )
+        if causal and global_tokens:
+            raise ValueError(f"global_tokens must be 0 with causal={causal!r}, got {global_tokens}")
+        if not 0 <= local_heads <= num_heads:
+            raise ValueError(f"local_heads must be in 0..{num_heads}, got {local_heads}")
         self.num_clusters = num_clusters
         self.block_size = block_size
         self.dense_length = 0 if causal is True else dense_length or 0
@@ -159,6 +154,7 @@ class NeuralClusteringAttention(AttentionCore):
         self.chunk_size = chunk_size
         self.local_heads = local_heads
         self.local_window = local_window
+        self.global_tokens = global_tokens
         width = cluster_width if similarity == "cosine" else d_model
         self.space = nn.Linear(d_model, width, bias=False)  # W^C
         self.centroids: nn.Parameter | None = nn.Parameter(torch.randn(num_clusters, width))
@@ -198,20 +194,18 @@ class NeuralClusteringAttention(AttentionCore):
             grouping = self._group(hidden.float(), key_mask, previous)
         blocks, points = grouping.blocks, grouping.points
         assert blocks is not None
-        local, scale, parts = self.local_heads, self.head_width**-0.5, []
+        local, parts, ends = self.local_heads, [], self.ends(hidden, key_mask)
+        options: dict[str, Any] = {"causal": is_causal, "scale": self.head_width**-0.5}
         if local:
-            window = window_blocks(
-                q.shape[2], q.shape[0], self.local_window, key_mask, device=q.device
-            )
+            window = self.near_blocks(hidden, key_mask)
             near = q[:, :local], k[:, :local], v[:, :local]
-            parts.append(chunk_attention(*near, window, causal=True, scale=scale))
+            parts.append(attend_with_ends(*near, window, ends, key_mask, **options))
         if local < self.num_heads:
-            far, extra = (q[:, local:], k[:, local:], v[:, local:]), self.coupling_columns(points)
-            parts.append(chunk_attention(*far, blocks, causal=is_causal, scale=scale, extra=extra))
+            options["extra"], far = self.coupling_columns(points), (q[:, local:], k[:, local:])
+            parts.append(attend_with_ends(*far, v[:, local:], blocks, ends, key_mask, **options))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         if limit and (exporting or key_mask is not None):
-            if key_mask is None:
-                key_mask = torch.ones_like(hidden[..., 0], dtype=torch.bool)
+            key_mask = hidden.new_ones(hidden.shape[:2]).bool() if key_mask is None else key_mask
             mixed = replace_short_texts(mixed, q, k, v, key_mask, limit, causal=is_causal)
         return mixed, grouping
 
@@ -219,17 +213,23 @@ class NeuralClusteringAttention(AttentionCore):
         if grouping is None:  # short texts
             return mask.float()
         assert grouping.blocks is not None
-        causal, local = bool(self.causal), self.local_heads
-        counts = count_in_blocks(grouping.blocks, causal)
+        causal, local, ends = bool(self.causal), self.local_heads, self.ends(mask, mask)
+        counts = count_with_ends(grouping.blocks, ends, mask, causal)
         if local:
-            window = window_blocks(
-                mask.shape[1], mask.shape[0], self.local_window, mask, device=mask.device
-            )
-            near = count_in_blocks(window, causal)
+            near = count_with_ends(self.near_blocks(mask, mask), ends, mask, causal)
             counts = (local * near + (self.num_heads - local) * counts) / self.num_heads
         shares = share_of_tokens(counts, mask, causal)
         short = mask.sum(1, keepdim=True) <= self.dense_length
         return torch.where(short, mask.float(), shares)
+
+    def near_blocks(self, like: Tensor, key_mask: Tensor | None) -> Blocks:
+        """Cut texts, of the shape (B, N) of `like`, into chunks for the local heads."""
+        sizes, ahead = (like.shape[1], len(like), self.local_window), 0 if self.causal else 1
+        return window_blocks(*sizes, key_mask, device=like.device, look_ahead=ahead)
+
+    def ends(self, like: Tensor, key_mask: Tensor | None) -> TextEnds | None:
+        """Find the tokens that all see, in texts of the shape (B, N) of `like`; None for none."""
+        return text_ends(like, self.global_tokens, key_mask) if self.global_tokens else None
 
     def _group(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None

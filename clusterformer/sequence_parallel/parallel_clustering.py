@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clusterformer.attention.grouping import Grouping
 from clusterformer.attention.neural_clustering import NeuralClusteringAttention
-from clusterformer.kernels.blocks import Blocks, window_blocks
+from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.reference import argmax_first
 from clusterformer.sequence_parallel.block_attention import parallel_chunk_attention
 from clusterformer.sequence_parallel.sequence_group import SequenceGroup
@@ -68,10 +68,7 @@ class ParallelClustering(NeuralClusteringAttention):
             )  # fmt: skip
 
         if local:
-            window = window_blocks(
-                whole.shape[1], len(whole), self.local_window, whole, device=q.device
-            )
-            parts.append(attend(slice(local), window, None))
+            parts.append(attend(slice(local), self.near_blocks(whole, whole), None))
         if local < self.num_heads:
             parts.append(attend(slice(local, None), blocks, self.coupling_columns(points)))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)

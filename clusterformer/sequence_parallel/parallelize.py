@@ -48,6 +48,8 @@ def _parallel(layer: MultiHeadAttention, group: SequenceGroup) -> type[Attention
     if type(core) is NeuralClusteringAttention:
         if core.causal == "masked":
             raise ValueError('a shared sequence needs causal=True or False, got causal="masked"')
+        if core.global_tokens:
+            raise ValueError(f"a shared sequence needs global_tokens=0, got {core.global_tokens}")
         return ParallelClustering
     if type(core) is FullAttention:
         if core.num_heads % group.size:

@@ -80,6 +80,10 @@ def test_every_mechanism_says_what_a_token_sees(cls, causal) -> None:
         NeuralClusteringAttention(
             32, 4, num_clusters=3, chunk_size=4, causal=True, local_heads=3, local_window=2
         ),
+        NeuralClusteringAttention(32, 4, num_clusters=7, global_tokens=2),
+        NeuralClusteringAttention(
+            32, 4, block_size=2, dense_length=0, global_tokens=1, local_heads=1, local_window=3
+        ),
         ReformerAttention(32, 4, num_hashes=3, num_buckets=6),
         ReformerAttention(32, 4, num_hashes=4, chunk_size=4),
         ReformerAttention(32, 4, num_hashes=2, num_buckets=4, chunk_size=3, causal=True),

@@ -89,8 +89,10 @@ def draw_case(form: Form, seed: int) -> Case:
         options |= {"similarity": "dot", "coupling": False}
     if "look_ahead" in known and not causal:
         options["look_ahead"] = draw([None, 0, 1, 2])
-    if "local_heads" in known and (causal is True or "decay" in known):
+    if "local_heads" in known:
         options["local_heads"] = draw([0, heads // 2, heads])
+    if "global_tokens" in known and not causal:
+        options["global_tokens"] = draw([0, 0, 1, 2])
     dtype = draw([torch.float64, torch.float32])
     layer = MultiHeadAttention(
         cls(width, heads, causal=causal, **options), rotary_base=draw([None, 100.0])
