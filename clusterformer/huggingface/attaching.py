@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 
 from clusterformer.errors import InputError
-from clusterformer.huggingface.building import Mechanism, build, find_mechanism, install, uninstall
+from clusterformer.huggingface.building import (
+    Mechanism,
+    build,
+    find_mechanism,
+    install,
+    settings,
+    uninstall,
+)
 from clusterformer.huggingface.dispatch import IMPLEMENTATION, register, slots
 from clusterformer.huggingface.layers import attention_layers
 from clusterformer.huggingface.saving import forget, note
@@ -52,7 +59,8 @@ def attach(model: Model, mechanism: Mechanism, **options: Any) -> Model:
     replaced = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     install(layers, cores)
-    note(model, kind.__name__, options, replaced)
+    made = next((core for core in cores if type(core) is kind), None)  # None: all have windows
+    note(model, kind.__name__, options if made is None else settings(made, options), replaced)
     return model
 
 

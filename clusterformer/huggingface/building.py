@@ -65,6 +65,20 @@ def _build_one(layer: Layer, kind: type[AttentionCore], options: dict[str, Any])
     return core
 
 
+def settings(core: AttentionCore, options: dict[str, Any]) -> dict[str, Any]:
+    """List all options of a mechanism that was made from some of them.
+
+    What is saved keeps its meaning when defaults change: an option that was left to the mechanism
+    has the value that it chose. `causal` is the model's, and is left out.
+    """
+    named: dict[str, Any] = {}
+    for name, parameter in list(inspect.signature(type(core)).parameters.items())[2:]:
+        value = options.get(name, parameter.default)
+        named[name] = getattr(core, name, None) if value is None else value
+    named.pop("causal", None)
+    return named
+
+
 def _check_options(kind: type[AttentionCore], options: dict[str, Any]) -> None:
     taken = list(inspect.signature(kind).parameters)
     for name in options:

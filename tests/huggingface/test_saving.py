@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from clusterformer import huggingface
-from clusterformer.attention import FullAttention
+from clusterformer.attention import FullAttention, neural_clustering
+from clusterformer.huggingface.dispatch import slots
 
 transformers = pytest.importorskip("transformers")
 
@@ -81,6 +82,24 @@ def test_a_fresh_process_loads_the_folder_through_its_code(tiny, tmp_path) -> No
     with torch.no_grad():
         expected = model(torch.arange(3, 20)[None]).last_hidden_state.double().sum().item()
     assert float(done.stdout) == pytest.approx(expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"num_clusters": 3}, {"block_size": 4}])
+def test_a_folder_keeps_its_meaning_when_defaults_change(tiny, tmp_path, monkeypatch, options):
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", **options)
+    tokens = torch.randint(3, 50, (2, 19))
+    expected = model(tokens).last_hidden_state
+    model.save_pretrained(tmp_path)
+    for name, value in (("NUM_CLUSTERS", 5), ("BLOCK_SIZE", 2), ("DENSE_LENGTH", 0)):
+        monkeypatch.setattr(neural_clustering, name, value)
+    changed = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention")
+    assert slots(changed)[0].core.block_size == 2
+    again = huggingface.load(tmp_path)
+    assert torch.equal(again(tokens).last_hidden_state, expected)
+    for core, saved in zip(*([s.core for s in slots(m)] for m in (model, again)), strict=True):
+        for name in ("num_clusters", "block_size", "dense_length", "look_ahead"):
+            assert getattr(core, name) == getattr(saved, name)
 
 
 @torch.no_grad()
