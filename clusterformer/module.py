@@ -24,6 +24,7 @@ from clusterformer.errors import InputError, require_at_least, require_share
 from clusterformer.findings import Findings
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import Output, Task, keys_seen, stacks
+from clusterformer.training.calibrated import calibrate_task
 from clusterformer.training.checkpoints import CHECKPOINT_KEY
 from clusterformer.training.evaluation import Evaluation
 from clusterformer.training.fully_sharded import FullyShardedStrategy
@@ -64,6 +65,8 @@ class ClusterFormer(LightningModule):
         init_from: Run of any task to start from: its directory, a checkpoint or an export. Layers,
             embeddings and tokenizer come from it; a report says what was taken.
         freeze: Whether the weights of `pretrained` stay as they are; all others are trained.
+        calibration_texts: Number of training texts to which the clusters of `pretrained` are fitted
+            before the training, so that it starts near its own attention; 0 for random clusters.
         lr: Peak learning rate of AdamW.
         pretrained_lr: Peak learning rate of the weights of `pretrained`; `lr` is that of the rest.
         weight_decay: Weight decay of linear layers' weights.
@@ -106,6 +109,7 @@ class ClusterFormer(LightningModule):
         pretrained: str | None = None,
         init_from: str | None = None,
         freeze: bool = False,
+        calibration_texts: int = 300,
         lr: float = 1e-3,
         pretrained_lr: float = 5e-5,
         weight_decay: float = 0.01,
@@ -120,16 +124,9 @@ class ClusterFormer(LightningModule):
         clustering_form: losses.ClusteringForm = "contrastive",
     ) -> None:
         super().__init__()
-        require_at_least(
-            0,
-            lr=lr,
-            pretrained_lr=pretrained_lr,
-            weight_decay=weight_decay,
-            warmup=warmup,
-            task_weight=task_weight,
-            clustering_weight=clustering_weight,
-            sorting_weight=sorting_weight,
-        )
+        require_at_least(0, lr=lr, pretrained_lr=pretrained_lr, weight_decay=weight_decay)
+        require_at_least(0, warmup=warmup, task_weight=task_weight)
+        require_at_least(0, clustering_weight=clustering_weight, sorting_weight=sorting_weight)
         require_share(label_smoothing=label_smoothing, lr_floor=lr_floor)
         require_share(**{f"betas[{number}]": beta for number, beta in enumerate(betas)})
         if warmup >= 1 and warmup != int(warmup):
@@ -155,6 +152,7 @@ class ClusterFormer(LightningModule):
             cross_attention=cross_attention,
             pretrained=pretrained,
             freeze=freeze,
+            calibration_texts=calibration_texts,
             init_from=init_from,
         )
         self.lr = lr
@@ -202,6 +200,7 @@ class ClusterFormer(LightningModule):
             except ValueError as error:
                 raise InputError(str(error)) from error
             self.start = start_task(self.network, self.task, self.trainer)
+            calibrate_task(self.network, self.task, self.trainer, self.transformer_config)
         if isinstance(self.trainer.strategy, FullyShardedStrategy | SharedSequenceStrategy):
             self.trainer.strategy.divide(self.network)
 

@@ -42,6 +42,7 @@ model
                                   tokenizer; --model.attention replaces its attention
   --model.init_from RUN           start from what a run learnt, such as runs/mlm/1, of any task
   --model.freeze true             keep its weights; --model.pretrained_lr 5e-5 is their peak rate
+  --model.calibration_texts 300   texts to which its new clusters are fitted first; 0 for none
   --model.lr 0.001                peak learning rate; also weight_decay, warmup, schedule,
                                   lr_floor (of a cosine), betas (of Adam), as in [0.9, 0.98]
   --model.clustering_weight 0.02  weight of the clustering loss; also sorting_weight

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention import FullAttention, NeuralClusteringAttention
+from clusterformer.attention.text_ends import at_ends
 from clusterformer.clustering.kmeans import cluster_means, nearest
 from clusterformer.errors import InputError
-from clusterformer.huggingface.dispatch import AttachedMechanism, slots
+from clusterformer.huggingface.dispatch import slots
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,7 +67,8 @@ def calibrate(
 
     Args:
         model: Model with the mechanism attached.
-        texts: A few hundred texts, or batches as the model takes them.
+        texts: A few hundred texts, or batches as the model takes them. Of long texts and large
+            batches a part is learnt from, to bound memory.
         tokenizer: Tokenizer of the model, for texts.
         max_length: Maximum number of tokens of a text, for texts.
         batch_size: Number of texts of a batch, for texts.
@@ -82,34 +84,59 @@ def calibrate(
     Raises:
         ValueError: if no `NeuralClusteringAttention` is attached, or there is no text.
     """
+    training = model.training
+    model.eval()
+    with calibrating(model, steps=steps, alpha=alpha, seed=seed) as calibration, torch.no_grad():
+        for batch in _batches(model, texts, tokenizer, max_length, batch_size):
+            model(**batch)
+    model.train(training)
+    return calibration.report
+
+
+class Calibration:
+    """Result of `calibrating`.
+
+    Attributes:
+        report: For each layer the share of attention that its tokens see, once it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.report: list[Calibrated] = []
+
+
+@contextmanager
+def calibrating(
+    model: nn.Module, *, steps: int = 4, alpha: float | None = 0.1, seed: int = 0
+) -> Iterator[Calibration]:
+    """Run full attention in place of each mechanism, and fit the clusters to what passes through.
+
+    Args:
+        model: Model with the mechanism attached, or a network around it, on evaluation.
+        steps: Number of steps of the fit of W on each batch.
+        alpha: Strength of the coupling to start from; None: as it is.
+        seed: Seed of the choice of tokens for the centroids.
+
+    Raises:
+        ValueError: if no `NeuralClusteringAttention` is attached, or nothing passed through.
+    """
     attached = [s for s in slots(model) if isinstance(s.core, NeuralClusteringAttention)]
     if not attached:
         raise InputError("calibrate needs a model with NeuralClusteringAttention attached")
     if any(slot.core.similarity != "cosine" for slot in attached):
         raise InputError('calibrate needs similarity="cosine"')
-    training = model.training
-    model.eval()
-    with _fitting(attached, steps, seed) as fits, torch.no_grad():
-        for batch in _batches(model, texts, tokenizer, max_length, batch_size):
-            model(**batch)
-    model.train(training)
-    if fits[0].last is None:
-        raise InputError("calibrate needs at least one text, got none")
-    return [fit.finish(alpha) for fit in fits]
-
-
-@contextmanager
-def _fitting(attached: list[AttachedMechanism], steps: int, seed: int) -> Iterator[list[_Fit]]:
-    """Run full attention in place of each mechanism, and learn from what passes through."""
     cores: list[Any] = [slot.core for slot in attached]
     fits = [_Fit(core, steps, seed) for core in cores]
+    calibration = Calibration()
     for slot, fit in zip(attached, fits, strict=True):
         slot.core = fit
     try:
-        yield fits
+        yield calibration
     finally:
         for slot, core in zip(attached, cores, strict=True):
             slot.core = core
+    if fits[0].last is None:
+        raise InputError("calibrate needs at least one text, got none")
+    calibration.report = [fit.finish(alpha) for fit in fits]
 
 
 class _Fit(FullAttention):
@@ -135,10 +162,15 @@ class _Fit(FullAttention):
         hidden, mask = given["hidden"].float(), given["key_mask"]
         if mask is None:
             mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
-        self.last = _Batch(hidden, q.float(), k.float(), mask)
+        length = min(hidden.shape[1], _LONGEST)
+        rows = max(1, _PAIRS // length**2)
+        hidden, mask = hidden[:rows, :length], mask[:rows, :length]
+        query, key = (x[:rows, :, :length].float() for x in (q, k))
+        self.last = _Batch(hidden, query, key, mask)
         return super().forward(q, k, v, **given)
 
-    def finish(self, alpha: float) -> Calibrated:
+    @torch.no_grad()
+    def finish(self, alpha: float | None) -> Calibrated:
         """Write W, the centroids and alpha into the mechanism."""
         core: Any = self.fitted[0]
         assert self.last is not None
@@ -147,7 +179,7 @@ class _Fit(FullAttention):
         seen, before = attention_seen(core, self.last)
         core.space.weight.data.copy_(self.space)
         core.centroids.data.copy_(self._fit_centroids(core))
-        if core.log_alpha is not None:
+        if core.log_alpha is not None and alpha is not None:
             core.log_alpha.data.fill_(alpha).log_()
         seen, after = attention_seen(core, self.last)
         return Calibrated(seen, before, after)
@@ -163,7 +195,7 @@ class _Fit(FullAttention):
             size = float(self.space.detach().abs().mean())
             self.optimizer = torch.optim.Adam([self.space], lr=0.05 * size)
         assert self.optimizer is not None
-        allowed, weights = _allowed(core, batch), _weights(core, batch)
+        allowed, weights = _to_learn(core, batch)
         for _ in range(self.steps):
             z = F.normalize(batch.hidden @ self.space.T, dim=-1)
             logits = z @ z.transpose(1, 2) / core.temperature
@@ -189,6 +221,9 @@ class _Fit(FullAttention):
             order.append(left.pop(int(similar[order[-1], left].argmax())))
         return centroids[0, order]
 
+
+_LONGEST, _PAIRS = 1024, 2**21
+"""Most tokens of a text, and pairs of tokens of a batch, to learn from: a bound of memory."""
 
 _TOKENS_OF_A_BATCH = 512
 """Number of tokens of a batch that the centroids are fitted to."""
@@ -224,9 +259,26 @@ def _batches(
         )  # fmt: skip
 
 
-def _weights(core: Any, batch: _Batch) -> Tensor:
+def _to_learn(core: Any, batch: _Batch) -> tuple[Tensor, Tensor]:
+    """Pairs of tokens that clusters are for, and their weights, (B, N, N) each.
+
+    Local heads, and tokens that all see anyway, need no clusters.
+    """
+    allowed, ends = _allowed(core, batch), core.ends(batch.hidden, batch.mask)
+    weights = _weights(core, batch, core.local_heads % core.num_heads)
+    if ends is not None:
+        inner = ~at_ends(ends, batch.mask.shape[1])
+        own = torch.eye(batch.mask.shape[1], dtype=torch.bool, device=batch.mask.device)
+        allowed = allowed & inner[:, None] | own
+        weights = (weights * inner[:, None] * inner[..., None]).masked_fill(~allowed, 0.0)
+    return allowed, weights
+
+
+def _weights(core: Any, batch: _Batch, first_head: int = 0) -> Tensor:
     """Weights of full attention, mean over the heads, (B, N, N); 0 in rows of padding."""
-    logits = batch.q @ batch.k.transpose(2, 3) * core.head_width**-0.5
+    logits = (
+        batch.q[:, first_head:] @ batch.k[:, first_head:].transpose(2, 3) * core.head_width**-0.5
+    )
     logits = logits.masked_fill(~_allowed(core, batch)[:, None], float("-inf"))
     return logits.softmax(-1).mean(1) * batch.mask[..., None]
 

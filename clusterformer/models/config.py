@@ -51,6 +51,8 @@ class TransformerConfig:
         pretrained: Name or folder of a pretrained model of transformers, which then decides on all
             widths, layers and positions; None: random weights.
         freeze: Whether the pretrained weights stay as they are.
+        calibration_texts: Number of training texts to which the clusters of a pretrained model are
+            fitted before its training.
         init_from: Run whose weights the network starts from; None: random weights.
 
     Raises:
@@ -74,6 +76,7 @@ class TransformerConfig:
     outer_attention: MakeCore | None = None
     pretrained: str | None = None
     freeze: bool = False
+    calibration_texts: int = 300
     init_from: str | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +88,7 @@ class TransformerConfig:
             d_ff=self.d_ff,
             rotary_base=self.rotary_base,
         )
+        require_at_least(0, calibration_texts=self.calibration_texts)
         require_share(dropout=self.dropout)
         if self.pretrained is not None and self.init_from is not None:
             raise InputError(

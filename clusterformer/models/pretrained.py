@@ -48,6 +48,7 @@ class PretrainedEncoder(nn.Module):
     Attributes:
         model: The model of transformers.
         width: E.
+        converted: Whether the model was saved with its mechanism, which was trained then.
 
     Raises:
         ValueError: if the mechanism does not fit the model, or its positions cannot be extended.
@@ -76,6 +77,7 @@ class PretrainedEncoder(nn.Module):
             if extended:
                 attached += f", positions extended from {positions:,} to {max_length:,}"
         self.width: int = self.model.config.hidden_size
+        self.converted = "clusterformer" in model_config
         self._cores = [slot.core for slot in slots(self.model)]
         # without a mechanism of ours: these say what a token sees in the model's own attention
         self._plain = [FullAttention(1, 1)] * self.model.config.num_hidden_layers

@@ -43,6 +43,24 @@ def test_clusters_gather_tokens_that_attend_to_each_other(tiny) -> None:
             assert torch.equal(x, before[name])
 
 
+def test_what_all_see_and_near_heads_need_no_clusters(tiny) -> None:
+    """The first token takes most of the attention, and a local head looks elsewhere."""
+    model = grouped(tiny)
+    words, attention = (
+        model.embeddings.word_embeddings.weight.data,
+        model.encoder.layer[0].attention,
+    )
+    inputs = batches(12)
+    for batch in inputs:
+        batch["input_ids"][:, 0] = 49
+    words[49, :16] = 8 * words[3:47, :16].mean(0)
+    attention.self.query.weight.data[:16] = attention.self.key.weight.data[:16] = 0.0
+    options = {"num_clusters": 8, "global_tokens": 1, "local_heads": 1, "local_window": 6}
+    huggingface.attach(model, "NeuralClusteringAttention", **options)
+    (found,) = huggingface.calibrate(model, inputs, steps=20)
+    assert found.mass_after > found.mass_before + 0.1
+
+
 @torch.no_grad()
 def test_short_texts_come_out_as_before(tiny, batch) -> None:
     model = tiny("Bert")

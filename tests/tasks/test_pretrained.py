@@ -136,7 +136,9 @@ def test_a_run_needs_nothing_but_its_checkpoint(
     ]
     fit += ["--data.max_length=40", "--model.attention.num_clusters=4", f"--runs={tmp_path}"]
     assert main([*fit, *SHORT]) == 0
-    assert "positions extended from 32 to 40" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "positions extended from 32 to 40" in said
+    assert "clusters fitted to 48 training texts" in said
     shutil.rmtree(folder)
     run = tmp_path / "classification" / "1"
     columns = (run / "metrics.csv").read_text().splitlines()[0]
@@ -192,6 +194,34 @@ def test_pairs_are_read(task: str, joint: str, bert: Path, pairs: Path, tmp_path
     assert main([*fit, *SHORT]) == 0
     [record] = clusterformer.load(tmp_path / task.lower() / "1").predict([("a film", "a plot")])
     assert record["label"] in ("True", "False")
+
+
+@pytest.mark.slow
+def test_a_training_starts_from_calibrated_clusters_unless_they_were_trained(
+    bert: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a learning rate of 0 a checkpoint holds what the training started from."""
+    fit = ["fit", "--pictures=false", "--data=Classification", f"--data.train={texts}", *SHORT]
+    fit += ["--model.lr=0", "--model.pretrained_lr=0", f"--runs={tmp_path}"]
+    model = ["--model.attention.num_clusters=3", f"--model.pretrained={bert}"]
+    spaces = []
+    for further in (model, [*model, "--model.calibration_texts=0"]):
+        assert main([*fit, *further]) == 0
+        spaces.append("clusters fitted" in capsys.readouterr().err)
+    assert spaces == [True, False]
+    run = tmp_path / "classification"
+    started = [read(run / n / "checkpoints" / "last.ckpt")["state_dict"] for n in "12"]
+    moved = {name for name in started[0] if not torch.equal(started[0][name], started[1][name])}
+    assert {name.rpartition("core.")[2] for name in moved} == {"space.weight", "centroids"}
+    from transformers import AutoModel
+
+    trained = huggingface.attach(
+        AutoModel.from_pretrained(bert), "NeuralClusteringAttention", num_clusters=3
+    )
+    shutil.copytree(bert, tmp_path / "converted")
+    trained.save_pretrained(tmp_path / "converted")
+    assert main([*fit, f"--model.pretrained={tmp_path / 'converted'}"]) == 0
+    assert "clusters fitted" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
