@@ -25,6 +25,7 @@ usage: clusterformer bench [options]
        clusterformer bench parallel [options]
        clusterformer bench pairs [--pairs 200000] [--out FILE]
        clusterformer bench pretrained --model DIR --pairs FILE.tsv [options]
+       clusterformer bench converted --model DIR --text FILE --calibrate FILE [options]
        clusterformer bench approximation --model DIR --text FILE [options]
        clusterformer bench exchange --runs RUN ... [options]
 
@@ -71,6 +72,7 @@ SUBCOMMANDS = (
     "parallel",
     "pairs",
     "pretrained",
+    "converted",
     "approximation",
     "exchange",
 )

@@ -280,3 +280,33 @@ def test_pairs_are_made_up_from_their_seed(tmp_path: Path) -> None:
     english, german = made[0]
     assert len(english.splitlines()) == len(german.splitlines()) == 100
     assert 20 < len(english.split()) / 100 < 30
+
+
+@pytest.mark.slow
+def test_a_converted_encoder_is_compared_with_itself(encoder: Path, capsys) -> None:
+    text, out = encoder / "text.txt", encoder / "found.json"
+    text.write_text("a b c d e f g h " * 200, encoding="utf-8")
+    arguments = ["--model", str(encoder), "--text", str(text), "--calibrate", str(text)]
+    arguments += ["--length", "16", "--texts", "3", "--calibration_texts", "5"]
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel.from_pretrained(encoder)
+    for layer in model.encoder.layer:  # random weights of 0.02 look at all tokens alike
+        for part in layer.attention.self.children():
+            getattr(part, "weight", torch.ones(1)).data *= 10
+        layer.attention.output.dense.weight.data *= 10
+    model.save_pretrained(encoder)
+    assert main(["bench", "converted", *arguments, "--keys", "4", "0.2", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 20
+    for row in rows:
+        assert len(row["text"]) == len(row["token"]) == 3
+        if row["share"] == 4:
+            assert row["keys_seen"] == 1
+            assert min(row["token"]) > 0.99
+        else:
+            assert row["keys_seen"] < 0.5
+            assert min(row["token"]) < 0.99
+    assert "16 tokens" in capsys.readouterr().out
+    text.write_text("a b c", encoding="utf-8")
+    assert main(["bench", "converted", *arguments]) == 2
+    assert "too short for 3 texts of" in capsys.readouterr().err
