@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.pytorch import Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy, StrategyRegistry
 from torch import Tensor, nn
@@ -65,14 +64,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         self._tensor_parallel_size = 1
         super().setup_environment()
-
-    def setup(self, trainer: Trainer) -> None:
-        if self.precision_plugin.precision == "16-mixed":
-            raise InputError(
-                "trainer.precision 16-mixed has no loss scaler for sharded weights; "
-                "take bf16-mixed or 32-true"
-            )
-        super().setup(trainer)
 
     def divide(self, network: nn.Module) -> None:
         """Divide the weights of a network, in place, if they are not yet."""
@@ -233,15 +224,20 @@ StrategyRegistry.register(
 )
 
 
-def refuse_other_sharding(strategy: str | Strategy | None) -> None:
-    """Refuse strategies of Lightning that divide a model in another way.
+def check_sharding(strategy: str | Strategy | None, precision: str | int | None) -> None:
+    """Refuse strategies of Lightning that divide a model in another way, and fp16 with ours.
 
     Raises:
-        InputError: with the strategy to take instead.
+        InputError: with what to take instead.
     """
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     name = name.rpartition(".")[2]
-    ours = isinstance(strategy, FullyShardedStrategy)
+    ours = isinstance(strategy, FullyShardedStrategy) or name.startswith("fsdp2")
+    if ours and str(precision) in ("16", "16-mixed"):
+        raise InputError(
+            f"trainer.precision {precision} has no loss scaler for divided gradients; "
+            "take bf16-mixed or 32-true"
+        )
     if not ours and (name in _OTHERS or isinstance(strategy, ModelParallelStrategy)):
         raise InputError(
             f"trainer.strategy {name} does not keep our checkpoints; to divide the model among "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterformer.errors import InputError, require_at_least
-from clusterformer.training.fully_sharded import refuse_other_sharding
+from clusterformer.training.fully_sharded import check_sharding
 
 MINIMUMS = {
     "max_epochs": -1,
@@ -45,7 +45,7 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
             "trainer.overfit_batches cannot be used, a task orders its batches itself; "
             "trainer.limit_train_batches N trains on N batches"
         )
-    refuse_other_sharding(options.get("strategy"))
+    check_sharding(options.get("strategy"), options.get("precision"))
     devices = str(options.get("devices"))  # Lightning takes "2" for 2
     if devices.isdecimal() and int(devices) > MAX_DEVICES:
         raise InputError(f"trainer.devices must be at most {MAX_DEVICES}, got {devices}")

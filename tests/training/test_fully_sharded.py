@@ -69,7 +69,7 @@ def assert_same_form(found: Path, expected: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "strategy", "model"),
     [
-        pytest.param(2, "fsdp2", CLUSTERS, id="whole"),
+        pytest.param(2, "fsdp2", [*CLUSTERS, "--trainer.max_epochs=1"], id="whole"),
         pytest.param(3, "fsdp2_sharded_checkpoint", CLUSTERS, id="shards", marks=pytest.mark.slow),
         pytest.param(2, "fsdp2", BARE, id="bare", marks=pytest.mark.slow),
         pytest.param(2, "fsdp2", ROUTING, id="routing", marks=pytest.mark.slow),
@@ -81,7 +81,7 @@ def test_sharded_processes_train_as_one(
     one = train(1, tmp_path / "one", model)
     found = train(number, tmp_path / "sharded", [*model, f"--trainer.strategy={strategy}"])
     expected = logged(one)
-    assert len(expected) >= 12
+    assert len(expected) >= 6
     for row, reference in zip(logged(found), expected, strict=True):
         assert row == pytest.approx(reference, rel=1e-3, abs=1e-5, nan_ok=True)
     if model is not BARE:  # there weight decay also takes weights that nothing uses
@@ -142,6 +142,8 @@ def test_other_ways_to_shard_are_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert "take fsdp2" in error_of([*COMMAND, "--trainer.strategy=fsdp"], capsys)
     lightnings = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
     assert "take fsdp2" in error_of([*COMMAND, lightnings], capsys)
+    scaled = [*COMMAND, "--trainer.precision=16-mixed", "--trainer.strategy=fsdp2"]
+    assert "take bf16-mixed or 32-true" in error_of(scaled, capsys)
 
 
 @pytest.mark.slow
@@ -177,15 +179,11 @@ def test_a_killed_process_loses_no_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bf16_is_that_of_one_process_and_fp16_is_refused(tmp_path: Path) -> None:
+def test_bf16_is_that_of_one_process(tmp_path: Path) -> None:
     options = [*CLUSTERS, "--trainer.precision=bf16-mixed", "--trainer.max_epochs=1"]
     one = train(1, tmp_path / "one", options)
     found = train(2, tmp_path / "two", [*options, "--trainer.strategy=fsdp2"])
     assert losses(found) == pytest.approx(losses(one), rel=0.02)
-    log = tmp_path / "log"
-    scaled = [*COMMAND, "--trainer.precision=16-mixed", "--trainer.strategy=fsdp2"]
-    assert 0 not in train_together(2, scaled, log)
-    assert "take bf16-mixed or 32-true" in log.read_text()
 
 
 @pytest.mark.slow
