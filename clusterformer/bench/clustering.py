@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
 def measure(
     points: Points,
     methods: Sequence[str],
-    num_clusters: int,
+    num_clusters: int | Literal["auto"],
     *,
     name: str = "points",
     seeds: Sequence[int] = (0,),
@@ -59,7 +59,7 @@ def measure(
     Args:
         points: Training and test points, with labels where there are any.
         methods: Names among `clustering_methods.METHODS`.
-        num_clusters: C.
+        num_clusters: C, or "auto".
         name: Name of the points, for messages.
         seeds: Seeds of the random numbers.
         hidden: Units of the hidden layer of neural-hidden and neural-augmented.
@@ -67,8 +67,8 @@ def measure(
         neural: Further options of NeuralClustering.
 
     Yields:
-        The rows of each method: measures on the test points, time of the fit, and growth of the
-        resident memory within it.
+        The rows of each method: the number of clusters that are not empty, measures on the test
+        points, time of the fit, and growth of the resident memory within it.
 
     Raises:
         InputError: if a method refuses the points.
@@ -88,7 +88,8 @@ def measure(
                     points.test,
                 )
             labels = {"method": method, "n_clusters": num_clusters, "seed": seed}
-            rows.append({**labels, **quality, **cost})
+            found = {"clusters": len(np.unique(clustering.labels_))}
+            rows.append({**labels, **found, **quality, **cost})
             clusterings.append(clustering)
         yield Measured(method, rows, clusterings[0])
 
@@ -96,7 +97,7 @@ def measure(
 def check(
     points: Points,
     methods: Sequence[str],
-    num_clusters: Sequence[int],
+    num_clusters: Sequence[int | Literal["auto"]],
     *,
     name: str = "points",
     hidden: int = 256,
@@ -115,7 +116,7 @@ def check(
             f"fit into {dtype}"
         )
     for count, method in itertools.product(num_clusters, methods):
-        if count > len(points.train):
+        if count != "auto" and count > len(points.train):
             raise InputError(f"--n_clusters {count} is more than the {len(points.train)} points")
         options = {"hidden": hidden, "image": points.image, **(neural or {})}
         clustering = make_clustering(method, count, 0, **options)
@@ -171,15 +172,20 @@ def write_results(folder: Path, rows: Sequence[Row], **sections: Any) -> None:
 
 
 def draw_clusterings(
-    folder: Path, points: Points, num_clusters: int, found: Sequence[Measured], *, tsne: bool
+    folder: Path,
+    points: Points,
+    num_clusters: int | Literal["auto"],
+    found: Sequence[Measured],
+    *,
+    tsne: bool,
 ) -> None:
     """Draw a map of the points, the sizes of clusters and, of pictures, the centroids.
 
     Args:
         folder: Directory of the pictures.
         points: The points that were clustered.
-        num_clusters: C.
-        found: Methods to compare, all with C clusters.
+        num_clusters: C, or "auto".
+        found: Methods to compare, all with this number of clusters.
         tsne: Whether t-SNE places the points on the map, and not principal components.
 
     Raises:
@@ -188,16 +194,18 @@ def draw_clusterings(
     from clusterformer.plots import centroid_images, cluster_size_curves, point_maps
 
     labels = {measured.method: measured.clustering.labels_ for measured in found}
-    sizes = {name: np.bincount(some, minlength=num_clusters) for name, some in labels.items()}
+    least = 0 if num_clusters == "auto" else num_clusters
+    what = "clusters, number found" if num_clusters == "auto" else f"{num_clusters} clusters"
+    sizes = {name: np.bincount(some, minlength=least) for name, some in labels.items()}
     path = folder / f"sizes-{num_clusters}.png"
     folder.mkdir(exist_ok=True)
-    cluster_size_curves(sizes, path, title=f"Sizes of {num_clusters} clusters")
+    cluster_size_curves(sizes, path, title=f"Sizes of {what}")
     shown = np.sort(np.random.default_rng(0).permutation(len(points.train))[:SHOWN])
     sample = np.asarray(points.train[shown])
     if min(sample.shape) > 1:
         tsne = tsne and len(sample) > TSNE_MINIMUM
         plane = place_on_plane(sample, tsne=tsne)
-        title = f"{num_clusters} clusters, {'t-SNE' if tsne else 'principal components'}"
+        title = f"{what}, {'t-SNE' if tsne else 'principal components'}"
         path = folder / f"map-{num_clusters}.png"
         point_maps(
             plane, {name: some[shown] for name, some in labels.items()}, path,
@@ -207,7 +215,7 @@ def draw_clusterings(
         return
     for method, _, clustering in found:
         path = folder / f"centroids-{method}-{num_clusters}.png"
-        title = f"{method}, {num_clusters} clusters"
+        title = f"{method}, {what}"
         centroid_images(clustering.cluster_centers_, points.image, path, title=title)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clusterformer.cli import cluster_text
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
-from clusterformer.training.clustering_methods import METHODS
+from clusterformer.training.clustering_methods import COUNTING, METHODS
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -39,8 +39,10 @@ probability of each point), memberships.npy, and model.npz, or centers.npy of ot
   --label_column NAME   column of a table that holds labels, likewise
   --predict MODEL       label the points with a model of an earlier run: model.npz or its directory
   --n_clusters 10 50 100
-                        numbers of clusters, each tried; by default those that the points allow
+                        numbers of clusters, each tried; by default those that the points allow.
+                        auto finds the number ({", ".join(COUNTING)})
   --methods neural kmeans
+                        (default; with --n_clusters auto: neural)
                         {INDENT.join(f"{name}: {what}" for name, what in METHODS.items())}
   --seeds 1             repetitions, with seeds 0, 1, ...
   --hidden 256          units of the hidden layer of neural-hidden and neural-augmented
@@ -101,6 +103,8 @@ def run(arguments: list[str]) -> None:
     number, width = points.train.shape
     if options.n_clusters is None:
         options.n_clusters = [count for count in _USUAL if count <= number] or _USUAL[:1]
+    if options.methods is None:
+        options.methods = ["neural"] if "auto" in options.n_clusters else ["neural", "kmeans"]
     clustering.check(
         points,
         options.methods,
@@ -229,8 +233,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--id_column")
     parser.add_argument("--label_column")
     parser.add_argument("--predict")
-    parser.add_number("--n_clusters", nargs="+")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["neural", "kmeans"])
+    parser.add_argument("--n_clusters", nargs="+", type=cluster_text.count_or_auto)
+    parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_number("--seeds", default=1)
     parser.add_number("--hidden", default=256)
     parser.add_argument("--balance", type=float, default=1.0)
@@ -271,7 +275,7 @@ def _line(rows: Sequence[Row]) -> str:
         if len(values) < len(rows):
             line += f"{'-':>15}"
             continue
-        digits = 1 if name.endswith(("seconds", "mib")) else 4
+        digits = 1 if name.endswith(("clusters", "seconds", "mib")) else 4
         cell = f"{statistics.fmean(values):.{digits}f}"
         if len(values) > 1:
             cell += f" ±{statistics.stdev(values):.{digits}f}"

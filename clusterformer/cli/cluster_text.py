@@ -225,7 +225,8 @@ def _write(path: Path, content: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _count(value: str) -> int | str:
+def count_or_auto(value: str) -> int | str:
+    """Read a number of clusters: auto, or a number from 1."""
     if value != "auto" and not (value.isdecimal() and int(value) > 0):
         raise argparse.ArgumentTypeError(f"allowed is auto, or a number from 1; got {value!r}")
     return value if value == "auto" else int(value)
@@ -238,7 +239,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--id_column")
     parser.add_argument("--encoder")
     parser.add_number("--max_length", minimum=4)
-    parser.add_argument("--n_clusters", type=_count, default="auto")
+    parser.add_argument("--n_clusters", type=count_or_auto, default="auto")
     parser.add_number("--min_probability", type=float, minimum=0, default=0.0)
     parser.add_argument("--stop_words", choices=["english", "none"], default="english")
     parser.add_argument("--predict")

@@ -50,9 +50,11 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
 
         Noise is -1. A tensor gives a tensor on its device, here and below.
         """
-        if not self.min_probability:
-            return self._map("predict", X, lambda network, x: network.similarities(x).argmax(1))
-        return self._map("predict", X, lambda network, x: label(network(x), self.min_probability))
+        if self.min_probability:
+            return self._map(
+                "predict", X, lambda network, x: label(network(x), self.min_probability)
+            )
+        return self._answer("predict", X, Evaluator.nearest)
 
     def predict_proba(self, X: Any) -> Any:
         """Return memberships p(cluster | point), (n_samples, n_clusters); rows sum to 1.
@@ -129,10 +131,13 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
     def _map(
         self, method: str, X: Any, function: Callable[[NeuralClusters, Tensor], Tensor]
     ) -> Any:
+        return self._answer(method, X, lambda evaluator: evaluator.per_point(function))
+
+    def _answer(self, method: str, X: Any, function: Callable[[Evaluator], NDArray]) -> Any:
         check_is_fitted(self, "_network")
         check_library(X, self, method)
         X, _, back = self._receive(X, None, reset=False)
-        return back(Evaluator(self._network, self._features, X, self.device).per_point(function))
+        return back(function(Evaluator(self._network, self._features, X, self.device)))
 
     @property
     def _n_features_out(self) -> int:

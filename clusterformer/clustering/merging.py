@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_LEAST_LOSS = 0.02  # share of the largest loss
+_LEAST_SHARE = 1 / 3  # of the largest one
 
 
 class Merge(NamedTuple):
@@ -113,10 +113,12 @@ def _h(x: Tensor) -> Tensor:
 def natural_count(order: list[Merge]) -> int:
     """Choose a number of clusters from all the merges that leave one.
 
-    Merges within a cluster lose little information, each about as much as the one before; the
-    first merge of two clusters that are apart loses much more. So merging stops where the loss
-    rises most: where its ratio to the largest loss before it is largest. Losses below a fiftieth of
-    the largest count as that much.
+    Merges within a cluster lose little information; the first merge of two clusters that are apart
+    loses much more. But clusters grow as they merge, and large ones have more to lose: of C equal
+    clusters, all apart, a merge of two loses 2 log(2) / C. So each loss is measured in this unit, C
+    the number of clusters before the merge. Merging stops where this share rises most: where its
+    ratio to the largest share before it is largest. Shares below a third of the largest count as
+    that much, because the first merges join single points.
 
     Args:
         order: C - 1 merges, as `merges` yields them.
@@ -124,12 +126,14 @@ def natural_count(order: list[Merge]) -> int:
     Returns:
         A number from 1 to C; from 2 if C is at least 2.
     """
-    losses = [merge.loss for merge in order]
-    if len(losses) < 2:
-        return len(losses) + 1
-    before, best, count = max(losses) * _LEAST_LOSS, 0.0, 2
-    for index, loss in enumerate(losses):
-        if index and loss > best * before:
-            best, count = loss / max(before, 1e-300), len(losses) - index + 1
-        before = max(before, loss)
+    if len(order) < 2:
+        return len(order) + 1
+    first = len(order) + 1
+    # without the constant 2 log(2), which changes no ratio
+    shares = [merge.loss * (first - index) for index, merge in enumerate(order)]
+    before, best, count = max(shares) * _LEAST_SHARE, 0.0, 2
+    for index, share in enumerate(shares):
+        if index and share > best * before:
+            best, count = share / max(before, 1e-300), first - index
+        before = max(before, share)
     return count

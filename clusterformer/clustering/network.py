@@ -103,6 +103,17 @@ class NeuralClusters(nn.Module):
         """Compute cosines (P, C) of points (P, F) with all living centroids."""
         return self.embed(points) @ F.normalize(self.centroids[self.alive], dim=-1).T
 
+    def scores(self, points: Tensor) -> Tensor:
+        """Compute cosines (P, C) times the length of each embedded point, which keeps their order.
+
+        A linear W needs one matrix product, with the centroids folded into it.
+        """
+        directions = F.normalize(self.centroids[self.alive], dim=-1).T
+        if not isinstance(self.project, nn.Linear):
+            return self.project(points) @ directions
+        weight, bias = self.project.weight.T @ directions, self.project.bias @ directions
+        return torch.addmm(bias, points, weight)
+
     def forward(self, points: Tensor) -> Tensor:
         """Compute logits S (P, C) of points (P, F); their softmax is p(cluster | point)."""
         return self.similarities(points) * self.sharpness.exp()

@@ -6,7 +6,7 @@ C clusters   N points   F features
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,19 @@ METHODS = {
     "paper": "eq. 2-6 and 11 alone, inner product: losses without a lower bound",
     "paper-bounded": "the same with both losses bounded, by the cosine",
     "kmeans": "scikit-learn's KMeans, n_init=1",
+    "kmeans-10": "the same, the best of 10 starts",
     "minibatch-kmeans": "scikit-learn's MiniBatchKMeans, n_init=1",
+    "umap-hdbscan": "UMAP in 5 dimensions, then HDBSCAN; needs umap-learn",
     "som": "a self-organising map of MiniSom, trained in two phases",
 }
+
+COUNTING = ("neural", "neural-hidden", "neural-augmented", "umap-hdbscan")
+"""Methods that also find the number of clusters, "auto"."""
 
 
 def make_clustering(
     method: str,
-    num_clusters: int,
+    num_clusters: int | Literal["auto"],
     seed: int,
     *,
     hidden: int,
@@ -38,14 +43,15 @@ def make_clustering(
 
     Args:
         method: One of METHODS.
-        num_clusters: C; at least 1.
+        num_clusters: C; at least 1, or "auto" for those of COUNTING.
         seed: Seed of its random numbers.
         hidden: Units of the hidden layer of neural-hidden and neural-augmented.
         image: Height and width of the points if they are pictures, else None.
         neural: Further options of NeuralClustering, for the neural methods.
 
     Raises:
-        InputError: if scikit-learn is missing, or the method needs pictures and there are none.
+        InputError: if scikit-learn is missing, or the method needs pictures or a number of
+            clusters and there are none.
     """
     try:
         from sklearn.cluster import KMeans, MiniBatchKMeans
@@ -53,10 +59,15 @@ def make_clustering(
         from clusterformer.clustering import NeuralClustering
         from clusterformer.clustering.images import RandomAffine
         from clusterformer.training.paper_clustering import PaperClustering
+        from clusterformer.training.umap_hdbscan import UmapHdbscan
     except ImportError as error:
         raise InputError(f"{error}: pip install 'clusterformer[cluster]'") from None
-    if method == "kmeans":
-        return KMeans(num_clusters, n_init=1, random_state=seed)
+    if method == "umap-hdbscan":
+        return UmapHdbscan(num_clusters, seed)
+    if num_clusters == "auto" and method not in COUNTING:
+        raise InputError(f"{method} needs a number of clusters; auto is for {', '.join(COUNTING)}")
+    if method.startswith("kmeans"):
+        return KMeans(num_clusters, n_init=10 if method == "kmeans-10" else 1, random_state=seed)
     if method == "minibatch-kmeans":
         return MiniBatchKMeans(num_clusters, n_init=1, random_state=seed)
     if method == "som":

@@ -56,6 +56,32 @@ def test_every_method_every_seed_every_measure(
     assert "neural-hidden" in capsys.readouterr().out
 
 
+def test_auto_finds_the_number_of_clusters_of_a_file(
+    points: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["cluster", "--data", str(points), "--n_clusters", "auto", "--no-pictures"]
+    assert main([*arguments, "--runs", str(tmp_path)]) == 0
+    folder = tmp_path / "cluster-points/1"
+    [row] = json.loads((folder / "results.json").read_text())["rows"]
+    assert (row["method"], row["n_clusters"], row["clusters"]) == ("neural", "auto", 3)
+    assert row["ari"] > 0.85
+    assert NeuralClustering.load(folder / "neural-auto/model.npz").n_clusters_ == 3
+    assert "auto  neural" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_umap_and_hdbscan_find_what_is_apart(
+    points: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("umap")
+    arguments = ["cluster", "--data", str(points), "--n_clusters", "3", "auto", "--map", "pca"]
+    assert main([*arguments, "--methods", "umap-hdbscan", "--runs", str(tmp_path)]) == 0
+    assert (tmp_path / "cluster-points/1/pictures/map-auto.png").is_file()
+    rows = json.loads((tmp_path / "cluster-points/1/results.json").read_text())["rows"]
+    assert [row["clusters"] for row in rows] == [3, 3]
+    assert min(row["ari"] for row in rows) > 0.95
+
+
 def test_the_answer_is_written_and_its_model_labels_other_points(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +150,8 @@ def test_wandb_obeys_its_own_mode(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--n_clusters", "0"], "--n_clusters must be at least 1, got 0"),
+        (["--n_clusters", "0"], "--n_clusters: allowed is auto, or a number from 1; got '0'"),
+        (["--n_clusters", "auto", "--methods", "kmeans"], "kmeans needs a number of clusters"),
         (["--n_clusters", "1000"], "1000 is more than the 120 points"),
         (["--methods", "dbscan"], "invalid choice: 'dbscan'"),
         (["--data", "none.npy"], "none.npy: no such file"),

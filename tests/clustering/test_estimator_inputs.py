@@ -12,12 +12,12 @@ pytest.importorskip("sklearn")
 
 from scipy.cluster.hierarchy import fcluster, is_valid_linkage
 from sklearn.base import clone
-from sklearn.datasets import make_blobs
+from sklearn.datasets import load_digits, make_blobs
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import check_estimator
 
 from clusterformer.clustering import NeuralClustering
-from clusterformer.clustering.merging import merges, natural_count
+from clusterformer.clustering.merging import Merge, merges, natural_count
 
 
 def small(n_clusters: int | str = 3, **options: object) -> NeuralClustering:
@@ -199,6 +199,23 @@ def test_merging_stops_where_groups_of_clusters_are_apart(groups: int) -> None:
     group = torch.arange(20) % groups
     joint = 0.02 * torch.rand(20, 20) + (group[:, None] == group)  # within a group all are near
     assert natural_count(list(merges(joint + joint.T))) == groups
+
+
+def test_merging_does_not_stop_because_clusters_have_become_large() -> None:
+    # two clusters of two have more to lose than two of ten; only the share of it tells them apart
+    shares = [0.45 if count > 10 else 0.6 for count in range(40, 1, -1)]
+    losses = [
+        share * 2 * np.log(2) / count for share, count in zip(shares, range(40, 1, -1), strict=True)
+    ]
+    assert natural_count([Merge(0, 1, loss, loss) for loss in losses]) == 10
+
+
+@pytest.mark.slow
+def test_auto_finds_ten_digits() -> None:
+    x, y = load_digits(return_X_y=True)
+    fitted = NeuralClustering("auto", random_state=0).fit(x)
+    assert 8 <= fitted.n_clusters_ <= 12
+    assert adjusted_rand_score(y, fitted.labels_) > 0.7
 
 
 def test_auto_counts_clusters_that_are_apart(tmp_path: Path) -> None:

@@ -74,11 +74,12 @@ def test_it_beats_kmeans_on_digits() -> None:
     assert ours > theirs + 0.01
 
 
+@pytest.mark.parametrize("hidden", [None, 8])
 def test_memberships_are_probabilities_and_agree_with_predict(
-    blobs: tuple[np.ndarray, np.ndarray],
+    hidden: int | None, blobs: tuple[np.ndarray, np.ndarray]
 ) -> None:
     x, _ = blobs
-    fitted = small().fit(x)
+    fitted = small(hidden=hidden).fit(x)
     p = fitted.predict_proba(x)
     np.testing.assert_allclose(p.sum(1), 1)
     np.testing.assert_array_equal(p.argmax(1), fitted.predict(x))

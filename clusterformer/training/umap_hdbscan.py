@@ -1,0 +1,96 @@
+"""UMAP and HDBSCAN, as BERTopic joins them: the usual way to cluster embeddings of texts.
+
+P points   F features   C clusters
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterformer.errors import InputError
+
+_SMALLEST = 10  # points of a cluster, BERTopic's default
+_GROWTH = 1.25  # of that number, in the search for C clusters
+
+
+class UmapHdbscan:
+    """HDBSCAN in 5 dimensions of UMAP, with BERTopic's settings.
+
+    HDBSCAN has no number of clusters. For C clusters, the minimum size of a cluster is the one
+    among 10, 12.5, 15.6, ... whose number of clusters is nearest to C. Points that HDBSCAN calls
+    noise join the cluster with the nearest mean, which makes its measures better.
+
+    Args:
+        num_clusters: C; "auto" takes what the minimum size 10 finds.
+        seed: Seed of UMAP.
+
+    Attributes:
+        cluster_centers_: Means of the clusters, (C, F).
+        labels_: Cluster of each point, (P,).
+        noise_: Share of the points that were noise.
+
+    Raises:
+        InputError: if umap-learn is missing.
+    """
+
+    def __init__(self, num_clusters: int | Literal["auto"], seed: int) -> None:
+        try:
+            from umap import UMAP
+        except ImportError:
+            raise InputError("umap-hdbscan needs umap-learn: pip install umap-learn") from None
+        self._num_clusters = num_clusters
+        self._umap = UMAP(
+            n_neighbors=15,
+            n_components=5,
+            min_dist=0.0,
+            metric="cosine",
+            random_state=seed,
+            n_jobs=1,
+        )
+
+    def fit(self, points: NDArray) -> UmapHdbscan:
+        """Learn the map and the clusters of points (P, F)."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of few points, which UMAP changes its settings for
+            plane = self._umap.fit_transform(points)
+        labels = self._search(plane)
+        self.noise_ = float((labels < 0).mean())
+        self._means = _means(plane, labels)
+        self.labels_ = np.where(labels < 0, self._nearest(plane), labels)
+        self.cluster_centers_ = _means(points, self.labels_)
+        return self
+
+    def predict(self, points: NDArray) -> NDArray[np.int64]:
+        """Map points (P, F), and find the cluster with the nearest mean, (P,)."""
+        return self._nearest(self._umap.transform(points))
+
+    def _search(self, plane: NDArray) -> NDArray[np.int64]:
+        """Find as nearly C clusters as possible; a single cluster if there are none."""
+        from sklearn.cluster import HDBSCAN
+
+        best: NDArray[np.int64] = np.zeros(len(plane), dtype=np.int64)
+        size = float(min(_SMALLEST, max(2, len(plane) // 2)))
+        while size <= len(plane) / 2:
+            found = HDBSCAN(min_cluster_size=int(size), copy=True).fit_predict(plane)
+            count = found.max() + 1
+            if self._num_clusters == "auto":
+                return found if count else best
+            if count and abs(count - self._num_clusters) < abs(best.max() + 1 - self._num_clusters):
+                best = found
+            if count <= self._num_clusters:
+                break
+            size *= _GROWTH
+        return best
+
+    def _nearest(self, plane: NDArray) -> NDArray[np.int64]:
+        from sklearn.metrics import pairwise_distances_argmin
+
+        return pairwise_distances_argmin(plane, self._means)
+
+
+def _means(points: NDArray, labels: NDArray) -> NDArray:
+    return np.stack([points[labels == cluster].mean(0) for cluster in range(labels.max() + 1)])
