@@ -22,7 +22,7 @@ METHODS = {
     "kmeans": "scikit-learn's KMeans, n_init=1",
     "kmeans-10": "the same, the best of 10 starts",
     "minibatch-kmeans": "scikit-learn's MiniBatchKMeans, n_init=1",
-    "umap-hdbscan": "UMAP in 5 dimensions, then HDBSCAN; needs umap-learn",
+    "umap-hdbscan": "UMAP in 5 dimensions, then HDBSCAN; needs the extra umap",
     "som": "a self-organising map of MiniSom, trained in two phases",
 }
 
@@ -62,12 +62,18 @@ def make_clustering(
         from clusterformer.training.umap_hdbscan import UmapHdbscan
     except ImportError as error:
         raise InputError(f"{error}: pip install 'clusterformer[cluster]'") from None
+    if method == "neural":
+        return NeuralClustering(num_clusters, random_state=seed, **neural)
+    if method == "neural-augmented":
+        if image is None:
+            raise InputError("neural-augmented is for pictures: mnist or digits")
+        neural["augment"] = RandomAffine(*image)
+    if method.startswith("neural"):
+        return NeuralClustering(num_clusters, hidden=hidden, random_state=seed, **neural)
     if method == "umap-hdbscan":
         return UmapHdbscan(num_clusters, seed)
-    if num_clusters == "auto" and method not in COUNTING:
+    if isinstance(num_clusters, str):
         raise InputError(f"{method} needs a number of clusters; auto is for {', '.join(COUNTING)}")
-    if method.startswith("kmeans"):
-        return KMeans(num_clusters, n_init=10 if method == "kmeans-10" else 1, random_state=seed)
     if method == "minibatch-kmeans":
         return MiniBatchKMeans(num_clusters, n_init=1, random_state=seed)
     if method == "som":
@@ -78,13 +84,7 @@ def make_clustering(
         return PaperClustering(num_clusters, seed)
     if method == "paper-bounded":
         return PaperClustering(num_clusters, seed, form="bounded")
-    if method == "neural":
-        return NeuralClustering(num_clusters, random_state=seed, **neural)
-    if method == "neural-augmented":
-        if image is None:
-            raise InputError("neural-augmented is for pictures: mnist or digits")
-        neural["augment"] = RandomAffine(*image)
-    return NeuralClustering(num_clusters, hidden=hidden, random_state=seed, **neural)
+    return KMeans(num_clusters, n_init=10 if method == "kmeans-10" else 1, random_state=seed)
 
 
 class SelfOrganisingMap:

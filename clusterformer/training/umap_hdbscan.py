@@ -41,7 +41,7 @@ class UmapHdbscan:
         try:
             from umap import UMAP
         except ImportError:
-            raise InputError("umap-hdbscan needs umap-learn: pip install umap-learn") from None
+            raise InputError("umap-hdbscan: pip install 'clusterformer[umap]'") from None
         self._num_clusters = num_clusters
         self._umap = UMAP(
             n_neighbors=15,
