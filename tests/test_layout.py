@@ -170,6 +170,7 @@ def test_extras_are_imported_late() -> None:
 
 def test_every_import_is_a_declared_dependency() -> None:
     provides = {"pyyaml": "yaml", "scikit-learn": "sklearn", "faiss-cpu": "faiss", "pillow": "PIL"}
+    provides["umap-learn"] = "umap"
     stated = list(PROJECT["project"]["dependencies"])
     for extra in PROJECT["project"]["optional-dependencies"].values():
         stated += extra
