@@ -13,7 +13,7 @@ B batch   N tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -41,12 +41,17 @@ class PartnerBatch(NamedTuple):
     partner: Tensor  # (B, N) int64: position of the other token of the pair
 
 
-class PartnerState(TypedDict):
-    """What a checkpoint holds of the task."""
+class PartnerTextState(TypedDict):
+    """What every checkpoint holds of the task."""
 
     num_tokens: int
     num_values: int
-    shared_keys: NotRequired[bool]
+
+
+class PartnerState(PartnerTextState, total=False):
+    """What a checkpoint holds of the task; older ones lack what has a default."""
+
+    shared_keys: bool
 
 
 class Partner(GeneratedTask):
