@@ -30,6 +30,18 @@ def attention_mask(key_mask: Tensor, causal: bool = False) -> Tensor:
     return mask | ~mask.any(-1, keepdim=True)
 
 
+def padded_last(key_mask: Tensor | None) -> bool:
+    """Tell whether all padding, (B, M), stands behind all real tokens; None means all real.
+
+    A compiled graph does not ask what a mask holds: False.
+    """
+    if key_mask is None:
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return bool((key_mask[:, 1:] <= key_mask[:, :-1]).all())
+
+
 def mask_by_head(mask: Tensor | None, num_heads: int) -> Tensor | None:
     """Repeat (B, N) to (B * H, N), for cores that treat every head as a sequence of its own.
 

@@ -47,6 +47,7 @@ class Blocks(NamedTuple):
         padded: True if some token may be padding.
         whole: True if every token sees all of its sequence: the circle is no longer than a window.
         short: True if the sequences are no longer than a window of J * S tokens.
+        grouped: Sorted tokens, where blocks are chunks of each cluster; else None.
     """
 
     members: Tensor
@@ -58,6 +59,7 @@ class Blocks(NamedTuple):
     padded: bool
     whole: bool = False
     short: bool = False
+    grouped: Sorted | None = None
 
     @property
     def own(self) -> slice:
@@ -186,8 +188,10 @@ def cluster_chunks(
     offset = torch.arange(-look_back, 1, device=device)
     live = filled[:, look_back:].any(-1, keepdim=True)  # (B, G, 1)
     visible = live & (within[:, look_back:, None] + offset >= 0)
-    copies = slot[..., None]
-    return Blocks(members, filled, slot, copies, visible, look_back, padded, short=short)
+    return Blocks(
+        members, filled, slot, slot[..., None], visible, look_back, padded,
+        short=short, grouped=grouped,
+    )  # fmt: skip
 
 
 def window_blocks(

@@ -7,9 +7,14 @@ S block size   R hash rounds   J blocks that a block sees
 import torch
 from torch import Tensor
 
-from clusterformer.kernels import _chunk_attention_cpu, _narrow_blocks_cpu, reference
+from clusterformer.kernels import (
+    _chunk_attention_cpu,
+    _cluster_chunks_cpu,
+    _narrow_blocks_cpu,
+    reference,
+)
 from clusterformer.kernels.blocks import Blocks, window_mask
-from clusterformer.kernels.dense_attention import dense_attention, is_dense
+from clusterformer.kernels.dense_attention import dense_attention, dense_prefix, is_dense
 from clusterformer.kernels.dispatch import forced, use_triton
 
 LAST_RESORT = -5e4
@@ -30,6 +35,7 @@ def chunk_attention(
     mask: Tensor | None = None,
     self_bias: float = 0.0,
     extra: tuple[Tensor, Tensor] | None = None,
+    prefix: int = 0,
 ) -> Tensor:
     """Apply softmax attention of each block over the blocks that it sees (eq. 8-10, 12-14).
 
@@ -47,12 +53,49 @@ def chunk_attention(
             `window_mask`.
         self_bias: Bias on the logit of a token with itself, such as `LAST_RESORT`.
         extra: Additional columns of q and of k, (B, N, A) each, the same for all heads.
+        prefix: Number of first tokens of each sequence that attend to all before them instead,
+            without additional columns; padding must be last.
 
     Returns:
         (B, H, N, D) in the dtype of q; 0 at padding.
 
     Cost: O(N J S (D + A)) time; O(N D) memory, O(N J D) for the reference on a GPU.
     """
+    none = q.new_empty(*q.shape[0::2], 0)
+    if causal and mask is None and within is None and _in_sorted_order(q, blocks, prefix):
+        return _cluster_chunks_cpu.chunk_attention(
+            q, k, v, blocks,
+            scale=scale, self_bias=self_bias, extra=extra or (none, none), prefix=prefix,
+        )  # fmt: skip
+    values = _attend_in_blocks(
+        q, k, v, blocks, scale=scale, causal=causal, within=within, mask=mask,
+        self_bias=self_bias, extra=extra,
+    )  # fmt: skip
+    return dense_prefix(values, q, k, v, prefix, scale) if prefix else values
+
+
+def _in_sorted_order(q: Tensor, blocks: Blocks, prefix: int) -> bool:
+    """Tell whether causal attention is best computed over sorted tokens, on CPU."""
+    if q.device.type != "cpu" or forced() is not None or torch.compiler.is_exporting():
+        return False
+    if torch.onnx.is_in_onnx_export() or not _cluster_chunks_cpu.is_narrow(blocks, *q.shape[:2]):
+        return False
+    return bool(prefix) or not is_dense(blocks, q.device, shared=len(blocks.slot) == len(q))
+
+
+def _attend_in_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: Blocks,
+    *,
+    scale: float,
+    causal: bool,
+    within: int | None,
+    mask: Tensor | None,
+    self_bias: float,
+    extra: tuple[Tensor, Tensor] | None,
+) -> Tensor:
     none = q.new_empty(*q.shape[0::2], 0)
     columns = extra or (none, none)
     if use_triton(q.device):

@@ -100,6 +100,21 @@ def dense_attention(
     return out.to(q.dtype)
 
 
+def dense_prefix(
+    values: Tensor, q: Tensor, k: Tensor, v: Tensor, prefix: int, scale: float
+) -> Tensor:
+    """Replace values (B, H, N, D) of the first `prefix` tokens by those of attention to all before.
+
+    Padding must be last: causality hides it.
+    """
+    q, k, v = (x[:, :, :prefix] for x in (q, k, v))
+    with torch.autocast(q.device.type, enabled=False):
+        if q.device.type == "cpu":
+            q, k, v = q.float(), k.float(), v.float()
+        first = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    return torch.cat([first.to(values.dtype), values[:, :, prefix:]], 2)
+
+
 def _biased_attention(
     q: Tensor,
     k: Tensor,

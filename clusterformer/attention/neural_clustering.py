@@ -12,14 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.attention.ring_steps import ring_entries, ring_step
-from clusterformer.attention.softmax import full_attention, replace_short_texts
+from clusterformer.attention.cluster_decoding import (
+    decode,
+    empty_cache,
+    fill_rings,
+    keep_prefix,
+)
+from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.text_ends import TextEnds, attend_with_ends, count_with_ends, text_ends
 from clusterformer.attention.visibility import share_of_tokens
-from clusterformer.clustering.ring_cache import fill, make_ring_cache
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.grouping import assign, sort
+from clusterformer.masks import padded_last
 
 PAPER_FORM: dict[str, Any] = {
     "coupling": False, "similarity": "dot", "look_ahead": 0, "dense_length": 0,
@@ -52,6 +57,7 @@ class NeuralClusteringAttention(AttentionCore):
     - `causal=True` is strict. A token is assigned by this layer's own centroids, without regard to
       other tokens; chunks of `chunk_size` are cut within each cluster by rank; a token sees its
       own chunk and the `look_back` chunks before it of its cluster. No future token changes it.
+      The first `dense_length` tokens attend to all before them, and are keys for later ones.
     - `causal="masked"` is appendix B with -inf: sort and blocks as without causality, the scores of
       later tokens set to -inf. (Eq. 14 multiplies them by 0, which leaves the weight of exp(0); eq.
       13 compares keys with keys, here queries with keys.) It LEAKS: the blocks depend on later
@@ -67,8 +73,9 @@ class NeuralClusteringAttention(AttentionCore):
         block_size: Number of tokens in a block, except with `causal=True` (see `chunk_size`). None:
             the number of clusters divides the text if it is given, else 64.
         dense_length: Length, in tokens, up to which a text has full attention and no clusters,
-            because that takes no longer, except with `causal=True`. None: 512, or what a token sees
-            if that is more; 0 if the number of clusters divides the text.
+            because that takes no longer. With `causal=True`: number of first tokens of any text
+            that attend to all before them. None: 512, or what a token sees if that is more; 0 if
+            `num_clusters` is given without `block_size`.
         min_width: Minimum number of tokens in a block where the number of clusters divides the
             text. Narrow blocks of short texts see less and cost the same.
         look_back: Number of blocks (or chunks) before its own that a token sees.
@@ -128,7 +135,8 @@ class NeuralClusteringAttention(AttentionCore):
         if num_clusters is None:
             num_clusters, block_size = NUM_CLUSTERS, block_size or BLOCK_SIZE
         if dense_length is None and block_size is not None:
-            dense_length = max(DENSE_LENGTH, (look_back + 1 + look_ahead) * block_size)
+            width = chunk_size if causal is True else block_size
+            dense_length = max(DENSE_LENGTH, (look_back + 1 + look_ahead) * width)
         if similarity not in ("cosine", "dot"):
             raise ValueError(f'similarity must be "cosine" or "dot", got {similarity!r}')
         for name, positive in (("temperature", temperature), ("alpha", alpha)):
@@ -144,7 +152,7 @@ class NeuralClusteringAttention(AttentionCore):
             raise ValueError(f"local_heads must be in 0..{num_heads}, got {local_heads}")
         self.num_clusters = num_clusters
         self.block_size = block_size
-        self.dense_length = 0 if causal is True else dense_length or 0
+        self.dense_length = dense_length or 0
         self.min_width = min_width
         self.look_back = look_back
         self.look_ahead = look_ahead
@@ -195,7 +203,11 @@ class NeuralClusteringAttention(AttentionCore):
         blocks, points = grouping.blocks, grouping.points
         assert blocks is not None
         local, parts, ends = self.local_heads, [], self.ends(hidden, key_mask)
-        options: dict[str, Any] = {"causal": is_causal, "scale": self.head_width**-0.5}
+        # A graph for any length does not cut a text at one.
+        in_place = self.causal is True and not exporting and padded_last(key_mask)
+        options: dict[str, Any] = {
+            "causal": is_causal, "scale": self.head_width**-0.5, "prefix": limit if in_place else 0
+        }  # fmt: skip
         if local:
             window = self.near_blocks(hidden, key_mask)
             near = q[:, :local], k[:, :local], v[:, :local]
@@ -204,6 +216,10 @@ class NeuralClusteringAttention(AttentionCore):
             options["extra"], far = self.coupling_columns(points), (q[:, local:], k[:, local:])
             parts.append(attend_with_ends(*far, v[:, local:], blocks, ends, key_mask, **options))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        if self.causal is True:
+            if limit and not in_place:
+                mixed = replace_prefix(mixed, q, k, v, key_mask, limit)
+            return mixed, grouping
         if limit and (exporting or key_mask is not None):
             key_mask = hidden.new_ones(hidden.shape[:2]).bool() if key_mask is None else key_mask
             mixed = replace_short_texts(mixed, q, k, v, key_mask, limit, causal=is_causal)
@@ -219,8 +235,9 @@ class NeuralClusteringAttention(AttentionCore):
             near = count_with_ends(self.near_blocks(mask, mask), ends, mask, causal)
             counts = (local * near + (self.num_heads - local) * counts) / self.num_heads
         shares = share_of_tokens(counts, mask, causal)
-        short = mask.sum(1, keepdim=True) <= self.dense_length
-        return torch.where(short, mask.float(), shares)
+        # of the text; of the tokens up to itself, where strictly causal
+        length = mask.cumsum(1) if self.causal is True else mask.sum(1, keepdim=True)
+        return torch.where(length <= self.dense_length, mask.float(), shares)
 
     def near_blocks(self, like: Tensor, key_mask: Tensor | None) -> Blocks:
         """Cut texts, of the shape (B, N) of `like`, into chunks for the local heads."""
@@ -291,60 +308,28 @@ class NeuralClusteringAttention(AttentionCore):
         return self.log_alpha.float().exp() * self.head_width**0.5 * points, points
 
     def cache(self, like: Tensor) -> Cache:
-        """Make rings of the last (look_back + 1) * chunk_size keys and values of each cluster.
+        """Make a cache of the first `dense_length` tokens, then of the last chunks of each cluster.
 
         Cost: O(1) time and memory per step, for any length.
         """
-        if self.causal is not True:
-            return super().cache(like)
-        size, local, batch = (self.look_back + 1) * self.chunk_size, self.local_heads, len(like)
-        coupled = self.head_width + (self.space.out_features if self.coupling else 0)
-        far = like.new_zeros((self.num_heads - local) * coupled)
-        near = like.new_zeros(local * self.head_width)
-        return (
-            *make_ring_cache(batch, self.num_clusters, size, (far, far)),
-            *make_ring_cache(batch, 1, 2 * self.local_window, (near, near)),
-        )
+        return empty_cache(self, like) if self.causal is True else super().cache(like)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
-        local, scale = self.local_heads, self.head_width**-0.5
-        assert self.centroids is not None
-        with torch.autocast(hidden.device.type, enabled=False):  # as `forward` assigns
-            points, anchors = self._similarity(hidden.float(), self.centroids)
-            cluster = (anchors @ points.transpose(1, 2)).argmax(1)[:, 0]
-        parts, far, near = [], cache[:4], cache[4:]
-        if local:
-            heads = q[:, :local], k[:, :local], v[:, :local]
-            single_cluster = torch.zeros_like(cluster)
-            part, near = ring_step(*heads, single_cluster, self.local_window, near, scale)
-            parts.append(part)
-        if local < self.num_heads:
-            query, key, extra = q[:, local:], k[:, local:], self.coupling_columns(points)
-            if extra is not None:
-                columns = (x[:, None].expand(-1, query.shape[1], -1, -1).to(q.dtype) for x in extra)
-                query, key = (
-                    torch.cat([x, y], -1) for x, y in zip((query, key), columns, strict=True)
-                )
-            part, far = ring_step(query, key, v[:, local:], cluster, self.chunk_size, far, scale)
-            parts.append(part)
-        return torch.cat(parts, 1), (*far, *near)
+        return decode(self, q, k, v, *self._own_points(hidden), cache)
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         mixed, grouping = self.forward(q, k, v, hidden=hidden)
-        assert grouping is not None
-        local, far, near = self.local_heads, cache[:4], cache[4:]
-        if local:
-            entries = ring_entries(k[:, :local], v[:, :local])
-            near = fill(near, torch.zeros_like(grouping.assignment), entries)
-        if local < self.num_heads:
-            key, extra = k[:, local:], self.coupling_columns(grouping.points)
-            if extra is not None:
-                columns = extra[1][:, None].expand(-1, key.shape[1], -1, -1)
-                key = torch.cat([key, columns.to(key.dtype)], -1)
-            far = fill(far, grouping.assignment, ring_entries(key, v[:, local:]))
-        return mixed, (*far, *near)
+        if grouping is None:
+            return mixed, keep_prefix(k, v, self._own_points(hidden)[0], cache)
+        assert grouping.points is not None
+        return mixed, fill_rings(self, k, v, grouping.points, grouping.assignment, cache)
+
+    def _own_points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute points and anchors of this layer's own centroids, as `forward` does."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.anchors(hidden.float(), None)

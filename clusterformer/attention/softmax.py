@@ -72,6 +72,30 @@ def replace_short_texts(
     return torch.where(short[:, None, None, None], mixed.to(values.dtype), values)
 
 
+def replace_prefix(
+    values: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, limit: int
+) -> Tensor:
+    """Replace the values of the first `limit` real tokens of each text by causal full attention's.
+
+    Args:
+        values: (B, H, N, D).
+        q, k, v: (B, H, N, D).
+        key_mask: (B, N), True at real tokens; None means all real.
+        limit: L.
+
+    Cost: O(L^2 D) time for each text, whatever its length.
+    """
+    if key_mask is None:
+        key_mask = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool)
+    position = torch.arange(limit, device=q.device)
+    order = stable_order((~key_mask).long())[:, position.clamp(max=key_mask.shape[1] - 1)]
+    q, k, v = (x.gather(2, _over_heads(order, x)) for x in (q, k, v))  # (B, H, L, D)
+    mixed = full_attention(q, k, v, causal=True)
+    rank = key_mask.cumsum(1) - 1
+    mixed = mixed.gather(2, _over_heads(rank.clamp(0, limit - 1), mixed)).to(values.dtype)
+    return torch.where((key_mask & (rank < limit))[:, None, :, None], mixed, values)
+
+
 def _over_heads(index: Tensor, rows: Tensor) -> Tensor:
     """Expand an index (B, L) to gather rows (B, H, N, D) by it."""
     return index[:, None, :, None].expand(-1, rows.shape[1], -1, rows.shape[3])

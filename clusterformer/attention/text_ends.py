@@ -66,6 +66,7 @@ def attend_with_ends(
     scale: float,
     causal: bool = False,
     extra: Columns | None = None,
+    prefix: int = 0,
 ) -> Tensor:
     """Apply softmax attention over the blocks that a token sees, and the ends of its text.
 
@@ -79,6 +80,7 @@ def attend_with_ends(
         scale: Factor on the logits.
         causal: A token attends to itself and tokens before it only.
         extra: Additional columns of q and of k, (B, N, A) each, the same for all heads.
+        prefix: Number of first tokens that attend to all before them, where strictly causal.
 
     Returns:
         (B, H, N, D) in the dtype of q; 0 at padding.
@@ -86,7 +88,9 @@ def attend_with_ends(
     Cost: O(N (J S + E) (D + A)) time, O(N J (D + A)) memory.
     """
     if ends is None:
-        return chunk_attention(q, k, v, blocks, scale=scale, causal=causal, extra=extra)
+        return chunk_attention(
+            q, k, v, blocks, scale=scale, causal=causal, extra=extra, prefix=prefix
+        )
     dtype, width = q.dtype, q.shape[-1]
     if q.device.type == "cpu":  # as `chunk_attention`: bfloat16 is slower there
         q, k, v = (x.float() for x in (q, k, v))

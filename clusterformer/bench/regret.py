@@ -18,7 +18,7 @@ from clusterformer.bench.timing import time_in_turns
 DENSE, DEFAULT = "FullAttention", "neural"
 CHOICES: dict[bool, tuple[str, ...]] = {
     False: (DENSE, DEFAULT, "paper", "blocks-64", "blocks-128"),
-    True: (DENSE, DEFAULT, "chunks-32", "chunks-128"),
+    True: (DENSE, DEFAULT, "chunks-32", "chunks-64", "chunks-128"),
 }
 """Layers to choose from, bidirectional (False) and strictly causal (True)."""
 

@@ -33,8 +33,9 @@ PAPER_NAMES = ("full", "shared-full", "lsh-N", "clustered-N", "i-clustered-N", "
 WIDTHS: dict[str, dict[str, Any]] = {
     "blocks-64": {"block_size": 64, "dense_length": 0},
     "blocks-128": {"block_size": 128, "dense_length": 0},
-    "chunks-32": {"chunk_size": 32},
-    "chunks-128": {"chunk_size": 128},
+    "chunks-32": {"chunk_size": 32, "dense_length": 0},
+    "chunks-64": {"chunk_size": 64, "dense_length": 0},
+    "chunks-128": {"chunk_size": 128, "dense_length": 0},
 }
 """Neural clustering in blocks of other sizes, or chunks where it is causal, also of short texts."""
 

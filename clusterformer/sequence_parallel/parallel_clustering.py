@@ -7,6 +7,7 @@ C clusters   F features (width of the clustering space)
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.grouping import Grouping
@@ -43,13 +44,15 @@ class ParallelClustering(NeuralClusteringAttention):
         """Mix values as `NeuralClusteringAttention` does; every tensor is this process's share.
 
         Raises:
-            ValueError: if a text is so short that it would have full attention.
+            ValueError: if a text is so short that it would have full attention, and the layer is
+                not strictly causal.
         """
         if key_mask is None:
             key_mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
         masks = self.group.gather(key_mask)
         lengths, whole = [mask.shape[1] for mask in masks], torch.cat(masks, 1)
-        if self.dense_length and bool((whole.sum(1) <= self.dense_length).any()):
+        limit = 0 if self.causal is True else self.dense_length
+        if limit and bool((whole.sum(1) <= limit).any()):
             raise ValueError(
                 f"a shared sequence needs more than dense_length = {self.dense_length} tokens, got "
                 f"{int(whole.sum(1).min())}; set dense_length: 0"
@@ -72,11 +75,43 @@ class ParallelClustering(NeuralClusteringAttention):
         if local < self.num_heads:
             parts.append(attend(slice(local, None), blocks, self.coupling_columns(points)))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        if self.causal is True and self.dense_length:
+            mixed = self._replace_prefix(mixed, q, k, v, whole, sum(lengths[: self.group.rank]))
         grouping = Grouping(assignment, self.num_clusters, None, points, updated, self.similarity)
         return mixed, grouping
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> None:  # type: ignore[override]
         """Say nothing: a process knows its own tokens."""
+
+    def _replace_prefix(
+        self, values: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Tensor, start: int
+    ) -> Tensor:
+        """Replace the values of the first `dense_length` real tokens by full attention's.
+
+        Their keys and values go to everybody; each process computes its own queries among them.
+
+        Args:
+            values: (B, H, n, D).
+            q, k, v: (B, H, n, D).
+            whole: Mask of the sequence, (B, N).
+            start: Number of tokens of the processes before this one.
+        """
+        size = min(self.dense_length, whole.shape[1])
+        rank = (whole.cumsum(1) - 1)[:, start : start + q.shape[2]]
+        inside = whole[:, start : start + q.shape[2]] & (rank < size)  # (B, n)
+        # At least one: every process takes part in the sum of the gradients.
+        found = inside.any(0).nonzero()
+        count = int(found.max()) + 1 if len(found) else min(1, q.shape[2])
+        q, k, v, first = (x[:, :, :count] for x in (q, k, v, values))
+        rank, inside = rank[:, :count], inside[:, :count]
+        slot = torch.where(inside, rank, size)[:, None, :, None].expand_as(k)
+        rows = k.new_zeros(2, *k.shape[:2], size + 1, k.shape[3])
+        rows = rows.scatter_add(3, torch.stack([slot, slot]), torch.stack([k, v]))
+        key, value = self.group.total(rows[:, :, :, :size].contiguous())
+        seen = torch.arange(size, device=q.device) <= rank.clamp(min=0)[..., None]  # (B, n, L)
+        mixed = F.scaled_dot_product_attention(q, key, value, attn_mask=seen[:, None])
+        first = torch.where(inside[:, None, :, None], mixed.to(first.dtype), first)
+        return torch.cat([first, values[:, :, count:]], 2)
 
     def _assign(self, points: Tensor, anchors: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Assign tokens and average them as `kernels.grouping.assign`, over all processes."""

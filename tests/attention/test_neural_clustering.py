@@ -94,10 +94,10 @@ def test_few_blocks_are_full_attention(length, clusters, look_ahead, similarity,
     torch.testing.assert_close(gradient, expected)
 
 
-@pytest.mark.parametrize("causal", [False, "masked"])
+@pytest.mark.parametrize("causal", [False, "masked", True])
 def test_short_texts_have_full_attention_in_any_batch(causal) -> None:
     core = NeuralClusteringAttention(
-        32, 4, causal=causal, num_clusters=5, block_size=3, dense_length=10
+        32, 4, causal=causal, num_clusters=5, block_size=3, chunk_size=2, dense_length=10
     )
     layer = MultiHeadAttention(core)
     full = MultiHeadAttention(FullAttention(32, 4, causal=bool(causal)))
@@ -115,6 +115,9 @@ def test_short_texts_have_full_attention_in_any_batch(causal) -> None:
     assert not torch.allclose(mixed.values[0], full(x[:1]).values[0], atol=1e-3)
     seen = core.keys_seen(mixed.grouping, mask)
     assert (seen[1:][mask[1:]] == 1).all()
+    if causal is True:
+        assert (seen[0, :10] == 1).all()
+        assert seen[0, 10:].max() <= 4 / 11
     if not causal:
         assert seen[0, :21].tolist() == pytest.approx(21 * [8 / 23], abs=1 / 23)
 
@@ -131,6 +134,9 @@ def test_a_width_in_tokens_is_the_same_in_any_text() -> None:
     assert (default.num_clusters, default.block_size, default.dense_length) == (16, 64, 512)
     assert NeuralClusteringAttention(32, 4, num_clusters=16).dense_length == 0
     assert NeuralClusteringAttention(32, 4, block_size=300).dense_length == 900
+    assert NeuralClusteringAttention(32, 4, causal=True).dense_length == 512
+    assert NeuralClusteringAttention(32, 4, causal=True, num_clusters=16).dense_length == 0
+    assert NeuralClusteringAttention(32, 4, causal=True, chunk_size=400).dense_length == 800
 
 
 def test_one_cluster_of_one_chunk_is_causal_full_attention() -> None:
@@ -154,7 +160,9 @@ def strict_attention(layer: MultiHeadAttention, x: Tensor) -> Tensor:
     d, out = core.head_width, torch.zeros_like(x)
     for t in range(length):
         for h in range(core.num_heads):
-            if h < core.local_heads:
+            if t < core.dense_length:
+                seen = list(range(t + 1))
+            elif h < core.local_heads:
                 first = max(0, t // core.local_window - 1) * core.local_window
                 seen = list(range(first, t + 1))
             else:
@@ -165,7 +173,7 @@ def strict_attention(layer: MultiHeadAttention, x: Tensor) -> Tensor:
                 ]
             part = slice(h * d, (h + 1) * d)
             logits = k[seen][:, part] @ q[t, part] / d**0.5
-            if core.coupling and h >= core.local_heads:
+            if core.coupling and h >= core.local_heads and t >= core.dense_length:
                 logits = logits + core.log_alpha.exp() * (z[seen] @ z[t])
             out[t, part] = logits.softmax(0) @ v[seen][:, part]
     return layer.out_proj(out)
@@ -180,6 +188,8 @@ def strict_attention(layer: MultiHeadAttention, x: Tensor) -> Tensor:
         {"local_heads": 2, "local_window": 3},
         {"local_heads": 4, "local_window": 3},
         {"coupling": False, "num_clusters": 1},
+        {"dense_length": 20, "chunk_size": 2},
+        {"dense_length": 6, "local_heads": 2, "local_window": 3},
     ],
     ids=str,
 )
@@ -204,6 +214,7 @@ def test_the_strict_form_is_its_definition(options) -> None:
         {"num_clusters": 8, "min_width": 5},
         {"num_clusters": 8, "causal": "masked"},
         {"num_clusters": 3, "causal": True, "chunk_size": 4, "local_heads": 1, "local_window": 5},
+        {"num_clusters": 3, "causal": True, "chunk_size": 4, "dense_length": 20},
     ],
     ids=str,
 )
@@ -266,16 +277,50 @@ def test_a_strict_layer_keeps_its_own_centroids() -> None:
     assert core.centroids is not None
 
 
-def test_decoding_takes_bounded_memory() -> None:
-    layer = MultiHeadAttention(
-        NeuralClusteringAttention(32, 4, causal=True, num_clusters=3, chunk_size=4)
+@pytest.mark.parametrize("dense_length", [0, 50])
+def test_decoding_takes_bounded_memory(dense_length: int) -> None:
+    core = NeuralClusteringAttention(
+        32, 4, causal=True, num_clusters=3, chunk_size=4, dense_length=dense_length
     )
+    layer = MultiHeadAttention(core)
     cache = layer.cache(torch.zeros(2, 1, 32))
     with torch.no_grad():
         for _ in range(100):
             _, cache = layer.step(torch.randn(2, 1, 32), cache)
-    keys = cache[0]
-    assert keys.shape[1] <= 3 * 2 * 4  # clusters, chunks in sight, tokens a chunk
+    tokens = 3 * 2 * 4  # clusters, chunks in sight, tokens a chunk
+    numbers = 2 * 4 * (8 + 16)  # keys and values, heads, D + F
+    assert sum(x[0].numel() for x in cache) <= tokens * (numbers + 1) + 200
+
+
+@pytest.mark.parametrize("read", [1, 9, 10, 11, 30])
+@pytest.mark.parametrize("local_heads", [0, 1, 4])
+def test_decoding_goes_on_from_any_prompt(read: int, local_heads: int) -> None:
+    """Shorter than, as long as, and longer than the tokens that see all before them."""
+    core = NeuralClusteringAttention(
+        32, 4, causal=True, num_clusters=3, chunk_size=4, dense_length=10,
+        local_heads=local_heads, local_window=3,
+    )  # fmt: skip
+    layer, x = MultiHeadAttention(core, rotary_base=100.0).eval(), torch.randn(2, 40, 32)
+    with torch.no_grad():
+        values, cache = layer.prefill(x[:, :read], layer.cache(x))
+        found = [values]
+        for token in x[:, read:].split(1, dim=1):
+            values, cache = layer.step(token, cache)
+            found.append(values)
+        torch.testing.assert_close(torch.cat(found, 1), layer(x).values)
+
+
+def test_the_first_tokens_of_a_text_are_keys_of_later_ones() -> None:
+    """And the losses of a long text reach the clusters; a short text has none."""
+    core = NeuralClusteringAttention(32, 4, causal=True, num_clusters=2, dense_length=10)
+    layer, x = MultiHeadAttention(core), torch.randn(1, 24, 32, requires_grad=True)
+    assert layer(x[:, :10]).grouping is None
+    out = layer(x)
+    (gradient,) = torch.autograd.grad(out.values[0, 20].sum(), x, retain_graph=True)
+    assert (gradient[0, :10] != 0).any()
+    assert (gradient[0, 21:] == 0).all()
+    out.grouping.centroids.square().sum().backward()
+    assert (core.centroids.grad != 0).any()
 
 
 @pytest.mark.parametrize(

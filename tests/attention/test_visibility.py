@@ -77,6 +77,7 @@ def test_every_mechanism_says_what_a_token_sees(cls, causal) -> None:
         NeuralClusteringAttention(32, 4, num_clusters=7, min_width=3),
         NeuralClusteringAttention(32, 4, num_clusters=7, causal="masked"),
         NeuralClusteringAttention(32, 4, num_clusters=3, chunk_size=3, causal=True, look_back=2),
+        NeuralClusteringAttention(32, 4, num_clusters=3, chunk_size=3, causal=True, dense_length=9),
         NeuralClusteringAttention(
             32, 4, num_clusters=3, chunk_size=4, causal=True, local_heads=3, local_window=2
         ),

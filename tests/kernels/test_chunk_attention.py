@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from clusterformer.kernels import _chunk_attention_cpu, _narrow_blocks_cpu, reference
+from clusterformer.kernels import (
+    _chunk_attention_cpu,
+    _cluster_chunks_cpu,
+    _narrow_blocks_cpu,
+    reference,
+)
 from clusterformer.kernels.blocks import (
     Blocks,
     cluster_chunks,
@@ -12,7 +17,7 @@ from clusterformer.kernels.blocks import (
     window_mask,
 )
 from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.dense_attention import dense_attention
+from clusterformer.kernels.dense_attention import dense_attention, dense_prefix
 
 
 def some_blocks(kind: str, batch: int, length: int, mask: torch.Tensor | None) -> Blocks:
@@ -56,6 +61,36 @@ def test_pieces_are_the_reference(
     options = {"scale": 0.3, "mask": seen, "self_bias": self_bias, "extra": tuple(columns)}
     ours = _chunk_attention_cpu.chunk_attention(q, k, v, blocks, **options)
     theirs = reference.chunk_attention(q, k, v, blocks, **options)
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(ours)
+    gradients = torch.autograd.grad((ours * weight).sum(), tensors, materialize_grads=True)
+    expected = torch.autograd.grad((theirs * weight).sum(), tensors, materialize_grads=True)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("length", [1, 17, 90])
+@pytest.mark.parametrize(
+    ("extra", "padded", "self_bias", "prefix"),
+    [(0, True, -2.0, 0), (4, False, 0.0, 25), (4, True, 0.0, 0), (0, True, 0.0, 9)],
+)
+def test_chunks_of_sorted_tokens_are_the_reference(
+    rows, length, extra, padded, self_bias, prefix
+) -> None:
+    """Also where the first tokens attend to all before them; they are still keys of others."""
+    mask = torch.arange(length) < torch.tensor([length, length // 2, 0])[:, None]
+    if not prefix:
+        mask = torch.rand(3, length) < 0.8
+    each = mask.repeat_interleave(rows, 0) if padded else None
+    blocks = some_blocks("chunks", rows * 3, length, each)
+    tensors = inputs(3, length, 12, extra)
+    q, k, v, *columns = tensors
+    options = {"scale": 0.3, "self_bias": self_bias, "extra": tuple(columns)}
+    ours = _cluster_chunks_cpu.chunk_attention(q, k, v, blocks, **options, prefix=prefix)
+    seen = window_mask(blocks, causal=True)
+    theirs = reference.chunk_attention(q, k, v, blocks, **options, mask=seen)
+    theirs = dense_prefix(theirs, q, k, v, prefix, 0.3)
     torch.testing.assert_close(ours, theirs)
     weight = torch.randn_like(ours)
     gradients = torch.autograd.grad((ours * weight).sum(), tensors, materialize_grads=True)

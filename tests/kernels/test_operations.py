@@ -8,6 +8,7 @@ from torch.library import opcheck
 from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttention
 from clusterformer.kernels import (
     _chunk_attention_cpu,
+    _cluster_chunks_cpu,
     gathered_attention,
     merged_attention,
     reference,
@@ -54,6 +55,17 @@ def test_chunk_attention_on_cpu(blocks) -> None:
     options = (blocks.look_back, 0.3, 0.0)
     outputs = _chunk_attention_cpu._forward(*inputs, *options)
     check(_chunk_attention_cpu, inputs, outputs, options)
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_cluster_chunks_on_cpu(prefix: int) -> None:
+    rows = leaves(*3 * ((1, N, 1, 4),), (1, N, 3), (1, N, 3))
+    order, inverse, counts = reference.sort(torch.tensor([[1, 0, 0, 1, 0]]), 2)
+    skipped = torch.tensor([[1, 1]]) if prefix else torch.zeros(1, 2, dtype=torch.long)
+    inputs = *rows, order, inverse, counts, skipped
+    options = (1, 1, prefix, 0.3, 0.0)
+    outputs = _cluster_chunks_cpu._forward(*inputs, *options)
+    check(_cluster_chunks_cpu, inputs, outputs, options)
 
 
 def test_gathered_attention() -> None:

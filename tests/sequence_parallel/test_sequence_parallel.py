@@ -32,6 +32,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "strict, local heads": {
         "num_clusters": 3, "causal": True, "chunk_size": 4, "local_heads": 1, "local_window": 4
     },
+    "strict, the first tokens see all before them": {
+        "num_clusters": 3, "causal": True, "chunk_size": 3, "dense_length": 10
+    },
     "full": {},
     "full, causal": {"causal": True},
 }  # fmt: skip
