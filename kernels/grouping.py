@@ -53,6 +53,23 @@ def assign(
     return _grouping_triton.assign(*inputs), means
 
 
+@torch.no_grad()
+def explore(points: Tensor, anchors: Tensor, scale: float) -> Tensor:
+    """Draw a cluster for each token, (B, N): argmax_i S_ij + scale * g_ij with Gumbel noise g.
+
+    With scale 1, cluster i has the probability of U_ij (Gumbel-max trick). Each token draws for
+    itself, so strict causality holds.
+
+    Args:
+        points: X, (B, N, F).
+        anchors: (C, F), or (B, C, F).
+        scale: Above 0.
+    """
+    scores = anchors @ points.transpose(1, 2)
+    noise = -torch.empty_like(scores).exponential_().log()
+    return (scores + scale * noise).argmax(1)
+
+
 def sort(assignment: Tensor, num_clusters: int, key_mask: Tensor | None = None) -> Sorted:
     """Sort tokens by cluster, stably, padding behind all clusters (eq. 5).
 

@@ -23,7 +23,7 @@ from clusterformer.attention.text_ends import TextEnds, attend_with_ends, count_
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
-from clusterformer.kernels.grouping import assign, sort
+from clusterformer.kernels.grouping import assign, explore, sort
 from clusterformer.masks import padded_last
 
 PAPER_FORM: dict[str, Any] = {
@@ -93,6 +93,9 @@ class NeuralClusteringAttention(AttentionCore):
         local_window: Number of tokens in a chunk of the local heads.
         global_tokens: Number of tokens at each end of a text, such as [CLS] and [SEP], that all
             tokens see and that see all (`causal=False` only).
+        exploration: Scale of the Gumbel noise by which a token tries other clusters in training; 1
+            draws its cluster from its memberships U of eq. 2, 0 takes the nearest. So tokens meet
+            that need each other and that their clusters keep apart.
         frozen: Keep the random start of the clustering space and of the centroids: for comparison,
             clusters that nothing is learnt about.
 
@@ -122,6 +125,7 @@ class NeuralClusteringAttention(AttentionCore):
         local_heads: int = 0,
         local_window: int = 64,
         global_tokens: int = 0,
+        exploration: float = 0.0,
         frozen: bool = False,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
@@ -139,6 +143,8 @@ class NeuralClusteringAttention(AttentionCore):
             dense_length = max(DENSE_LENGTH, (look_back + 1 + look_ahead) * width)
         if similarity not in ("cosine", "dot"):
             raise ValueError(f'similarity must be "cosine" or "dot", got {similarity!r}')
+        if not 0 <= exploration < float("inf"):
+            raise ValueError(f"exploration must be at least 0 and finite, got {exploration}")
         for name, positive in (("temperature", temperature), ("alpha", alpha)):
             if not 0 < positive < float("inf"):
                 raise ValueError(f"{name} must be above 0 and finite, got {positive}")
@@ -163,6 +169,7 @@ class NeuralClusteringAttention(AttentionCore):
         self.local_heads = local_heads
         self.local_window = local_window
         self.global_tokens = global_tokens
+        self.exploration = exploration
         width = cluster_width if similarity == "cosine" else d_model
         self.space = nn.Linear(d_model, width, bias=False)  # W^C
         self.centroids: nn.Parameter | None = nn.Parameter(torch.randn(num_clusters, width))
@@ -254,7 +261,10 @@ class NeuralClusteringAttention(AttentionCore):
         points, anchors = self.anchors(hidden, previous)
         strict = self.causal is True
         assignment, updated = assign(points, anchors, key_mask, without_normalizer=strict)
-        blocks = self.blocks_of(assignment, key_mask)
+        tried = assignment
+        if self.training and self.exploration:
+            tried = explore(points, anchors, self.exploration)
+        blocks = self.blocks_of(tried, key_mask)
         updated = self.read_centroids(updated)
         return Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
 

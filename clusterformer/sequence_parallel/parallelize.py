@@ -27,9 +27,9 @@ def parallelize(network: Network, group: SequenceGroup) -> Network:
         group: The processes.
 
     Raises:
-        ValueError: if an attention has rotary positions, or is causal="masked", or is neither full
-            attention nor neural clustering attention, or if the processes do not divide the heads
-            of full attention. Nothing has changed then.
+        ValueError: if an attention has rotary positions, global tokens or exploration, or is
+            causal="masked", or is neither full attention nor neural clustering attention, or if the
+            processes do not divide the heads of full attention. Nothing has changed then.
     """
     layers = [module for module in network.modules() if isinstance(module, MultiHeadAttention)]
     kinds = [_parallel(layer, group) for layer in layers]
@@ -50,6 +50,8 @@ def _parallel(layer: MultiHeadAttention, group: SequenceGroup) -> type[Attention
             raise ValueError('a shared sequence needs causal=True or False, got causal="masked"')
         if core.global_tokens:
             raise ValueError(f"a shared sequence needs global_tokens=0, got {core.global_tokens}")
+        if core.exploration:
+            raise ValueError(f"a shared sequence needs exploration=0, got {core.exploration}")
         return ParallelClustering
     if type(core) is FullAttention:
         if core.num_heads % group.size:
