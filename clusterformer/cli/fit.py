@@ -51,8 +51,7 @@ trainer (any option of Lightning's Trainer)
   --trainer.max_epochs 10         or --trainer.max_steps N
   --trainer.accelerator auto      cpu, gpu
   --trainer.devices 2             with --trainer.strategy ddp: the same global batches, split;
-                                  fsdp2: weights, gradients and optimiser as well
-                                  sequence_parallel: each sequence, of a language model
+                                  fsdp2 divides the weights too, sequence_parallel the sequences
   --trainer.precision bf16-mixed
   --trainer.fast_dev_run true     test with a few batches; write nothing
 

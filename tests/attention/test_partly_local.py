@@ -27,7 +27,8 @@ def test_without_local_heads_it_is_full_attention(causal: bool) -> None:
 
 def test_its_local_heads_are_those_of_neural_clustering() -> None:
     partly = layer(causal=True, local_heads=4, local_window=5)
-    clusters = NeuralClusteringAttention(16, 4, causal=True, local_heads=4, local_window=5)
+    options = {"num_clusters": 4, "local_heads": 4, "local_window": 5}
+    clusters = NeuralClusteringAttention(16, 4, causal=True, **options)
     q, k, v = torch.randn(3, 2, 4, 33, 4)
     hidden = torch.randn(2, 33, 16)
     mask = torch.rand(2, 33) < 0.8
