@@ -40,7 +40,7 @@ probability of each point), memberships.npy, and model.npz, or centers.npy of ot
   --predict MODEL       label the points with a model of an earlier run: model.npz or its directory
   --n_clusters 10 50 100
                         numbers of clusters, each tried; by default those that the points allow.
-                        auto finds the number ({", ".join(COUNTING)})
+                        auto finds it ({", ".join(COUNTING)})
   --methods neural kmeans
                         (default; with --n_clusters auto: neural)
                         {INDENT.join(f"{name}: {what}" for name, what in METHODS.items())}

@@ -30,8 +30,8 @@ data
   --data.help CLASS               all options of a task
 
 model
-  --model.attention CLASS         NeuralClusteringAttention, ..., or mypackage.MyAttention; options:
-  --model.attention.num_clusters 16
+  --model.attention CLASS         NeuralClusteringAttention, ..., or mypackage.MyAttention; its
+                                  options follow, such as --model.attention.num_clusters 16
   --model.attention.help CLASS    all options of a mechanism
   --model.decoder_attention CLASS mechanism of a decoder (default: as attention); cross_attention is
                                   that between decoder and encoder (default: FullAttention)
@@ -43,8 +43,7 @@ model
   --model.init_from RUN           start from what a run learnt, such as runs/mlm/1, of any task
   --model.freeze true             keep its weights; --model.pretrained_lr 5e-5 is their peak rate
   --model.calibration_texts 300   texts to which its new clusters are fitted first; 0 for none
-  --model.lr 0.001                peak learning rate; also weight_decay, warmup, schedule,
-                                  lr_floor (of a cosine), betas (of Adam), as in [0.9, 0.98]
+  --model.lr 0.001                peak; also weight_decay, warmup, schedule, lr_floor, betas
   --model.clustering_weight 0.02  weight of the clustering loss; also sorting_weight
 
 trainer (any option of Lightning's Trainer)
