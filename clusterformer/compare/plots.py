@@ -57,7 +57,8 @@ def validation_curves(summary: Summary, by: Literal["step", "second"] = "step") 
             values = np.stack([np.interp(steps, *curve.T) for curve in curves])
             color = _color(summary, row)
             axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.16, lw=0)
-            (handles[row],) = axes.plot(steps, values.mean(0), color=color, linewidth=1.6)
+            line = "-" if summary.rows.index(row) < len(PALETTE) else "--"
+            (handles[row],) = axes.plot(steps, values.mean(0), line, color=color, linewidth=1.6)
     for axes in grid[len(drawn) :]:
         axes.set_visible(False)
     _legend(picture, handles)
@@ -160,8 +161,12 @@ def _color(summary: Summary, row: str) -> str:
 
 def _legend(picture: Figure, handles: dict[str, Any], ncols: int = 3) -> None:
     if len(handles) > 1:
+        width, height = picture.get_size_inches()
+        entry = 0.5 + 0.08 * max(map(len, handles))  # inches: a line, and 9 pt a letter
+        ncols = max(1, min(ncols, len(handles), int(width / entry)))
+        picture.set_size_inches(width, height + 0.2 * max(0, -(-len(handles) // ncols) - 2))
         picture.legend(
-            handles.values(), handles, loc="outside lower center", ncols=min(ncols, len(handles)),
+            handles.values(), handles, loc="outside lower center", ncols=ncols,
             frameon=False, fontsize=9, labelcolor=QUIET,
         )  # fmt: skip
 
