@@ -34,9 +34,11 @@ def empty_cache(core: NeuralClusteringAttention, like: Tensor) -> Cache:
     far = like.new_zeros((core.num_heads - local) * coupled)
     near = like.new_zeros(local * core.head_width)
     heads = like.new_zeros(batch, core.num_heads, 0, core.head_width)
+    cosine, space = core.similarity == "cosine", core.space
+    features = space.out_features if cosine else space.in_features  # where points lie
     return (
         like.new_zeros(batch, dtype=torch.long),
-        like.new_zeros(batch, 0, core.space.weight.shape[_features(core)], dtype=torch.float32),
+        like.new_zeros(batch, 0, features, dtype=torch.float32),
         heads,
         heads,
         *make_ring_cache(batch, core.num_clusters, size, (far, far)),
@@ -137,8 +139,3 @@ def _nearest(points: Tensor, anchors: Tensor) -> Tensor:
     """Find the clusters (B, M) of points (B, M, F)."""
     with torch.autocast(points.device.type, enabled=False):  # as `forward` assigns
         return argmax_first(anchors @ points.transpose(1, 2), 1)
-
-
-def _features(core: NeuralClusteringAttention) -> int:
-    """Return the dimension of W^C in which points lie; with "dot" they are hidden states."""
-    return 0 if core.similarity == "cosine" else 1

@@ -5,6 +5,7 @@ F features (width of the clustering space)
 """
 
 import math
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -212,16 +213,20 @@ class NeuralClusteringAttention(AttentionCore):
         local, parts, ends = self.local_heads, [], self.ends(hidden, key_mask)
         # A graph for any length does not cut a text at one.
         in_place = self.causal is True and not exporting and padded_last(key_mask)
-        options: dict[str, Any] = {
-            "causal": is_causal, "scale": self.head_width**-0.5, "prefix": limit if in_place else 0
-        }  # fmt: skip
+        attend = partial(
+            attend_with_ends,
+            ends=ends,
+            key_mask=key_mask,
+            causal=is_causal,
+            scale=self.head_width**-0.5,
+            prefix=limit if in_place else 0,
+        )
         if local:
-            window = self.near_blocks(hidden, key_mask)
             near = q[:, :local], k[:, :local], v[:, :local]
-            parts.append(attend_with_ends(*near, window, ends, key_mask, **options))
+            parts.append(attend(*near, self.near_blocks(hidden, key_mask)))
         if local < self.num_heads:
-            options["extra"], far = self.coupling_columns(points), (q[:, local:], k[:, local:])
-            parts.append(attend_with_ends(*far, v[:, local:], blocks, ends, key_mask, **options))
+            far = q[:, local:], k[:, local:], v[:, local:]
+            parts.append(attend(*far, blocks, extra=self.coupling_columns(points)))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         if self.causal is True:
             if limit and not in_place:

@@ -8,7 +8,6 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from clusterformer.compare.configs import differences
 from clusterformer.compare.origin import origin_of
@@ -119,7 +118,7 @@ def _clusters(results: Sequence[Result]) -> str:
     return "".join(shown.values())
 
 
-def _small(picture: Path | IO[bytes]) -> bytes:
+def _small(picture: Path) -> bytes:
     """Compress a PNG of few colours to half; the page holds one for each row."""
     from PIL import Image
 
