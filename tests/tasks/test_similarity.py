@@ -16,6 +16,11 @@ TRAINER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "
 SHORT = [*TRAINER, "--trainer.max_epochs=1", "--data.batch_size=10"]
 
 
+def fit_on(table: Path, label_column: str) -> list[str]:
+    options = [f"--data.train={table}", f"--data.label_column={label_column}"]
+    return ["fit", "--pictures=false", "--data=Similarity", *options]
+
+
 @pytest.fixture
 def pairs(tmp_path: Path) -> list[tuple[str, str]]:
     rng = random.Random(0)
@@ -42,13 +47,7 @@ def test_similarity_is_learnt_as_a_number(
     scored = tmp_path / "scored.tsv"
     lines = [f"{u}\t{v}\t{2 + 3 * (u[0] == v[0]):.1f}" for u, v in pairs]
     scored.write_text("\n".join(["first\tsecond\tscore", *lines]) + "\n")
-    fit = [
-        "fit",
-        "--pictures=false",
-        "--data=Similarity",
-        f"--data.train={scored}",
-        "--data.label_column=score",
-    ]
+    fit = fit_on(scored, "score")
     fit += [f"--data.joint={joint}", "--model.attention=FullAttention", f"--runs={tmp_path}"]
     fit += [f"--model.pretrained={bert}"] if pretrained else ["--model.d_model=8"]
     assert main([*fit, *SHORT]) == 0
@@ -68,13 +67,6 @@ def test_a_score_that_is_no_number_is_named(
     table = tmp_path / "labelled.tsv"
     lines = [f"{u}\t{v}\tsame" for u, v in pairs]
     table.write_text("\n".join(["first\tsecond\tlabel", *lines]) + "\n")
-    fit = [
-        "fit",
-        "--pictures=false",
-        "--data=Similarity",
-        f"--data.train={table}",
-        "--data.label_column=label",
-        f"--runs={tmp_path}",
-    ]
-    assert main([*fit, *TRAINER]) == 2
+    fit = [*fit_on(table, "label"), f"--runs={tmp_path}", *TRAINER]
+    assert main(fit) == 2
     assert "the score must be a number, got '" in capsys.readouterr().err
