@@ -12,8 +12,8 @@ from torchmetrics import MeanMetric
 
 from clusterformer.clustering.grouping_statistics import grouping_statistics
 from clusterformer.findings import Findings, Report
+from clusterformer.models.sharding import whole
 from clusterformer.task import Output, Task, stacks
-from clusterformer.training.fully_sharded import whole
 
 
 class Evaluation:

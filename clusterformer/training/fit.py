@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from clusterformer.errors import InputError, making
 from clusterformer.findings import Findings
+from clusterformer.models.sharding import whole
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.training import memory, wandb
@@ -29,7 +30,6 @@ from clusterformer.training.checkpoints import (
 )
 from clusterformer.training.config_files import to_yaml
 from clusterformer.training.environment import describe_environment
-from clusterformer.training.fully_sharded import whole
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.monitoring import monitoring

@@ -6,9 +6,7 @@ Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,12 @@ from lightning.fabric.plugins.collectives.torch_collective import default_pg_tim
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy, StrategyRegistry
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from clusterformer.attention import AttentionCore
 from clusterformer.errors import InputError
-from clusterformer.models.transformer import EncoderLayer
+from clusterformer.models.sharding import shard_layers
 from clusterformer.training import shard_files
 from clusterformer.training.checkpoints import last_good, read
 
@@ -69,16 +66,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Divide the weights of a network, in place, if they are not yet."""
         if isinstance(network, FSDPModule):
             return
-        # nobody writes in place into the logits of a network
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-        mesh = self.device_mesh["data_parallel"]
-        scalars = _widen_scalars(network)
-        for layer in _layers(network):
-            layer.register_forward_hook(_use_mechanism)
-            fully_shard(layer, mesh=mesh)
-        fully_shard(network, mesh=mesh)
-        parameters = dict(network.named_parameters())
-        self._scalars = {f"network.{name}": parameters[name] for name in scalars}
+        scalars = shard_layers(network, self.device_mesh["data_parallel"])
+        self._scalars = {f"network.{name}": weight for name, weight in scalars.items()}
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.lightning_module is not None
@@ -246,69 +235,6 @@ def check_sharding(strategy: str | Strategy | None, precision: str | int | None)
 
 
 _OTHERS = {"fsdp", "fsdp_cpu_offload", "FSDPStrategy", "ModelParallelStrategy"}
-
-
-@contextmanager
-def whole(network: nn.Module) -> Iterator[None]:
-    """Give each process the whole weights for a while; every process enters, and may run alone.
-
-    Of a network that is not sharded nothing changes.
-    """
-    parts = [part for part in network.modules() if isinstance(part, FSDPModule)]
-    for part in parts:
-        part.unshard()
-        part.set_reshard_after_forward(False, recurse=False)
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.set_reshard_after_forward(part is not network, recurse=False)
-            part.reshard()
-
-
-def _layers(network: nn.Module) -> list[nn.Module]:
-    """List the layers of all stacks, of our own networks and of those of transformers."""
-    indivisible = {
-        name
-        for part in network.modules()
-        for name in getattr(part, "_no_split_modules", None) or ()
-    }
-    stacked = (
-        layer for part in network.modules() if isinstance(part, nn.ModuleList) for layer in part
-    )
-    return [
-        layer
-        for layer in stacked
-        if isinstance(layer, EncoderLayer) or type(layer).__name__ in indivisible
-    ]
-
-
-def _use_mechanism(layer: nn.Module, _: Any, output: Any) -> Any:
-    """Let every weight of a mechanism have a gradient, if only 0, in every process.
-
-    A process whose texts are all short does not cluster; the others would wait for its gradients.
-    """
-    if not torch.is_grad_enabled():
-        return output
-    cores = (part for part in layer.modules() if isinstance(part, AttentionCore))
-    weights = [weight for core in cores for weight in core.parameters() if weight.requires_grad]
-    if not weights:
-        return output
-    nothing = torch.stack([0.0 * weight.sum().float() for weight in weights]).sum()
-    first, *others = output if isinstance(output, tuple) else (output,)
-    first = first + nothing.to(first.dtype)
-    return (first, *others) if isinstance(output, tuple) else first
-
-
-def _widen_scalars(network: nn.Module) -> list[str]:
-    """Give weights without dimensions one, which `fully_shard` needs; return their names."""
-    found = [name for name, weight in network.named_parameters() if not weight.dim()]
-    for name in found:
-        owner, _, own = name.rpartition(".")
-        weight = network.get_parameter(name)
-        wide = nn.Parameter(weight.detach().reshape(1), requires_grad=weight.requires_grad)
-        setattr(network.get_submodule(owner), own, wide)
-    return found
 
 
 def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
