@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterformer.cli import cluster_text
 from clusterformer.cli.arguments import Arguments
+from clusterformer.cli.logs import show_notes
 from clusterformer.errors import InputError
 from clusterformer.training.clustering_methods import COUNTING, METHODS
 
@@ -29,9 +30,12 @@ Cluster points by several methods with several seeds, and compare. Needs cluster
 Each method and number of clusters gets a directory, such as neural-10: labels.csv (id, cluster,
 probability of each point), memberships.npy, and model.npz, or centers.npy of other methods.
 
-  --data digits         digits (comes with scikit-learn), mnist, 20news, or a file: .npy, .npz (x,
-                        and optionally y, x_test and y_test), .csv or .tsv of numbers, .txt or .vec
-                        of word vectors in GloVe's format
+  --data digits         digits (comes with scikit-learn), mnist, 20news (posts without headers,
+                        signatures and quotes), 20news-whole, or a file: .npy, .npz (x, and
+                        optionally y, x_test and y_test), .csv or .tsv of numbers, .txt or .vec of
+                        word vectors in GloVe's format
+  --encoder NAME        20news: sentence encoder, a folder or all-MiniLM-L6-v2 (default: TF-IDF, 100
+                        singular vectors)
   --root DIR            directory of the named sets (default: $CLUSTERFORMER_DATA)
   --columns NAME ...    columns to cluster by, by name or by number from 1 (default: all others)
   --id_column NAME      column of a table that names the points, likewise (default: a first column
@@ -90,6 +94,7 @@ def run(arguments: list[str]) -> None:
         return
     import torch
 
+    show_notes()
     options = _parse(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -131,6 +136,7 @@ def _read(options: argparse.Namespace, columns: Sequence[str] | None = None) -> 
         label_column=options.label_column,
         id_column=options.id_column,
         columns=options.columns or columns,
+        encoder=options.encoder,
     )
 
 
@@ -232,6 +238,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--columns", nargs="+")
     parser.add_argument("--id_column")
     parser.add_argument("--label_column")
+    parser.add_argument("--encoder")
     parser.add_argument("--predict")
     parser.add_argument("--n_clusters", nargs="+", type=cluster_text.count_or_auto)
     parser.add_argument("--methods", nargs="+", choices=METHODS)

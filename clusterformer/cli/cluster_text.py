@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clusterformer.cli.arguments import Arguments
+from clusterformer.cli.logs import show_notes
 from clusterformer.errors import InputError, reading
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ hierarchy, words, examples; nothing external), and the model.
   --id_column NAME      column that names the texts (default: numbers from 0)
   --encoder FOLDER      folder of a sentence encoder of transformers or sentence-transformers, or
                         all-MiniLM-L6-v2, which clusterformer[pretrained] brings
-                        (default: TF-IDF with 100 singular vectors)
+                        (default: TF-IDF with 100 singular vectors); its vectors are kept in the
+                        cache
   --max_length N        tokens of a text that the encoder reads (default: as the encoder says)
   --n_clusters auto     number of clusters; auto finds it
   --min_probability 0   texts whose cluster is less probable are in none, cluster -1
@@ -62,6 +64,7 @@ def run(arguments: list[str]) -> None:
 
     from clusterformer.training.runs import Run
 
+    show_notes()
     options = _parse(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -110,12 +110,17 @@ def _describe(folder: Path) -> dict[str, list[int | str]]:
     found: dict[str, list[int | str]] = {}
     for path in sorted(folder.iterdir()):
         if path.name != _MANIFEST:
-            value = hashlib.blake2b(digest_size=16)
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    value.update(block)
-            found[path.name] = [path.stat().st_size, value.hexdigest()]
+            found[path.name] = [path.stat().st_size, checksum(path)]
     return found
+
+
+def checksum(path: Path) -> str:
+    """Compute the checksum of a file's content, BLAKE2b with 128 bits."""
+    value = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value.update(block)
+    return value.hexdigest()
 
 
 def _said(entry: object) -> str:

