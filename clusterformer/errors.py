@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
@@ -186,6 +186,28 @@ def require_at_least(minimum: float, **options: float | None) -> None:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
         if value == float("inf"):
             raise InputError(f"{name} must be finite, got {value}")
+
+
+def require_positive(**options: float) -> None:
+    """Refuse options that are 0 or less, infinite, or NaN.
+
+    Raises:
+        InputError: for the first such option.
+    """
+    for name, value in options.items():
+        if not 0 < value < float("inf"):
+            raise InputError(f"{name} must be above 0 and finite, got {value}")
+
+
+def require_one_of(allowed: Sequence[str], **options: str) -> None:
+    """Refuse options that are none of the allowed words.
+
+    Raises:
+        InputError: for the first such option.
+    """
+    for name, value in options.items():
+        if value not in allowed:
+            raise InputError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
 
 
 def require_finite(options: Mapping[str, Any]) -> None:

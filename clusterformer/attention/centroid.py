@@ -13,7 +13,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.text_cache import extend
 from clusterformer.attention.visibility import share_of_tokens
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_at_least, require_positive
 from clusterformer.kernels.reference import argmax_first
 
 
@@ -61,8 +61,7 @@ class CentroidAttention(AttentionCore):
         super().__init__(d_model, num_heads, causal=causal)
         require_at_least(1, num_clusters=num_clusters, window=window)
         require_at_least(0, balance=balance)
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
+        require_positive(temperature=temperature)
         self.num_clusters = num_clusters
         self.window = window
         self.temperature = temperature

@@ -14,7 +14,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction, refuse_onnx
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.attention.visibility import share_of_tokens
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_at_least, require_one_of
 from clusterformer.kernels.index_scores import attention_mass, index_scores, select_keys
 from clusterformer.kernels.top_k import top_k_indices
 
@@ -76,8 +76,7 @@ class IndexerAttention(AttentionCore):
             index_width=index_width,
             block_size=block_size,
         )
-        if target not in ("chosen", "all"):
-            raise ValueError(f'target must be "chosen" or "all", got {target!r}')
+        require_one_of(("chosen", "all"), target=target)
         self.top_k = top_k
         self.index_heads = index_heads
         self.block_size = block_size

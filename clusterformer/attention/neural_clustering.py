@@ -6,23 +6,19 @@ F features (width of the clustering space)
 
 import math
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clusterformer.attention import cluster_decoding
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.attention.cluster_decoding import (
-    decode,
-    empty_cache,
-    fill_rings,
-    keep_prefix,
-)
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.text_ends import TextEnds, attend_with_ends, count_with_ends, text_ends
 from clusterformer.attention.visibility import share_of_tokens
-from clusterformer.errors import require_at_least
+from clusterformer.clustering.spherical import SphericalMeans
+from clusterformer.errors import require_at_least, require_one_of, require_positive
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.grouping import assign, explore, sort
 from clusterformer.masks import padded_last
@@ -34,6 +30,10 @@ PAPER_FORM: dict[str, Any] = {
 
 NUM_CLUSTERS, BLOCK_SIZE, DENSE_LENGTH = 16, 64, 512
 """Defaults; up to 512 tokens full attention takes no longer on CPU, see `bench regret`."""
+
+
+Similarity = Literal["cosine", "dot"]
+Origin = Literal["learnt", "k-means", "random"]
 
 
 class NeuralClusteringAttention(AttentionCore):
@@ -97,8 +97,8 @@ class NeuralClusteringAttention(AttentionCore):
         exploration: Scale of the Gumbel noise by which a token tries other clusters in training; 1
             draws its cluster from its memberships U of eq. 2, 0 takes the nearest. So tokens meet
             that need each other and that their clusters keep apart.
-        frozen: Keep the random start of the clustering space and of the centroids: for comparison,
-            clusters that nothing is learnt about.
+        clusters: "learnt" by the loss, or for comparison: "random", W and centroids stay as they
+            start; "k-means", the centroids follow the tokens of each cluster, and W stays.
 
     Cost: O(N (F + C F) + N S D) time, O(N (C + D)) memory.
     """
@@ -119,7 +119,7 @@ class NeuralClusteringAttention(AttentionCore):
         look_ahead: int | None = None,
         coupling: bool = True,
         alpha: float = 2.0,
-        similarity: Literal["cosine", "dot"] = "cosine",
+        similarity: Similarity = "cosine",
         cluster_width: int = 16,
         temperature: float = 0.1,
         chunk_size: int = 64,
@@ -127,69 +127,60 @@ class NeuralClusteringAttention(AttentionCore):
         local_window: int = 64,
         global_tokens: int = 0,
         exploration: float = 0.0,
-        frozen: bool = False,
+        clusters: Origin = "learnt",
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
         if look_ahead is None:
             look_ahead = 0 if causal else 1
-        require_at_least(1, num_clusters=num_clusters, block_size=block_size, min_width=min_width)
-        require_at_least(1, cluster_width=cluster_width, chunk_size=chunk_size)
+        require_at_least(1, num_clusters=num_clusters, block_size=block_size, chunk_size=chunk_size)
+        require_at_least(1, min_width=min_width, cluster_width=cluster_width)
         require_at_least(1, local_window=local_window)
         require_at_least(0, look_back=look_back, look_ahead=look_ahead, dense_length=dense_length)
-        require_at_least(0, global_tokens=global_tokens)
+        require_at_least(0, global_tokens=global_tokens, exploration=exploration)
         if num_clusters is None:
             num_clusters, block_size = NUM_CLUSTERS, block_size or BLOCK_SIZE
         if dense_length is None and block_size is not None:
             width = chunk_size if causal is True else block_size
             dense_length = max(DENSE_LENGTH, (look_back + 1 + look_ahead) * width)
-        if similarity not in ("cosine", "dot"):
-            raise ValueError(f'similarity must be "cosine" or "dot", got {similarity!r}')
-        if not 0 <= exploration < float("inf"):
-            raise ValueError(f"exploration must be at least 0 and finite, got {exploration}")
-        for name, positive in (("temperature", temperature), ("alpha", alpha)):
-            if not 0 < positive < float("inf"):
-                raise ValueError(f"{name} must be above 0 and finite, got {positive}")
-        if coupling and similarity == "dot":
-            raise ValueError('coupling needs similarity="cosine"; with "dot" set coupling=False')
-        if causal and look_ahead:
-            raise ValueError(f"look_ahead must be 0 with causal={causal!r}, got {look_ahead}")
-        if causal and global_tokens:
-            raise ValueError(f"global_tokens must be 0 with causal={causal!r}, got {global_tokens}")
+        require_positive(temperature=temperature, alpha=alpha)
+        require_one_of(get_args(Similarity), similarity=similarity)
+        require_one_of(get_args(Origin), clusters=clusters)
+        if similarity == "dot" and (coupling or clusters == "k-means"):
+            needs = "coupling needs" if coupling else 'clusters="k-means" needs'
+            raise ValueError(f'{needs} similarity="cosine"; with "dot" set coupling=False')
+        for name, count in (("look_ahead", look_ahead), ("global_tokens", global_tokens)):
+            if causal and count:
+                raise ValueError(f"{name} must be 0 with causal={causal!r}, got {count}")
         if not 0 <= local_heads <= num_heads:
             raise ValueError(f"local_heads must be in 0..{num_heads}, got {local_heads}")
-        self.num_clusters = num_clusters
-        self.block_size = block_size
-        self.dense_length = dense_length or 0
-        self.min_width = min_width
-        self.look_back = look_back
-        self.look_ahead = look_ahead
-        self.coupling = coupling
-        self.similarity = similarity
-        self.temperature = temperature
-        self.chunk_size = chunk_size
-        self.local_heads = local_heads
-        self.local_window = local_window
-        self.global_tokens = global_tokens
-        self.exploration = exploration
+        self.num_clusters, self.block_size, self.chunk_size = num_clusters, block_size, chunk_size
+        self.dense_length, self.min_width = dense_length or 0, min_width
+        self.look_back, self.look_ahead = look_back, look_ahead
+        self.coupling, self.similarity, self.temperature = coupling, similarity, temperature
+        self.local_heads, self.local_window = local_heads, local_window
+        self.global_tokens, self.exploration = global_tokens, exploration
         width = cluster_width if similarity == "cosine" else d_model
         self.space = nn.Linear(d_model, width, bias=False)  # W^C
         self.centroids: nn.Parameter | None = nn.Parameter(torch.randn(num_clusters, width))
-        if frozen:
+        if clusters != "learnt":
             self.space.weight.requires_grad_(False)
             self.centroids.requires_grad_(False)
+        self.means: SphericalMeans | None = None
+        if clusters == "k-means":
+            self.means = SphericalMeans(1, num_clusters, width, decay=0.999, seed=0)
+            self.centroids = None
         self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha))) if coupling else None
 
     def read_width(self, width: int) -> None:
         if self.similarity == "dot" and width != self.d_model:
             raise ValueError(
-                f'similarity="dot" needs hidden states as wide as all heads together, '
-                f"{self.d_model}, got {width}"
+                f'similarity="dot" needs hidden states of width {self.d_model}, got {width}'
             )
         super().read_width(width)
 
     def inherit(self) -> None:
         if self.causal is not True:
-            self.centroids = None
+            self.centroids = self.means = None
 
     def forward(
         self,
@@ -206,10 +197,16 @@ class NeuralClusteringAttention(AttentionCore):
         exporting = torch.compiler.is_exporting()  # a graph for any length
         if limit and not exporting and q.shape[2] <= limit:
             return full_attention(q, k, v, key_mask, causal=is_causal), None
+        means = self.means if self.training else None
+        if means is not None:
+            means.move()
         with torch.autocast(hidden.device.type, enabled=False):
             grouping = self._group(hidden.float(), key_mask, previous)
         blocks, points = grouping.blocks, grouping.points
         assert blocks is not None
+        assert points is not None
+        if means is not None:
+            means.observe(points[:, None], grouping.assignment[:, None], key_mask, hidden)
         local, parts, ends = self.local_heads, [], self.ends(hidden, key_mask)
         # A graph for any length does not cut a text at one.
         in_place = self.causal is True and not exporting and padded_last(key_mask)
@@ -274,7 +271,9 @@ class NeuralClusteringAttention(AttentionCore):
         return Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
 
     def anchors(self, hidden: Tensor, previous: Grouping | None) -> tuple[Tensor, Tensor]:
-        """Compute points (B, N, F) and the anchors of the centroids that this layer starts from.
+        """Compute points (B, N, F) and anchors (C, F) or (B, C, F) of the centroids of this layer.
+
+        The similarity of eq. 2 is S = anchors points^T.
 
         Args:
             hidden: Hidden states, (B, N, E), in float32.
@@ -283,12 +282,19 @@ class NeuralClusteringAttention(AttentionCore):
         Raises:
             ValueError: if the layer has no centroids of its own, and gets none.
         """
-        centroids: Tensor | None = self.centroids
+        centroids = self.own_centroids()
         if self.causal is not True and previous is not None and previous.centroids is not None:
             centroids = previous.centroids
         if centroids is None:
             raise ValueError("this layer has no centroids of its own: pass `previous`, got None")
-        return self._similarity(hidden, centroids)
+        if self.similarity == "cosine":
+            points = F.normalize(F.linear(hidden, self.space.weight.float()), dim=-1)
+            return points, F.normalize(centroids.float(), dim=-1) / self.temperature
+        return hidden, centroids.float() @ self.space.weight.float() * self.d_model**-0.5
+
+    def own_centroids(self) -> Tensor | None:
+        """Return the centroids (C, F) that this layer has itself; None if it inherits them."""
+        return self.centroids if self.means is None else self.means.centroids[0]
 
     def read_centroids(self, means: Tensor) -> Tensor:
         """Make the centroids C' of eq. 3 of the means U X of the points, (B, C, F)."""
@@ -306,16 +312,6 @@ class NeuralClusteringAttention(AttentionCore):
             count, width = assignment.shape[1], self.block_size
         return equal_blocks(grouped, count, key_mask, self.look_back, self.look_ahead, width)
 
-    def _similarity(self, hidden: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute points (B, N, F), anchors (C, F) or (B, C, F): S = anchors points^T (eq. 2)."""
-        if self.similarity == "cosine":
-            points = F.normalize(F.linear(hidden, self.space.weight.float()), dim=-1)
-            anchors = F.normalize(centroids.float(), dim=-1) / self.temperature
-        else:
-            points = hidden
-            anchors = centroids.float() @ self.space.weight.float() * self.d_model**-0.5
-        return points, anchors
-
     def coupling_columns(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Compute columns alpha z and z, (B, N, F), that add alpha z . z to q . k / sqrt(D)."""
         if self.log_alpha is None or points is None:
@@ -327,22 +323,26 @@ class NeuralClusteringAttention(AttentionCore):
 
         Cost: O(1) time and memory per step, for any length.
         """
-        return empty_cache(self, like) if self.causal is True else super().cache(like)
+        return (
+            cluster_decoding.empty_cache(self, like) if self.causal is True else super().cache(like)
+        )
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
-        return decode(self, q, k, v, *self._own_points(hidden), cache)
+        return cluster_decoding.decode(self, q, k, v, *self._own_points(hidden), cache)
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         mixed, grouping = self.forward(q, k, v, hidden=hidden)
         if grouping is None:
-            return mixed, keep_prefix(k, v, self._own_points(hidden)[0], cache)
+            points, _ = self._own_points(hidden)
+            return mixed, cluster_decoding.keep_prefix(k, v, points, cache)
         assert grouping.points is not None
-        return mixed, fill_rings(self, k, v, grouping.points, grouping.assignment, cache)
+        clustered = grouping.points, grouping.assignment
+        return mixed, cluster_decoding.fill_rings(self, k, v, *clustered, cache)
 
     def _own_points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Compute points and anchors of this layer's own centroids, as `forward` does."""

@@ -178,7 +178,7 @@ class _Fit(FullAttention):
             self._learn(self.last)
         seen, before = attention_seen(core, self.last)
         core.space.weight.data.copy_(self.space)
-        core.centroids.data.copy_(self._fit_centroids(core))
+        core.own_centroids().data.copy_(self._fit_centroids(core))
         if core.log_alpha is not None and alpha is not None:
             core.log_alpha.data.fill_(alpha).log_()
         seen, after = attention_seen(core, self.last)

@@ -52,6 +52,8 @@ def _parallel(layer: MultiHeadAttention, group: SequenceGroup) -> type[Attention
             raise ValueError(f"a shared sequence needs global_tokens=0, got {core.global_tokens}")
         if core.exploration:
             raise ValueError(f"a shared sequence needs exploration=0, got {core.exploration}")
+        if core.means is not None:
+            raise ValueError('a shared sequence needs clusters="learnt" or "random", got "k-means"')
         return ParallelClustering
     if type(core) is FullAttention:
         if core.num_heads % group.size:

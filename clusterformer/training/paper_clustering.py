@@ -94,6 +94,5 @@ class PaperClustering:
 
     def _similarities(self, points: NDArray) -> Tensor:
         """S of eq. 2, (P, C)."""
-        assert self._core.centroids is not None
-        found, anchors = self._core._similarity(self._scaled(points), self._core.centroids)
+        found, anchors = self._core.anchors(self._scaled(points), None)
         return found @ anchors.T

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from clusterformer.errors import InputError, require_at_least
+from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE
@@ -66,8 +66,7 @@ class Recall(GeneratedTask):
                 f"vocab_size must be at least 2 * num_pairs + 2 = {2 * num_pairs + 2}, "
                 f"got {vocab_size}"
             )
-        if not 0 < power < float("inf"):
-            raise InputError(f"power must be above 0 and finite, got {power}")
+        require_positive(power=power)
         self._length, self._num_pairs = length, num_pairs
         self._vocab_size, self._power = vocab_size, power
 

@@ -115,5 +115,5 @@ def test_gradient_descent_on_the_loss_finds_the_keys_that_attention_wants() -> N
 
 
 def test_an_unknown_target_is_refused() -> None:
-    with pytest.raises(ValueError, match='target must be "chosen" or "all", got \'some\''):
+    with pytest.raises(ValueError, match="target must be one of chosen, all; got 'some'"):
         IndexerAttention(8, 2, target="some")

@@ -47,14 +47,3 @@ def test_a_local_head_sees_no_far_token_and_another_does() -> None:
     seen = grad[0].abs().sum(-1) > 0
     assert seen[0].nonzero().flatten().tolist() == list(range(12, 18))
     assert seen[1].nonzero().flatten().tolist() == list(range(18))
-
-
-def test_frozen_clusters_stay_as_they_began() -> None:
-    torch.manual_seed(0)
-    core = NeuralClusteringAttention(16, 4, causal=True, num_clusters=3, frozen=True)
-    trained = {name for name, weight in core.named_parameters() if weight.requires_grad}
-    assert trained == {"log_alpha"}
-    free = NeuralClusteringAttention(16, 4, causal=True, num_clusters=3)
-    free.load_state_dict(core.state_dict())
-    heads, hidden = torch.randn(3, 2, 4, 33, 4), torch.randn(2, 33, 16)
-    torch.testing.assert_close(core(*heads, hidden=hidden)[0], free(*heads, hidden=hidden)[0])
