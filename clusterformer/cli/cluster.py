@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from clusterformer.cli import cluster_text
 from clusterformer.cli.arguments import Arguments
-from clusterformer.cli.logs import show_notes
 from clusterformer.errors import InputError
 from clusterformer.training.clustering_methods import COUNTING, METHODS
 
@@ -53,8 +52,7 @@ probability of each point), memberships.npy, and model.npz, or centers.npy of ot
   --balance 1 --no-merge --n_neighbors 5 --n_init 1 --device cpu
                         further options of the neural methods, those of NeuralClustering
   --merge_by_information
-                        merge surplus clusters that lose the least information: steadier for few
-                        clusters
+                        merge clusters that lose the least information: steadier for few clusters
   --threads N           CPU threads of all methods (default: all cores)
   --runs runs           parent of the run directory, which gets results.csv, results.json,
                         pictures and the directories of the clusters
@@ -89,12 +87,14 @@ _PATHS = ("root", "runs")  # options that do not change the results
 
 def run(arguments: list[str]) -> None:
     """Cluster, print the table, write clusters, results and pictures."""
+    import torch
+
+    from clusterformer.cli.logs import show_notes
+
+    show_notes()
     if any(argument.partition("=")[0] == "--text" for argument in arguments):
         cluster_text.run(arguments)
         return
-    import torch
-
-    show_notes()
     options = _parse(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)

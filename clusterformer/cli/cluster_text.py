@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clusterformer.cli.arguments import Arguments
-from clusterformer.cli.logs import show_notes
 from clusterformer.errors import InputError, reading
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ def run(arguments: list[str]) -> None:
 
     from clusterformer.training.runs import Run
 
-    show_notes()
     options = _parse(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -32,16 +31,14 @@ def test_one_batch_is_a_number_and_one_point_zero_all(given: str, kept: float) -
 @pytest.mark.parametrize(
     "command", [[], *([name] for name in COMMANDS), *(["bench", name] for name in SUBCOMMANDS)]
 )
-def test_help_is_fast_and_loads_no_torch(command: list[str]) -> None:
+def test_help_loads_no_torch(command: list[str]) -> None:
     code = (
         "import sys; from clusterformer.cli.main import main; code = main(sys.argv[1:]); "
         "assert not {'torch', 'lightning', 'jsonargparse'} & set(sys.modules); sys.exit(code)"
     )
-    begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True
     )
-    assert time.monotonic() - begun < 5
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: clusterformer")
     assert len(done.stdout.splitlines()) < 60
