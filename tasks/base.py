@@ -27,7 +27,7 @@ from clusterformer.data.label_names import (
 from clusterformer.data.labelled_text import Column, Example
 from clusterformer.data.named_sets import Split
 from clusterformer.data.text_rows import LabelledDataset, TextRows, row_tokenizer_from_state
-from clusterformer.data.tokenizers import Tokenizer, WordTokenizer, learn_tokenizer
+from clusterformer.data.tokenizers import Tokenizer, TokenizerKind, WordTokenizer, learn_tokenizer
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
 from clusterformer.losses import cross_entropy
@@ -56,16 +56,16 @@ class Labelling(Task):
             (`label`) or contents by default.
         header: Header line in own files, to be skipped although all columns are numbers.
         encoding: Encoding of own files.
-        tokenizer: "word", or "bpe" for byte-pair encoding; learnt from the training texts.
+        tokenizer: "word", or for subwords "bpe" or "wordpiece"; learnt from the training texts.
         class_weights: "balanced" to weigh each label in the loss by the inverse of how often the
             training data has it; all texts weigh the same by default.
         lowercase: Conversion of all texts to lower case.
         min_count: Minimum number of occurrences of a word in training; rarer ones are unknown. Not
-            for bpe.
-        vocab_size: Maximum number of words or subwords; no limit for words and 8000 for bpe by
+            for subwords.
+        vocab_size: Maximum number of words or subwords; no limit for words and 8000 subwords by
             default.
         vectors: File of word vectors in GloVe's format to start from, or "trained" for those of
-            `clusterformer prepare vectors`; not for bpe.
+            `clusterformer prepare vectors`; not for subwords.
         max_length: Maximum number of tokens of a text; longer ones are cut, and counted. No limit
             by default. For a pretrained model that of a row, its special tokens counted; by default
             the positions that it has, which more extends.
@@ -89,7 +89,7 @@ class Labelling(Task):
         label_column: Column | None = None,
         header: bool = False,
         encoding: str = "utf-8",
-        tokenizer: Literal["word", "bpe"] = "word",
+        tokenizer: TokenizerKind = "word",
         class_weights: Literal["balanced"] | None = None,
         lowercase: bool = True,
         min_count: int = 1,
@@ -103,8 +103,8 @@ class Labelling(Task):
         if (name is None) == (train is None):
             found = f"name {name!r} and train {train!r}"
             raise InputError(f"give either a named set (name) or own files (train), got {found}")
-        if vectors is not None and tokenizer == "bpe":
-            raise InputError("word vectors need tokenizer: word, got bpe")
+        if vectors is not None and tokenizer != "word":
+            raise InputError(f"word vectors need tokenizer: word, got {tokenizer}")
         require_at_least(
             1,
             min_count=min_count,

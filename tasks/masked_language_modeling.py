@@ -52,7 +52,7 @@ class MaskedLanguageModeling(RunningText):
             a list of them.
         mask_share: Share of masked tokens.
         next_sentence: Rows of two segments, and prediction of whether the second follows.
-        lowercase: Conversion of the texts to lower case, for bpe.
+        lowercase: Conversion of the texts to lower case, for bpe and wordpiece.
         options: Options of `RunningText`.
     """
 
@@ -70,8 +70,10 @@ class MaskedLanguageModeling(RunningText):
         super().__init__(name, **options)
         if not 0 < mask_share < 1:
             raise InputError(f"mask_share must be between 0 and 1, got {mask_share}")
-        if lowercase and self._kind != "bpe":
-            raise InputError(f"lowercase is for tokenizer bpe, got tokenizer {self._kind}")
+        if lowercase and self._kind not in ("bpe", "wordpiece"):
+            raise InputError(
+                f"lowercase is for tokenizers bpe and wordpiece, got tokenizer {self._kind}"
+            )
         require_at_least(8, context=self._context)
         self._share, self._pairs, self.lowercase = mask_share, next_sentence, lowercase
 

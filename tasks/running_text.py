@@ -21,6 +21,7 @@ from clusterformer.data.stream_tokenizers import (
     StreamBytePairTokenizer,
     StreamTokenizer,
     StreamTokenizerKind,
+    StreamWordPieceTokenizer,
     StreamWordTokenizer,
     stream_tokenizer_from_state,
 )
@@ -28,6 +29,11 @@ from clusterformer.data.streams import token_stream
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.task import Task
 from clusterformer.training.learnt import open_learnt
+
+_SUBWORDS: dict[str, type[StreamBytePairTokenizer]] = {
+    "bpe": StreamBytePairTokenizer,
+    "wordpiece": StreamWordPieceTokenizer,
+}
 
 
 class RunningTextState(TypedDict):
@@ -49,9 +55,9 @@ class RunningText(Task):
         valid: Own validation text; without it, a tenth of `train` validates instead of training.
         test: Own test text; without it, another tenth of `train`, its end, tests.
         encoding: Encoding of own files.
-        tokenizer: "bytes", "bpe" (byte pairs) or "word" (split at spaces; rare words may be
-            unknown). The latter two are learnt from the training text.
-        vocab_size: Maximum number of subwords or words; 8000 for bpe and no limit for words by
+        tokenizer: "bytes", "bpe" (byte pairs), "wordpiece" or "word" (split at spaces; rare words
+            may be unknown). All but bytes are learnt from the training text.
+        vocab_size: Maximum number of subwords or words; 8000 subwords and no limit for words by
             default.
         context: Number of tokens that the model sees at once.
         batch_size: Number of windows in a batch, over all processes.
@@ -80,7 +86,8 @@ class RunningText(Task):
             found = f"name {name!r} and train {train!r}"
             raise InputError(f"give either a named set (name) or own text (train), got {found}")
         require_at_least(1, context=context, batch_size=batch_size)
-        minimum = {"bpe": StreamBytePairTokenizer.min_vocab_size, "word": 3}.get(tokenizer)
+        least = {kind: subwords.min_vocab_size for kind, subwords in _SUBWORDS.items()}
+        minimum = {**least, "word": 3}.get(tokenizer)
         if vocab_size is not None and (minimum is None or vocab_size < minimum):
             allowed = "there is none for bytes" if minimum is None else f"at least {minimum}"
             raise InputError(f"vocab_size for tokenizer {tokenizer}: {allowed}, got {vocab_size}")
@@ -135,7 +142,7 @@ class RunningText(Task):
         texts = document_pieces(self._documents("train"), self._encoding)
         if self._kind == "word":
             return StreamWordTokenizer.train(texts, max_words=self._vocab_size)
-        return StreamBytePairTokenizer.train(
+        return _SUBWORDS[self._kind].train(
             texts, vocab_size=self._vocab_size or 8000, lowercase=self.lowercase
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from clusterformer.errors import InputError
@@ -24,48 +25,59 @@ def tokenizers_library() -> Any:
         import tokenizers
     except ImportError:
         raise InputError(
-            "byte-pair encoding needs the tokenizers library: pip install 'clusterformer[text]'"
+            "subwords need the tokenizers library: pip install 'clusterformer[text]'"
         ) from None
     return tokenizers
 
 
-def load_byte_pairs(json: str) -> Any:
+def load_subwords(json: str) -> Any:
     """Make the library's tokenizer from its JSON; no text can spell one of its special tokens."""
-    bpe = tokenizers_library().Tokenizer.from_str(json)
-    bpe.encode_special_tokens = True  # "<pad>" in a text is five characters like any others
-    return bpe
+    made = tokenizers_library().Tokenizer.from_str(json)
+    made.encode_special_tokens = True  # "<pad>" in a text is five characters like any others
+    return made
 
 
 def train_byte_pairs(
-    bpe: Any, texts: Iterable[str], *, vocab_size: int, special_tokens: Sequence[str]
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    special_tokens: Sequence[str],
+    lowercase: bool,
+    space_before: bool,
 ) -> str:
     """Learn byte pairs.
 
     Args:
-        bpe: The library's tokenizer, with the pre-tokenizer that it is to have.
         texts: Training texts.
         vocab_size: Number of tokens, special ones and single bytes included; fewer if the texts
             have no more.
         special_tokens: The first tokens, which no text spells.
+        lowercase: Whether to ignore case.
+        space_before: Whether to encode a text as if a space stood before it.
 
     Returns:
         The library's JSON of the trained tokenizer.
     """
     library = tokenizers_library()
+    made = library.Tokenizer(library.models.BPE())
+    if lowercase:
+        made.normalizer = library.normalizers.Lowercase()
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=space_before)
+    made.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(special_tokens),
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(texts, trainer)
-    return bpe.to_str()
+    made.train_from_iterator(texts, trainer)
+    return made.to_str()
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """Count words between spaces; with too many different ones, drop the rarest.
 
-    The library needs a kilobyte for each word, and rare words decide no byte pair.
+    The library needs a kilobyte for each word, and rare words decide no subword.
     """
     counts: Counter[str] = Counter()
     for text in texts:
@@ -85,6 +97,7 @@ def repeat_words(counts: Counter[str]) -> Iterator[str]:
             yield " ".join([word] * min(1000, count - first))
 
 
+@cache
 def byte_table() -> dict[str, int]:
     """Return the byte for each character of byte-level encoding (the table of GPT-2)."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}

@@ -1,4 +1,4 @@
-"""Tokenizers of running text, as language models read it: bytes, byte pairs or words.
+"""Tokenizers of running text, as language models read it: bytes, subwords or words.
 
 Each token stands for some bytes, so that a language model's text can be measured in bytes and
 written out again.
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from clusterformer.data.byte_pairs import (
     NUM_BYTES,
     byte_table,
-    load_byte_pairs,
-    tokenizers_library,
+    load_subwords,
     train_byte_pairs,
 )
 from clusterformer.data.tokenizers import BOS, Tokenizer, make_kind
+from clusterformer.data.word_pieces import CONTINUED, NUM_PIECES, train_word_pieces
 from clusterformer.errors import InputError
 
 LINE_END = "<eos>"
@@ -31,7 +31,7 @@ LINE_END = "<eos>"
 _UNKNOWN = "<unk>"
 _SPECIAL_TOKENS = ["<pad>", "<text>"]  # names of PAD and BOS in checkpoints
 
-StreamTokenizerKind = Literal["bytes", "bpe", "word"]
+StreamTokenizerKind = Literal["bytes", "bpe", "wordpiece", "word"]
 
 
 class StreamTokenizer(Tokenizer):
@@ -82,48 +82,70 @@ class StreamBytePairTokenizer(StreamTokenizer):
         json: JSON of the `tokenizers` library.
     """
 
+    kind = "bpe"
     min_vocab_size = BOS + 1 + NUM_BYTES
     """Special tokens and single bytes."""
 
+    _train = staticmethod(train_byte_pairs)
+
     def __init__(self, json: str) -> None:
-        self._bpe = load_byte_pairs(json)
-        byte_of = byte_table()
-        vocabulary = sorted((i, token) for token, i in self._bpe.get_vocab().items())
-        self.token_bytes = [
-            bytes(byte_of[character] for character in token) if i > BOS else b""
-            for i, token in vocabulary
-        ]
+        self._subwords = load_subwords(json)
+        vocabulary = sorted((i, token) for token, i in self._subwords.get_vocab().items())
+        self.token_bytes = [self._spelled(token) if i > BOS else b"" for i, token in vocabulary]
 
     @classmethod
     def train(
         cls, texts: Iterable[str], *, vocab_size: int, lowercase: bool = False
     ) -> StreamBytePairTokenizer:
-        """Learn byte pairs from `texts`.
+        """Learn subwords from `texts`.
 
         Args:
             texts: Training documents.
             vocab_size: Number of tokens, single bytes included; fewer if the texts have no more.
             lowercase: Whether to ignore case, which is lost then.
         """
-        library = tokenizers_library()
-        bpe = library.Tokenizer(library.models.BPE())
-        if lowercase:
-            bpe.normalizer = library.normalizers.Lowercase()
-        bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        lines = (line for text in texts for line in _lines(text))
-        return cls(
-            train_byte_pairs(bpe, lines, vocab_size=vocab_size, special_tokens=_SPECIAL_TOKENS)
+        json = cls._train(
+            (line for text in texts for line in _lines(text)),
+            vocab_size=vocab_size,
+            special_tokens=_SPECIAL_TOKENS,
+            lowercase=lowercase,
+            space_before=False,
         )
+        return cls(json)
 
     def encode_document(self, text: str) -> NDArray[np.integer]:
         lines = _lines(text)
         found: list[NDArray[np.integer]] = []
         while chunk := list(islice(lines, 10_000)):
-            found += [np.asarray(line.ids) for line in self._bpe.encode_batch_fast(chunk)]
+            found += [np.asarray(line.ids) for line in self._subwords.encode_batch_fast(chunk)]
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
     def state(self) -> dict[str, Any]:
-        return {"kind": "bpe", "json": self._bpe.to_str()}
+        return {"kind": self.kind, "json": self._subwords.to_str()}
+
+    @staticmethod
+    def _spelled(token: str) -> bytes:
+        """Bytes of a token that is not special."""
+        byte_of = byte_table()
+        return bytes(byte_of[character] for character in token)
+
+
+class StreamWordPieceTokenizer(StreamBytePairTokenizer):
+    """WordPiece on the bytes of each line: a word is cut into its longest known pieces.
+
+    Args:
+        json: JSON of the `tokenizers` library.
+    """
+
+    kind = "wordpiece"
+    min_vocab_size = BOS + 1 + NUM_PIECES
+    """Special tokens and single bytes, at the start of a word and behind."""
+
+    _train = staticmethod(train_word_pieces)
+
+    @staticmethod
+    def _spelled(token: str) -> bytes:
+        return StreamBytePairTokenizer._spelled(token.removeprefix(CONTINUED))
 
 
 class StreamWordTokenizer(StreamTokenizer):
@@ -175,6 +197,7 @@ def stream_tokenizer_from_state(state: dict[str, Any]) -> StreamTokenizer:
     kinds: dict[str, type[StreamTokenizer]] = {
         "bytes": ByteTokenizer,
         "bpe": StreamBytePairTokenizer,
+        "wordpiece": StreamWordPieceTokenizer,
         "word": StreamWordTokenizer,
     }
     return make_kind(kinds, state)

@@ -16,11 +16,11 @@ from clusterformer.data.batches import PAD
 from clusterformer.data.byte_pairs import (
     NUM_BYTES,
     count_words,
-    load_byte_pairs,
+    load_subwords,
     repeat_words,
-    tokenizers_library,
     train_byte_pairs,
 )
+from clusterformer.data.word_pieces import NUM_PIECES, train_word_pieces
 from clusterformer.errors import InputError
 from clusterformer.structure import require_arguments, require_structure
 
@@ -34,6 +34,8 @@ BOS_EOS = UNK + 1
 """Start and end of a sentence; for tokenizers of translation."""
 
 SPECIAL_TOKENS = ["<pad>", "<unk>"]
+
+TokenizerKind = Literal["word", "bpe", "wordpiece"]
 
 _BOS_EOS_TOKEN = "<edge>"  # its name in checkpoints; no text can spell it
 
@@ -174,11 +176,14 @@ class BytePairTokenizer(Tokenizer):
         json: JSON of the `tokenizers` library.
     """
 
+    kind = "bpe"
     min_vocab_size = BOS_EOS + 1 + NUM_BYTES
     """Special tokens and single bytes."""
 
+    _train = staticmethod(train_byte_pairs)
+
     def __init__(self, json: str) -> None:
-        self._bpe = load_byte_pairs(json)
+        self._subwords = load_subwords(json)
 
     @classmethod
     def train(
@@ -189,7 +194,7 @@ class BytePairTokenizer(Tokenizer):
         lowercase: bool = True,
         bos_eos: bool = False,
     ) -> BytePairTokenizer:
-        """Learn byte pairs from `texts`.
+        """Learn subwords from `texts`.
 
         Args:
             texts: Training texts.
@@ -197,41 +202,52 @@ class BytePairTokenizer(Tokenizer):
             lowercase: Whether to ignore case.
             bos_eos: Whether to reserve id 2 for BOS_EOS.
         """
-        library = tokenizers_library()
-        bpe = library.Tokenizer(library.models.BPE())
-        if lowercase:
-            bpe.normalizer = library.normalizers.Lowercase()
-        bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
-        bpe.decoder = library.decoders.ByteLevel()
-        special_tokens = [*SPECIAL_TOKENS, _BOS_EOS_TOKEN] if bos_eos else SPECIAL_TOKENS
-        words = repeat_words(count_words(texts))
-        return cls(
-            train_byte_pairs(bpe, words, vocab_size=vocab_size, special_tokens=special_tokens)
+        json = cls._train(
+            repeat_words(count_words(texts)),
+            vocab_size=vocab_size,
+            special_tokens=[*SPECIAL_TOKENS, _BOS_EOS_TOKEN] if bos_eos else SPECIAL_TOKENS,
+            lowercase=lowercase,
+            space_before=True,
         )
+        return cls(json)
 
     @property
     def vocab_size(self) -> int:
-        return self._bpe.get_vocab_size()
+        return self._subwords.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        return self._bpe.encode(text).ids or [UNK]
+        return self._subwords.encode(text).ids or [UNK]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids or [UNK] for encoding in self._bpe.encode_batch_fast(texts)]
+        return [encoding.ids or [UNK] for encoding in self._subwords.encode_batch_fast(texts)]
 
     def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self._bpe.decode([i], skip_special_tokens=False) for i in ids]
+        return [self._subwords.decode([i], skip_special_tokens=False) for i in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._bpe.decode(list(ids)).removeprefix(" ")
+        return self._subwords.decode(list(ids)).removeprefix(" ")
 
     def state(self) -> dict[str, Any]:
-        return {"kind": "bpe", "json": self._bpe.to_str()}
+        return {"kind": self.kind, "json": self._subwords.to_str()}
+
+
+class WordPieceTokenizer(BytePairTokenizer):
+    """WordPiece on bytes: as byte pairs, but a word is cut into its longest known pieces.
+
+    Args:
+        json: JSON of the `tokenizers` library.
+    """
+
+    kind = "wordpiece"
+    min_vocab_size = BOS_EOS + 1 + NUM_PIECES
+    """Special tokens and single bytes, at the start of a word and behind."""
+
+    _train = staticmethod(train_word_pieces)
 
 
 def learn_tokenizer(
     texts: Iterable[str],
-    kind: Literal["word", "bpe"],
+    kind: TokenizerKind,
     *,
     vocab_size: int | None = None,
     lowercase: bool = True,
@@ -242,16 +258,22 @@ def learn_tokenizer(
 
     Args:
         texts: Training texts.
-        kind: "word", or "bpe" for byte pairs.
-        vocab_size: Maximum number of words or subwords; None for no limit of words, and 8000 for
-            bpe.
+        kind: "word", or for subwords "bpe" (byte pairs) or "wordpiece".
+        vocab_size: Maximum number of words or subwords; None for no limit of words, and 8000
+            subwords.
         lowercase: Whether to ignore case.
-        min_count: Minimum number of occurrences of a known word; not for bpe.
-        split: Way to split into words; not for bpe.
+        min_count: Minimum number of occurrences of a known word; not for subwords.
+        split: Way to split into words; not for subwords.
+
+    Raises:
+        InputError: if `vocab_size` has no room for the single bytes of subwords.
     """
-    if kind == "bpe":
-        size = vocab_size or 8000
-        return BytePairTokenizer.train(texts, vocab_size=size, lowercase=lowercase)
+    if kind != "word":
+        subwords = {"bpe": BytePairTokenizer, "wordpiece": WordPieceTokenizer}[kind]
+        size, least = vocab_size or 8000, subwords.min_vocab_size
+        if size < least:
+            raise InputError(f"vocab_size for tokenizer {kind}: at least {least}, got {size}")
+        return subwords.train(texts, vocab_size=size, lowercase=lowercase)
     return WordTokenizer.train(
         texts, min_count=min_count, max_words=vocab_size, lowercase=lowercase, split=split
     )
@@ -266,6 +288,7 @@ def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
     kinds: dict[str, type[Tokenizer]] = {
         "word": WordTokenizer,
         "bpe": BytePairTokenizer,
+        "wordpiece": WordPieceTokenizer,
         "piece": SubwordTokenizer,
     }
     return make_kind(kinds, state)

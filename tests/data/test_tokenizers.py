@@ -11,6 +11,7 @@ from clusterformer.data.stream_tokenizers import (
     ByteTokenizer,
     StreamBytePairTokenizer,
     StreamTokenizer,
+    StreamWordPieceTokenizer,
     StreamWordTokenizer,
     stream_tokenizer_from_state,
 )
@@ -18,29 +19,34 @@ from clusterformer.data.tokenizers import (
     BOS,
     UNK,
     BytePairTokenizer,
+    WordPieceTokenizer,
     WordTokenizer,
+    learn_tokenizer,
     tokenizer_from_state,
 )
+from clusterformer.errors import InputError
 from clusterformer.tasks.metrics import CodeLength, Units
 
 TEXTS = ["The cat sat on the mat .", "the dog didn't sit", "A cat's dog - naïve, isn't it?"] * 2
 
 
 def train(kind, texts=TEXTS, **options):
-    return {"word": WordTokenizer, "bpe": BytePairTokenizer}[kind].train(texts, **options)
+    return KINDS[kind].train(texts, **options)
 
 
-both = pytest.mark.parametrize("kind", ["word", "bpe"])
+KINDS = {"word": WordTokenizer, "bpe": BytePairTokenizer, "wordpiece": WordPieceTokenizer}
+every = pytest.mark.parametrize("kind", KINDS)
+subwords = pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 
 
-@both
+@every
 def test_tokens_join_to_the_text(kind):
     tokenizer = train(kind)
     tokens = tokenizer.ids_to_tokens(tokenizer.encode("The dog sat."))
     assert "".join(tokens).replace(" ", "") == "thedogsat."
 
 
-@both
+@every
 def test_state_makes_the_same_tokenizer_and_is_plain(kind):
     tokenizer = train(kind)
     again = tokenizer_from_state(json.loads(json.dumps(tokenizer.state())))
@@ -50,29 +56,29 @@ def test_state_makes_the_same_tokenizer_and_is_plain(kind):
     assert again.state() == tokenizer.state()
 
 
-@both
+@every
 def test_training_twice_gives_the_same(kind):
     assert train(kind).state() == train(kind, iter(TEXTS)).state()
 
 
-@both
+@every
 def test_text_cannot_spell_padding(kind):
     assert PAD not in train(kind).encode("<pad> <unk>")
 
 
-@both
+@every
 def test_text_without_tokens_is_one_unknown(kind):
     assert train(kind).encode("") == [UNK]
     assert train(kind).encode_all(["", "cat"]) == [[UNK], train(kind).encode("cat")]
 
 
-@both
+@every
 def test_ids_stay_below_the_vocabulary_size(kind):
     tokenizer = train(kind)
     assert max(max(ids) for ids in tokenizer.encode_all(TEXTS)) < tokenizer.vocab_size
 
 
-@both
+@every
 def test_case_counts_if_asked(kind):
     for lowercase in (True, False):
         tokenizer = train(kind, lowercase=lowercase)
@@ -106,12 +112,46 @@ def test_whitespace_split_leaves_the_rest_whole():
     ]
 
 
-def test_byte_pairs_know_every_text_and_fill_the_vocabulary():
-    tokenizer = train("bpe", vocab_size=300)
-    assert tokenizer.vocab_size <= 300
-    ids = tokenizer.encode("日本語 ☃")
+@subwords
+def test_subwords_know_every_text_and_fill_the_vocabulary(kind):
+    size = KINDS[kind].min_vocab_size + 10
+    tokenizer = train(kind, vocab_size=size)
+    assert tokenizer.vocab_size == size
+    text = "the 日本語 ☃ #1 ## ###a"
+    ids = tokenizer.encode(text)
     assert UNK not in ids
     assert len(ids) > 4
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(("kind", "least"), [("bpe", 259), ("wordpiece", 514)])
+def test_a_vocabulary_holds_all_bytes(kind, least):
+    assert learn_tokenizer(TEXTS, kind, vocab_size=least).vocab_size == least
+    with pytest.raises(InputError, match=f"tokenizer {kind}: at least {least}, got {least - 1}"):
+        learn_tokenizer(TEXTS, kind, vocab_size=least - 1)
+
+
+def test_a_word_is_cut_into_its_longest_pieces():
+    """WordPiece looks for the longest piece from the left; byte pairs join pairs as learnt."""
+    words = ["un", "unab", "able", "unable", "xable"] * 9 + ["aff", "unaff"] * 5
+    tokenizer = WordPieceTokenizer.train(words, vocab_size=600)
+    vocabulary = json.loads(tokenizer.state()["json"])["model"]["vocab"]
+    pieces = {number: piece for piece, number in vocabulary.items()}
+    for word in ("unaffable", "xunable", "unabled", "ableunx"):
+        expected, start, rest = [], "", f"Ġ{word}"
+        while rest:
+            size = max(i for i in range(len(rest) + 1) if start + rest[:i] in vocabulary)
+            expected.append(start + rest[:size])
+            start, rest = "##", rest[size:]
+        assert [pieces[i] for i in tokenizer.encode(word)] == expected
+    assert "Ġunable" in vocabulary
+    assert "##able" in vocabulary
+
+
+def test_a_word_without_end_is_cut():
+    """The library's search takes cubic time in a word's length."""
+    text = "ab" * 10_000
+    assert train("wordpiece").decode(train("wordpiece").encode(text)) == text
 
 
 def test_of_too_many_words_the_frequent_stay(monkeypatch):
@@ -133,15 +173,20 @@ DOCUMENTS = [
     " = Robert <unk> = \n \n Robert is an actor . \n",
     "naïve – 東京 🌊\tand\r\n\n\n<text><pad> </s> x",
     "no end of line\n  indented  twice",
+    "# 1\n## 1.1 #a##b ###\n",
 ]
 LEARNT = "the theatre and the actor – naïve 東京\n" * 20
 
 
 def lossless() -> list[StreamTokenizer]:
-    return [ByteTokenizer(), StreamBytePairTokenizer.train([LEARNT, "x"], vocab_size=280)]
+    return [
+        ByteTokenizer(),
+        StreamBytePairTokenizer.train([LEARNT, "x"], vocab_size=280),
+        StreamWordPieceTokenizer.train([LEARNT, "x"], vocab_size=535),
+    ]
 
 
-@pytest.mark.parametrize("tokenizer", lossless(), ids=["bytes", "bpe"])
+@pytest.mark.parametrize("tokenizer", lossless(), ids=["bytes", "bpe", "wordpiece"])
 @pytest.mark.parametrize("text", DOCUMENTS)
 def test_bytes_of_tokens_join_to_the_text(tokenizer: StreamTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
@@ -151,7 +196,7 @@ def test_bytes_of_tokens_join_to_the_text(tokenizer: StreamTokenizer, text: str)
 
 
 @pytest.mark.parametrize("line_ends", [False, True])
-@pytest.mark.parametrize("tokenizer", lossless(), ids=["bytes", "bpe"])
+@pytest.mark.parametrize("tokenizer", lossless(), ids=["bytes", "bpe", "wordpiece"])
 @pytest.mark.parametrize("text", DOCUMENTS[1:])
 def test_bytes_and_words_add_up_over_tokens(
     tokenizer: StreamTokenizer, text: str, line_ends: bool
@@ -164,10 +209,10 @@ def test_bytes_and_words_add_up_over_tokens(
     assert words == len(text.split()) + (text.count("\n") if line_ends else 0)
 
 
-def test_byte_pairs_of_running_text_are_learnt() -> None:
-    _, tokenizer = lossless()
-    assert tokenizer.vocab_size == 280
-    assert len(tokenizer.encode("the theatre")) < 5
+def test_subwords_of_running_text_are_learnt() -> None:
+    for tokenizer, size in zip(lossless()[1:], (280, 535), strict=True):
+        assert tokenizer.vocab_size == size
+        assert len(tokenizer.encode("the theatre")) < 5
 
 
 def test_words_of_running_text_include_line_ends() -> None:

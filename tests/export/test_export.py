@@ -36,7 +36,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param("pretrained", marks=pytest.mark.slow), "words", "bpe"]
+    scope="module",
+    params=[pytest.param("pretrained", marks=pytest.mark.slow), "words", "bpe", "wordpiece"],
 )
 def run(
     request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory
@@ -48,7 +49,7 @@ def run(
     else:
         kind = {"words": "word"}.get(request.param, request.param)
         options = [f"--data.tokenizer={kind}", "--model.d_model=8", "--model.num_heads=2"]
-        options += ["--data.vocab_size=300"]
+        options += ["--data.vocab_size=600"]
     fit = [
         "fit",
         "--pictures=false",

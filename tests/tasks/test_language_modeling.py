@@ -76,10 +76,11 @@ def test_a_uniform_model_needs_eight_bits_a_byte(folder: Path, context: int, str
     assert found["word_perplexity"].log().item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "word"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "wordpiece", "word"])
 def test_measures_do_not_depend_on_the_windows(folder: Path, tokenizer) -> None:
     """A model that sees only one token gives the same measures for any context and stride."""
-    options = {"tokenizer": tokenizer, "vocab_size": 300 if tokenizer == "bpe" else None}
+    size = {"bpe": 300, "wordpiece": 600}.get(tokenizer)
+    options = {"tokenizer": tokenizer, "vocab_size": size}
     found = []
     for context, stride in ((8, None), (50, 3), (5000, None)):
         task = LanguageModeling(
@@ -203,6 +204,7 @@ def test_text_is_streamed_in_whole_characters(folder: Path) -> None:
         ({"train": "x.txt", "context": 8, "stride": 9}, r"1..context \(8\), got 9"),
         ({"train": "x.txt", "vocab_size": 300}, "there is none for bytes, got 300"),
         ({"train": "x.txt", "tokenizer": "bpe", "vocab_size": 257}, "at least 258, got 257"),
+        ({"train": "x.txt", "tokenizer": "wordpiece", "vocab_size": 512}, "at least 513, got 512"),
     ],
 )
 def test_bad_options_are_refused(options, message: str) -> None:

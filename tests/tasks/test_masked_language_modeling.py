@@ -19,7 +19,7 @@ from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import Output
 from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
-from clusterformer.training.checkpoints import read
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, read
 from clusterformer.training.evaluation import Evaluation
 
 
@@ -49,7 +49,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_it_trains_and_fills_blanks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command("--trainer.max_epochs=1", "--data.batch_size=30")) == 0
+    options = ["--data.tokenizer=wordpiece", "--data.vocab_size=520"]
+    assert main(command(*options, "--trainer.max_epochs=1", "--data.batch_size=30")) == 0
     told = capsys.readouterr().out
     for measure in ("bits_per_masked_token", "masked_accuracy", "next_sentence_accuracy"):
         assert f"test/{measure}" in told
@@ -60,6 +61,32 @@ def test_it_trains_and_fills_blanks(folder: Path, capsys: pytest.CaptureFixture[
     assert "<mask>" not in record["text"]
     with pytest.raises(InputError, match="input 1: no <mask> in 'the cat'"):
         model.predict(["the cat"])
+
+
+@pytest.mark.slow
+def test_word_pieces_go_from_pretraining_to_a_task(folder: Path) -> None:
+    pieces = ["--data.tokenizer=wordpiece", "--data.lowercase=true", "--data.vocab_size=520"]
+    assert main(command(*pieces, "--trainer.max_steps=2", "--data.batch_size=30")) == 0
+    run = "runs/maskedlanguagemodeling/1"
+    model = clusterformer.load(run)
+    text = model.predict(["The #1 naïve <mask> sat\u3000on ☃"])[0]["text"]
+    assert text.startswith("the #1 naïve")
+    assert text.endswith(" sat\u3000on ☃")
+
+    lines = (folder / "text.txt").read_text().splitlines()
+    rows = [f"{line}\t{'cat' in line}" for line in lines]
+    (folder / "rows.tsv").write_text("".join(f"{row}\n" for row in ("text\tlabel", *rows)))
+    fit = command(f"--model.init_from={run}", "--trainer.max_steps=2", "--baselines=false")
+    taken = [option for option in fit if not option.startswith("--data")]
+    assert main([*taken, "--data=Classification", "--data.train=rows.tsv"]) == 0
+    first, second = (
+        read(folder / run / "checkpoints/last.ckpt")[CHECKPOINT_KEY]["task"]["tokenizer"]
+        for run in (run, "runs/classification/1")
+    )
+    assert first["kind"] == "wordpiece"
+    assert second == {"kind": "row", "inner": first}
+    records = clusterformer.load("runs/classification/1").predict(["the cat sat"])
+    assert records[0]["label"] in ("True", "False")
 
 
 @pytest.mark.slow
@@ -149,7 +176,7 @@ def test_segments_share_the_weight_of_tokens(folder: Path) -> None:
     ("options", "message"),
     [
         ({"mask_share": 0.0}, "mask_share must be between 0 and 1, got 0.0"),
-        ({"lowercase": True}, "lowercase is for tokenizer bpe, got tokenizer bytes"),
+        ({"lowercase": True}, "lowercase is for tokenizers bpe and wordpiece, got .* bytes"),
         ({"context": 7}, "context must be at least 8, got 7"),
         ({"name": ["wikitext2"]}, "either a named set"),
     ],
