@@ -10,7 +10,7 @@ import torch
 from contract_cases import FORMS, Case, Form, draw_case, name_of
 from torch import Tensor
 
-CASES, MANY = 9, 1200
+CASES, MANY = 6, 1200
 GRAPHS, MANY_GRAPHS = 1, 12
 Check = Callable[[Case], None]
 
