@@ -39,8 +39,9 @@ ROWS = {"sequences": 1, "heads": 2, "rounds of heads": 6}  # of blocks, a sequen
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("piece", [1, 2000])
-@pytest.mark.parametrize(("batch", "length", "width"), [(1, 1, 1), (3, 17, 12), (2, 63, 9)])
+@pytest.mark.parametrize(
+    ("piece", "batch", "length", "width"), [(1, 1, 1, 1), (1, 3, 17, 12), (2000, 2, 63, 9)]
+)
 @pytest.mark.parametrize("kind", ["blocks", "chunks", "window"])
 @pytest.mark.parametrize(
     ("causal", "extra", "padded", "self_bias"),

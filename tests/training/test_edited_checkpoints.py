@@ -107,7 +107,7 @@ def edit(checkpoint: dict[str, Any], rng: random.Random) -> str:
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(10, id="few"), pytest.param(500, id="many", marks=pytest.mark.slow)]
+    "count", [pytest.param(5, id="few"), pytest.param(500, id="many", marks=pytest.mark.slow)]
 )
 def test_an_edited_checkpoint_works_or_is_one_line(
     count: int, runs: Path, capfd: pytest.CaptureFixture[str]
