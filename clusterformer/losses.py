@@ -63,7 +63,10 @@ class Auxiliary(NamedTuple):
 
 
 def auxiliary(
-    groupings: Iterable[Grouping | None], mask: Tensor, form: ClusteringForm = "contrastive"
+    groupings: Iterable[Grouping | None],
+    mask: Tensor,
+    form: ClusteringForm = "contrastive",
+    sequences: Tensor | None = None,
 ) -> Auxiliary:
     """Sum both losses over a batch and average them over layers.
 
@@ -71,11 +74,12 @@ def auxiliary(
         groupings: Grouping of each layer.
         mask: (B, N), True at real tokens.
         form: Form of the losses; see `clustering_loss` and `sorting_loss`.
+        sequences: (B,), True where the sorting loss counts; None: at sequences with a real token.
     """
     found = [g for g in groupings if g is not None and g.centroids is not None]
     if not found:
         return Auxiliary(None, None)
-    real = mask.any(-1)
+    real = mask.any(-1) if sequences is None else sequences
     clustering = torch.stack([clustering_loss(g, mask, form).sum() for g in found])
     sorting = torch.stack([sorting_loss(g, form)[real].sum() for g in found])
     return Auxiliary(clustering.mean(), sorting.mean())

@@ -242,7 +242,7 @@ class ClusterFormer(LightningModule):
                 clustering, sorting = stack.auxiliary(self.clustering_form)
                 if clustering is None or sorting is None:
                     continue
-                tokens, sequences = stack.mask.sum(), stack.mask.any(-1).sum()
+                tokens, sequences = stack.mask.sum(), stack.sequences.sum()
                 for name, summed, count, weight in (
                     ("clustering_loss", clustering, tokens, self.clustering_weight),
                     ("sorting_loss", sorting, sequences, self.sorting_weight),

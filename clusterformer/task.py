@@ -22,6 +22,7 @@ from clusterformer.findings import Report
 from clusterformer.losses import IGNORE, Auxiliary, ClusteringForm, auxiliary
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Output
+from clusterformer.sequence_parallel.parallel_clustering import ParallelClustering
 from clusterformer.training.shared_sequences import sequence_size
 
 __all__ = [
@@ -63,12 +64,19 @@ class StackGroupings(NamedTuple):
     mask: Tensor
     cores: Sequence[AttentionCore] = ()
 
+    @property
+    def sequences(self) -> Tensor:
+        """Sequences (B,) that this process counts: shared ones are counted by the first."""
+        real = self.mask.any(-1)
+        first = all(c.group.rank == 0 for c in self.cores if isinstance(c, ParallelClustering))
+        return real if first else torch.zeros_like(real)
+
     def auxiliary(self, form: ClusteringForm) -> Auxiliary:
         """Sum the auxiliary losses; 0 where layers cluster, but every text is short.
 
         So all processes have the same losses, whatever texts each has.
         """
-        found = auxiliary(self.groupings, self.mask, form)
+        found = auxiliary(self.groupings, self.mask, form, self.sequences)
         clustering = [core for core in self.cores if isinstance(core, NeuralClusteringAttention)]
         if found.clustering is None and clustering:
             weight = clustering[0].space.weight

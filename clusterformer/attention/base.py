@@ -254,9 +254,7 @@ class MultiHeadAttention(nn.Module):
         q = self._split(self.q_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(source))
         if self.rotary_base is not None and memory is None:
-            positions = torch.arange(x.shape[1], device=x.device)
-            if key_mask is not None:  # of each real token among the real ones
-                positions = (key_mask.cumsum(1) - 1)[:, None]
+            positions = self.positions(x, key_mask)
             q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
         mixed, grouping = self.core(
             q,
@@ -268,6 +266,12 @@ class MultiHeadAttention(nn.Module):
             previous=previous,
         )
         return Attended(self.out_proj(mixed.transpose(1, 2).flatten(2)), grouping)
+
+    def positions(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Find the position of each token of x (B, N, E) among the real ones, for `rotate`."""
+        if key_mask is None:
+            return torch.arange(x.shape[1], device=x.device)
+        return (key_mask.cumsum(1) - 1)[:, None]
 
     def cache(self, like: Tensor) -> Cache:
         """Make an empty cache for `step`; `like` (B, ...) gives batch size, dtype and device."""

@@ -14,6 +14,7 @@ from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.models.inputs import TextInput, TextPairInput
 from clusterformer.models.pooling import pool
 from clusterformer.models.transformer import Encoder, Output
+from clusterformer.sequence_parallel import SequenceGroup
 
 
 class TextClassifier(nn.Module):
@@ -25,7 +26,12 @@ class TextClassifier(nn.Module):
         num_labels: L.
         max_length: Longest text, for learned positions; None for the embedding's own default.
         pretrained: (V, any width) word vectors to start from.
+
+    Attributes:
+        group: Processes of which each has a part of every text; None if this one has all.
     """
+
+    group: SequenceGroup | None = None
 
     def __init__(
         self,
@@ -48,7 +54,7 @@ class TextClassifier(nn.Module):
     def forward(self, batch: TextInput) -> Output:
         """Logits (B, L) of texts (B, N)."""
         encoded = self.encoder(self.embedding(batch.tokens), batch.mask)
-        text = pool(encoded.hidden, batch.mask, self.pooling)
+        text = pool(encoded.hidden, batch.mask, self.pooling, self.group)
         return Output(self.head(self.dropout(text)), encoded)
 
 
@@ -66,7 +72,12 @@ class PairClassifier(nn.Module):
         joint: Whether a row holds both texts of a pair.
         max_length: Longest row, for learned positions; None for the embedding's own default.
         pretrained: (V, any width) word vectors to start from.
+
+    Attributes:
+        group: Processes of which each has a part of every row; None if this one has all.
     """
+
+    group: SequenceGroup | None = None
 
     def __init__(
         self,
@@ -96,11 +107,11 @@ class PairClassifier(nn.Module):
         encoded = self.encoder(x, batch.mask)
         if self.segments is not None:
             u, v = (
-                pool(encoded.hidden, batch.mask & segment, self.pooling)
+                pool(encoded.hidden, batch.mask & segment, self.pooling, self.group)
                 for segment in (~batch.second, batch.second)
             )
         else:
-            u, v = pool(encoded.hidden, batch.mask, self.pooling).chunk(2)
+            u, v = pool(encoded.hidden, batch.mask, self.pooling, self.group).chunk(2)
         return Output(self.head(compare(u, v)), encoded)
 
 

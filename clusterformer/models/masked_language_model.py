@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from clusterformer.models.asked_tokens import AskingInput
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.embeddings import TokenEmbedding
+from clusterformer.models.pooling import pool
 from clusterformer.models.transformer import Encoder, Output
+from clusterformer.sequence_parallel import SequenceGroup
 
 
 class MaskedInput(AskingInput, Protocol):
@@ -35,7 +37,12 @@ class MaskedLanguageModel(nn.Module):
         vocab_size: V. Token 0 is padding.
         next_sentence: Whether the first token says if the second segment follows the first.
         max_length: Longest row, for learned positions.
+
+    Attributes:
+        group: Processes of which each has a part of every row; None if this one has all.
     """
+
+    group: SequenceGroup | None = None
 
     def __init__(
         self,
@@ -69,5 +76,7 @@ class MaskedLanguageModel(nn.Module):
         index = batch.asked[..., None].expand(-1, -1, encoded.hidden.shape[-1])
         hidden = self.predictor(encoded.hidden.gather(1, index))
         logits = F.linear(hidden, self.embedding.tokens.weight, self.bias)
-        rows = None if self.following is None else self.following(encoded.hidden[:, 0])
+        rows = None
+        if self.following is not None:
+            rows = self.following(pool(encoded.hidden, batch.mask, "first", self.group))
         return Output(logits, encoded, row_logits=rows)

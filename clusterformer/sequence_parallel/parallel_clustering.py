@@ -40,23 +40,18 @@ class ParallelClustering(NeuralClusteringAttention):
         query_mask: Tensor | None = None,
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
-    ) -> tuple[Tensor, Grouping]:
+    ) -> tuple[Tensor, Grouping | None]:
         """Mix values as `NeuralClusteringAttention` does; every tensor is this process's share.
 
-        Raises:
-            ValueError: if a text is so short that it would have full attention, and the layer is
-                not strictly causal.
+        Short texts, and the first tokens of strictly causal ones, have full attention here too.
         """
         if key_mask is None:
             key_mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
         masks = self.group.gather(key_mask)
         lengths, whole = [mask.shape[1] for mask in masks], torch.cat(masks, 1)
-        limit = 0 if self.causal is True else self.dense_length
-        if limit and bool((whole.sum(1) <= limit).any()):
-            raise ValueError(
-                f"a shared sequence needs more than dense_length = {self.dense_length} tokens, got "
-                f"{int(whole.sum(1).min())}; set dense_length: 0"
-            )
+        start = sum(lengths[: self.group.rank])
+        if whole.shape[1] <= self.dense_length:
+            return self._replace_dense(torch.zeros_like(q), q, k, v, whole, start), None
         with torch.autocast(hidden.device.type, enabled=False):
             points, anchors = self.anchors(hidden.float(), previous)
             assignment, updated = self._assign(points, anchors, key_mask)
@@ -75,20 +70,21 @@ class ParallelClustering(NeuralClusteringAttention):
         if local < self.num_heads:
             parts.append(attend(slice(local, None), blocks, self.coupling_columns(points)))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        if self.causal is True and self.dense_length:
-            mixed = self._replace_prefix(mixed, q, k, v, whole, sum(lengths[: self.group.rank]))
+        if self.dense_length:
+            mixed = self._replace_dense(mixed, q, k, v, whole, start)
         grouping = Grouping(assignment, self.num_clusters, None, points, updated, self.similarity)
         return mixed, grouping
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> None:  # type: ignore[override]
         """Say nothing: a process knows its own tokens."""
 
-    def _replace_prefix(
+    def _replace_dense(
         self, values: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Tensor, start: int
     ) -> Tensor:
-        """Replace the values of the first `dense_length` real tokens by full attention's.
+        """Replace the values of texts of up to `dense_length` real tokens by full attention's.
 
-        Their keys and values go to everybody; each process computes its own queries among them.
+        Strictly causal, those of the first `dense_length` real tokens of every text. Their keys and
+        values go to everybody; each process computes its own queries among them.
 
         Args:
             values: (B, H, n, D).
@@ -96,6 +92,18 @@ class ParallelClustering(NeuralClusteringAttention):
             whole: Mask of the sequence, (B, N).
             start: Number of tokens of the processes before this one.
         """
+        if self.causal is not True:
+            short = (whole.sum(1) <= self.dense_length).nonzero()[:, 0]  # the same everywhere
+            if not len(short):
+                return values
+            found = self._replace_first(*(x[short] for x in (values, q, k, v, whole)), start)
+            return values.index_copy(0, short, found)
+        return self._replace_first(values, q, k, v, whole, start)
+
+    def _replace_first(
+        self, values: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Tensor, start: int
+    ) -> Tensor:
+        """Replace the values of the first `dense_length` real tokens; arguments as above."""
         size = min(self.dense_length, whole.shape[1])
         rank = (whole.cumsum(1) - 1)[:, start : start + q.shape[2]]
         inside = whole[:, start : start + q.shape[2]] & (rank < size)  # (B, n)
@@ -108,7 +116,8 @@ class ParallelClustering(NeuralClusteringAttention):
         rows = k.new_zeros(2, *k.shape[:2], size + 1, k.shape[3])
         rows = rows.scatter_add(3, torch.stack([slot, slot]), torch.stack([k, v]))
         key, value = self.group.total(rows[:, :, :, :size].contiguous())
-        seen = torch.arange(size, device=q.device) <= rank.clamp(min=0)[..., None]  # (B, n, L)
+        last = rank if self.causal is True else whole.sum(1, keepdim=True) - 1
+        seen = torch.arange(size, device=q.device) <= last.clamp(min=0)[..., None]  # (B, n or 1, L)
         mixed = F.scaled_dot_product_attention(q, key, value, attn_mask=seen[:, None])
         first = torch.where(inside[:, None, :, None], mixed.to(first.dtype), first)
         return torch.cat([first, values[:, :, count:]], 2)

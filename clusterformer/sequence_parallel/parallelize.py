@@ -12,6 +12,7 @@ from clusterformer.attention.neural_clustering import NeuralClusteringAttention
 from clusterformer.sequence_parallel.parallel_clustering import ParallelClustering
 from clusterformer.sequence_parallel.parallel_full import ParallelFullAttention
 from clusterformer.sequence_parallel.sequence_group import SequenceGroup
+from clusterformer.sequence_parallel.shared_positions import SharedPositions
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -20,31 +21,33 @@ def parallelize(network: Network, group: SequenceGroup) -> Network:
     """Let the attention of a network run over sequences that several processes share, in place.
 
     Everything else in an encoder works on single tokens. Each process gives its tokens and gets
-    their outputs. Add positions before: a process does not know at which one its share begins.
+    their outputs. Rotary positions go on from process to process; other positions are added before,
+    by who knows at which one the share of a process begins.
 
     Args:
         network: Network with `MultiHeadAttention`, such as an encoder.
         group: The processes.
 
     Raises:
-        ValueError: if an attention has rotary positions, global tokens or exploration, or is
-            causal="masked", or is neither full attention nor neural clustering attention, or if the
-            processes do not divide the heads of full attention. Nothing has changed then.
+        ValueError: if an attention has global tokens or exploration, or is causal="masked", or is
+            neither full attention nor neural clustering attention, or if the processes do not
+            divide the heads of full attention. Nothing has changed then.
     """
     layers = [module for module in network.modules() if isinstance(module, MultiHeadAttention)]
-    kinds = [_parallel(layer, group) for layer in layers]
+    kinds = [_parallel(layer.core, group) for layer in layers]
     for layer, kind in zip(layers, kinds, strict=True):  # the weights and their names stay
         layer.core.__class__ = kind
         assert isinstance(layer.core, ParallelClustering | ParallelFullAttention)
         layer.core.group = group
+        if layer.rotary_base is not None:
+            layer.__class__ = SharedPositions
+            assert isinstance(layer, SharedPositions)
+            layer.group = group
     return network
 
 
-def _parallel(layer: MultiHeadAttention, group: SequenceGroup) -> type[AttentionCore]:
-    """Return the class that computes a share of a layer's attention."""
-    core = layer.core
-    if layer.rotary_base is not None:
-        raise ValueError("a shared sequence needs positions added before, got rotary ones")
+def _parallel(core: AttentionCore, group: SequenceGroup) -> type[AttentionCore]:
+    """Return the class that computes a share of a mechanism."""
     if type(core) is NeuralClusteringAttention:
         if core.causal == "masked":
             raise ValueError('a shared sequence needs causal=True or False, got causal="masked"')

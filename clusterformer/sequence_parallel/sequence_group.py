@@ -60,6 +60,11 @@ class SequenceGroup:
         found: Tensor = _Total.apply(x, self)
         return found
 
+    def collect(self, x: Tensor) -> Tensor:
+        """Collect a tensor of equal shape from every process, (P, ...), with gradients."""
+        others = torch.zeros_like(x)
+        return self.total(torch.stack([x if p == self.rank else others for p in range(self.size)]))
+
     def maximum(self, x: Tensor) -> Tensor:
         """Take the largest of all processes, without gradients."""
         return self._reduce(x.detach().clone(), dist.ReduceOp.MAX)

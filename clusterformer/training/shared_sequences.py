@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -12,8 +12,13 @@ from torch import Tensor, nn
 
 from clusterformer.errors import InputError
 from clusterformer.losses import IGNORE
+from clusterformer.models.classifier import PairClassifier, TextClassifier
 from clusterformer.models.language_model import LanguageModel
+from clusterformer.models.masked_language_model import MaskedLanguageModel
 from clusterformer.sequence_parallel import SequenceGroup, parallelize
+
+Shareable = LanguageModel | MaskedLanguageModel | TextClassifier | PairClassifier
+"""Networks that can read shared sequences."""
 
 
 class SharedSequenceStrategy(DDPStrategy):
@@ -58,14 +63,15 @@ class SharedSequenceStrategy(DDPStrategy):
         """Let the attention of a network run over shared sequences, in place, if it does not yet.
 
         Raises:
-            InputError: unless it is a language model whose mechanism can be shared.
+            InputError: unless it is one of `Shareable`, and its mechanism can be shared.
         """
         if network is self._divided:
             return
-        if not isinstance(network, LanguageModel):
+        if type(network) not in get_args(Shareable):
             raise InputError(
-                "trainer.strategy sequence_parallel trains language models, "
-                f"got a {type(network).__name__}; take ddp or fsdp2"
+                "trainer.strategy sequence_parallel trains LanguageModeling, "
+                "MaskedLanguageModeling, Classification, Inference and Matching from their own "
+                f"weights, got a {type(network).__name__}; take ddp or fsdp2"
             )
         assert self._group is not None
         try:
@@ -73,6 +79,9 @@ class SharedSequenceStrategy(DDPStrategy):
         except ValueError as error:
             raise InputError(f"trainer.strategy sequence_parallel: {error}") from error
         self._divided = network
+        assert isinstance(network, Shareable)
+        if not isinstance(network, LanguageModel):
+            network.group = self._group
         network.embedding.register_forward_pre_hook(lambda _, args: (args[0], self._first))
 
     def batch_to_device(
@@ -83,14 +92,34 @@ class SharedSequenceStrategy(DDPStrategy):
         batch = super().batch_to_device(batch, device, dataloader_idx)
         size, rank = self._group.size, self._group.rank
         missing = max(0, size - batch.tokens.shape[1])  # each process has a token
-        fill = {"target": IGNORE}
         length = batch.tokens.shape[1] + missing
         self._first, last = (length * part // size for part in (rank, rank + 1))
+        own: dict[str, Tensor] = {}
+        if hasattr(batch, "asked"):
+            asked, target = _asked_part(batch.asked, batch.target, self._first, last)
+            own = {"asked": asked, "target": target}
+        for name, x in batch._asdict().items():
+            if name in own:
+                continue
+            if x.dim() == 2:
+                own[name] = F.pad(x, (0, missing), value=_NONE.get(name, 0))[:, self._first : last]
+            elif rank and name in _NONE:  # the first process counts what is said of a whole row
+                own[name] = torch.full_like(x, _NONE[name])
+        return batch._replace(**own)
 
-        def part(name: str, x: Tensor) -> Tensor:
-            return F.pad(x, (0, missing), value=fill.get(name, 0))[:, self._first : last]
 
-        return batch._replace(**{name: part(name, x) for name, x in batch._asdict().items()})
+_NONE = {"target": IGNORE, "row": -1, "group": 0}
+"""Values of fields of a batch where there is nothing to count."""
+
+
+def _asked_part(asked: Tensor, target: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Take the positions (B, A) from `first` to `last` - 1, counted from `first`, and targets."""
+    inside = (asked >= first) & (asked < last) & (target != IGNORE)
+    width = max(1, int(inside.sum(1).max()))
+    order = inside.int().argsort(dim=1, descending=True, stable=True)[:, :width]
+    inside = inside.gather(1, order)
+    own = asked.gather(1, order) - first
+    return own.masked_fill(~inside, 0), target.gather(1, order).masked_fill(~inside, IGNORE)
 
 
 def sequence_size(trainer: Any) -> int:

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from clusterformer.attention import (
 )
 from clusterformer.attention.neural_clustering import PAPER_FORM
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.pooling import Pooling, pool
 from clusterformer.models.transformer import Encoder
 from clusterformer.sequence_parallel import SequenceGroup, parallelize, sum_gradients
 
@@ -35,7 +36,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "strict, the first tokens see all before them": {
         "num_clusters": 3, "causal": True, "chunk_size": 3, "dense_length": 10
     },
+    "rotary, some texts short": {"num_clusters": 5, "dense_length": 12},
+    "all texts short": {"num_clusters": 5, "dense_length": 30},
+    "strict, rotary, all texts short": {"num_clusters": 5, "causal": True, "dense_length": 30},
     "full": {},
+    "full, rotary": {},
     "full, causal": {"causal": True},
 }  # fmt: skip
 LENGTHS = {2: (9, 14), 3: (8, 1, 14)}
@@ -47,6 +52,7 @@ def encoder(form: str) -> Encoder:
     config = TransformerConfig(
         attention=lambda width, heads: kind(width, heads, **FORMS[form]),
         d_model=WIDTH, num_heads=HEADS, num_layers=2, d_ff=16, dropout=0.0,
+        positions="rotary" if "rotary" in form else "none",
     )  # fmt: skip
     return Encoder(config)
 
@@ -101,7 +107,7 @@ def share(rank: int, form: str, padded: bool, size: int, store: str) -> dict[str
         pytest.param(form, size, padded, marks=[] if quick else pytest.mark.slow)
         for form in FORMS
         for size, padded in ((2, True), (3, False))
-        for quick in [size == 2 and form in ("default", "strict, local heads")]
+        for quick in [size == 2 and form in ("rotary, some texts short", "strict, local heads")]
     ],
 )
 def test_it_is_what_one_process_computes(
@@ -126,6 +132,36 @@ def test_it_is_what_one_process_computes(
         assert part["bytes"] > 0
 
 
+def pooled(rank: int, size: int, store: str | None) -> dict[str, Tensor]:
+    part, group = slice(None), None
+    if store:
+        join(store, rank, size)
+        group, part = SequenceGroup(), slice(*((0, 2), (2, 3), (3, 7))[rank])
+    hidden = torch.randn(4, 7, WIDTH, generator=torch.Generator().manual_seed(2))
+    mask = torch.arange(7) < torch.tensor([7, 2, 5, 0])[:, None]
+    mask[2, :2] = False  # its first token is not in the first process
+    found = {}
+    for how in get_args(Pooling):
+        x = hidden[:, part].clone().requires_grad_()
+        vector = pool(x, mask[:, part], how, group)
+        if not rank:  # one process has the loss
+            vector.square().sum().backward()
+        else:
+            (0.0 * vector).sum().backward()
+        found |= {how: vector.detach(), f"gradient of {how}": x.grad}
+    if store:
+        dist.destroy_process_group()
+    return found
+
+
+def test_pooling_is_that_of_one_process(tmp_path: Path) -> None:
+    parts = in_processes(3, pooled, 3, str(tmp_path / "store"))
+    for name, value in pooled(0, 1, None).items():
+        found = [part[name] for part in parts]
+        for got in [torch.cat(found, 1)] if name.startswith("gradient") else found:
+            torch.testing.assert_close(got, value)
+
+
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="init_process_group"):
         SequenceGroup()
@@ -136,7 +172,6 @@ def refuse(rank: int, store: str) -> None:
     join(store, rank, 1)
     clusters = NeuralClusteringAttention(8, 2, causal="masked")
     for layer, message in (
-        (MultiHeadAttention(FullAttention(8, 2), rotary_base=10_000.0), "got rotary ones"),
         (MultiHeadAttention(LocalAttention(8, 2)), "got LocalAttention"),
         (MultiHeadAttention(clusters), 'got causal="masked"'),
     ):

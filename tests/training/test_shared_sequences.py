@@ -1,4 +1,4 @@
-"""A language model whose processes share each sequence trains as one process does."""
+"""A model whose processes share each sequence trains as one process does."""
 
 import csv
 import random
@@ -9,14 +9,22 @@ from together import train_together
 
 from clusterformer.cli.main import main
 
-TINY = ["fit", "--pictures=false", "--data=LanguageModeling", "--data.context=33"]
-TINY += ["--data.batch_size=4", "--model.d_model=16", "--model.num_heads=2", "--model.num_layers=2"]
+TINY = ["--pictures=false", "--data.batch_size=4", "--model.d_model=16", "--model.num_heads=2"]
+TINY += ["--model.num_layers=2"]
 TINY += ["--model.dropout=0", "--model.warmup=2", "--trainer.accelerator=cpu"]
 TINY += ["--trainer.max_steps=6", "--trainer.log_every_n_steps=1", "--baselines=false"]
-CLUSTERS = ["--model.attention=NeuralClusteringAttention", "--model.attention.num_clusters=3"]
+CLUSTERS = ["--model.attention=NeuralClusteringAttention", "--model.attention.num_clusters=5"]
+CLUSTERS += ["--model.sorting_weight=0.1"]
+STRICT, FULL = ["--model.attention.chunk_size=4"], ["--model.attention=FullAttention"]
+STREAM, SHORT = ["--data.context=33"], ["--model.attention.dense_length=5"]
+HEADER, ROTARY = ["--data.header=true"], ["--model.positions=rotary"]
 FORMS = {
-    "clusters": [*CLUSTERS, "--model.attention.chunk_size=4", "--model.sorting_weight=0.1"],
-    "full": ["--model.attention=FullAttention", "--model.positions=learned"],
+    "clusters": ["--data=LanguageModeling", *STREAM, *CLUSTERS, *STRICT],
+    "rotary": ["--data=LanguageModeling", *STREAM, *CLUSTERS, *STRICT, *ROTARY],
+    "full": ["--data=LanguageModeling", *STREAM, *FULL, "--model.positions=learned"],
+    "masked": ["--data=MaskedLanguageModeling", *STREAM, *CLUSTERS, "--data.next_sentence=true"],
+    "labels": ["--data=Classification", *HEADER, *CLUSTERS, *SHORT, "--model.pooling=first"],
+    "pairs": ["--data=Matching", *HEADER, "--data.joint=true", *CLUSTERS, *ROTARY],
 }
 
 
@@ -27,12 +35,30 @@ def logged(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.fixture
-def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     draw, words = random.Random(0), ["ein", "hund", "rot", "blau", "haus", "geht"]
-    lines = [" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(101)]
-    (tmp_path / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [f"--data.train={tmp_path / 'text'}"]
+
+    def line() -> str:
+        return " ".join(draw.choices(words, k=draw.randint(2, 9)))
+
+    files = {
+        "text": [line() for _ in range(101)],
+        "labels.tsv": ["label\ttext", *(f"{draw.choice('ab')}\t{line()}" for _ in range(61))],
+        "pairs.tsv": [
+            "label\tfirst\tsecond",
+            *(f"{draw.choice('01')}\t{line()}\t{line()}" for _ in range(61)),
+        ],
+    }
+    for name, lines in files.items():
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def command_of(form: str, texts: Path) -> list[str]:
+    file = {"labels": "labels.tsv", "pairs": "pairs.tsv"}.get(form, "text")
+    data, *options = FORMS[form]
+    return ["fit", data, *TINY, *options, f"--data.train={texts / file}"]
 
 
 @pytest.mark.slow
@@ -42,12 +68,16 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (2, "sequence_parallel", "clusters"),
         (4, "sequence_parallel_2", "clusters"),
         (2, "sequence_parallel", "full"),
+        (3, "sequence_parallel", "rotary"),
+        (2, "sequence_parallel", "masked"),
+        (3, "sequence_parallel", "labels"),
+        (4, "sequence_parallel_2", "pairs"),
     ],
 )
 def test_processes_that_share_sequences_train_as_one(
-    number: int, strategy: str, form: str, text: list[str], tmp_path: Path
+    number: int, strategy: str, form: str, texts: Path, tmp_path: Path
 ) -> None:
-    command, log = [*TINY, *text, *FORMS[form]], tmp_path / "log"
+    command, log = command_of(form, texts), tmp_path / "log"
     assert main([*command, f"--runs={tmp_path / 'one'}"]) == 0
     shared = [*command, f"--trainer.strategy={strategy}", f"--runs={tmp_path / 'shared'}"]
     assert set(train_together(number, shared, log)) == {0}, log.read_text()
@@ -64,10 +94,22 @@ def test_processes_that_share_sequences_train_as_one(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_shared_is_one_line(text: list[str], tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    command = [*TINY, *text, f"--runs={tmp_path}", "--trainer.strategy=sequence_parallel"]
-    rotary = [*command, *FORMS["clusters"], "--model.positions=rotary"]
-    assert 0 not in train_together(2, rotary, log)
-    assert "sequence_parallel: a shared sequence needs positions added before" in log.read_text()
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["LanguageModeling", "--model.attention=LocalAttention"],
+            "sequence needs Neural",
+        ),
+        (["Recall", *FULL], "got a AskedTokens; take ddp or fsdp2"),
+    ],
+)
+def test_what_cannot_be_shared_is_one_line(
+    options: list[str], message: str, texts: Path, tmp_path: Path
+) -> None:
+    log, (data, *rest) = tmp_path / "log", options
+    own = [f"--data.train={texts / 'text'}"] if data == "LanguageModeling" else []
+    command = ["fit", f"--data={data}", *TINY, *own, *rest, f"--runs={tmp_path}"]
+    assert 0 not in train_together(2, [*command, "--trainer.strategy=sequence_parallel"], log)
+    assert message in log.read_text()
     assert "Traceback" not in log.read_text()
