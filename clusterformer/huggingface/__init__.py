@@ -16,6 +16,7 @@ from clusterformer.huggingface.calibration import calibrate
 from clusterformer.huggingface.dispatch import groupings
 from clusterformer.huggingface.positions import extend_positions
 from clusterformer.huggingface.saving import load
+from clusterformer.huggingface.shared_heads import share_heads
 
 __all__ = [
     "attach",
@@ -25,4 +26,5 @@ __all__ = [
     "groupings",
     "is_attached",
     "load",
+    "share_heads",
 ]

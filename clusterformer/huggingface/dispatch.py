@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, Grouping
 from clusterformer.huggingface.decoding import attend_with_cache
+from clusterformer.sequence_parallel import SequenceGroup
 
 IMPLEMENTATION = "clusterformer"
 """Name of our attention function among those of transformers."""
@@ -31,12 +32,14 @@ class AttachedMechanism(nn.Module):
     Attributes:
         core: The same.
         recorded: List that each forward pass extends by its grouping; None: none is kept.
+        group: Processes that may share a sequence, each with some heads; None: none do.
     """
 
     def __init__(self, core: AttentionCore) -> None:
         super().__init__()
         self.core = core
         self.recorded: list[Grouping | None] | None = None
+        self.group: SequenceGroup | None = None
         self._given: tuple[Tensor, Any] | None = None
 
     def give(self, hidden: Tensor, past: Any) -> None:
@@ -110,11 +113,17 @@ def attend(
         raise ValueError(
             f"attention_mask must be (batch, tokens), got shape {tuple(attention_mask.shape)}"
         )
-    core = slot.core
-    if query.shape[1:4:2] != (core.num_heads, core.head_width):
+    core, group, heads = slot.core, slot.group, slot.core.num_heads
+    if group is not None and query.shape[1] < heads:
+        if past is not None:
+            raise ValueError("a shared sequence has no KV cache; set use_cache=False")
+        hidden = _collect_input(hidden, group, kwargs.get("position_ids"))
+        heads //= group.size
+    if query.shape[1:4:2] != (heads, core.head_width):
+        hint = "; is huggingface.share_heads missing?" if query.shape[1] < heads else ""
         raise ValueError(
             f"{type(module).__name__} has {query.shape[1]} heads of width {query.shape[3]}, "
-            f"the mechanism {core.num_heads} of {core.head_width}"
+            f"the mechanism {heads} of {core.head_width}{hint}"
         )
     if scaling is not None and scaling != core.head_width**-0.5:
         query = query * (scaling * core.head_width**0.5)
@@ -124,6 +133,19 @@ def attend(
     past_layer = None if past is None else past.layers[module.layer_idx]
     mixed = slot(query, key, value, hidden, attention_mask, past_layer)
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _collect_input(hidden: Tensor, group: SequenceGroup, position_ids: Tensor | None) -> Tensor:
+    """Collect the input of a layer, (B, n, E), from all P processes, (B, P n, E).
+
+    Raises:
+        ValueError: if positions say that rows hold several texts.
+    """
+    if position_ids is not None and bool((position_ids.diff(dim=-1) != 1).any()):
+        raise ValueError(
+            "shared heads need one text a row, got position_ids that begin again within a row"
+        )
+    return torch.cat(list(group.collect(hidden)), 1)
 
 
 def padding_mask(

@@ -96,7 +96,8 @@ class ParallelClustering(NeuralClusteringAttention):
             short = (whole.sum(1) <= self.dense_length).nonzero()[:, 0]  # the same everywhere
             if not len(short):
                 return values
-            found = self._replace_first(*(x[short] for x in (values, q, k, v, whole)), start)
+            some, q, k, v = (x[short] for x in (values, q, k, v))
+            found = self._replace_first(some, q, k, v, whole[short], start)
             return values.index_copy(0, short, found)
         return self._replace_first(values, q, k, v, whole, start)
 
