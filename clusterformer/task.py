@@ -266,6 +266,13 @@ class Task(LightningDataModule, ABC):
                 translations.
         """
 
+    def means(self, output: Output, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
+        """Compute further measures that are means, each with the number of things it is over.
+
+        The default has none. One that a mechanism cannot have may be missing.
+        """
+        return {}
+
     def report(self) -> Report | None:
         """Make a fresh collector of what a test finds beyond its measures; None for nothing."""
         return None

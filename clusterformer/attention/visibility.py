@@ -15,6 +15,7 @@ The functions here count from the blocks or clusters of a mechanism; no N x N ma
 import torch
 from torch import Tensor
 
+from clusterformer.attention.grouping import Grouping
 from clusterformer.kernels.blocks import Blocks, windows
 
 MAX_PAIRS = 2**22
@@ -118,3 +119,46 @@ def _membership(slots: Tensor, length: int) -> Tensor:
     members = slots.masked_fill(slots < 0, length)
     found = torch.zeros(len(slots), slots.shape[1], length + 1, device=slots.device)
     return found.scatter_(2, members, 1.0).transpose(1, 2)
+
+
+def sees(grouping: Grouping, other: Tensor) -> Tensor | None:
+    """Tell whether a token can attend to one other token, in some head, where nothing is causal.
+
+    Heads beside those that cluster, such as local ones, do not count.
+
+    Args:
+        grouping: Result of grouping.
+        other: (B, N), position of a token for each token.
+
+    Returns:
+        (B, N) bool; None where the mechanism does not say which tokens meet.
+    """
+    assignment, blocks = grouping.assignment, grouping.blocks
+    heads = assignment.shape[1] if assignment.dim() == 3 else 1
+    others = other.repeat_interleave(heads, 0)  # (B * H, N)
+    if blocks is not None:
+        rounds = len(blocks.slot) // len(others)
+        met = _sees_in_blocks(blocks, others.repeat(rounds, 1))
+        return met.unflatten(0, (rounds, len(other), heads)).any(2).any(0)
+    if grouping.keys is None:
+        return None
+    length, keys = other.shape[1], grouping.keys.flatten(0, 1)
+    seen = _membership(keys, length) > 0  # (B * H, N + 1, C)
+    seen = seen.gather(1, others[..., None].expand(-1, -1, keys.shape[1]))
+    if grouping.queries is None:
+        met = seen.gather(2, assignment.reshape(len(keys), length, 1))[..., 0]
+    else:
+        taken = _membership(grouping.queries.flatten(0, 1), length)[:, :length] > 0
+        met = (taken & seen).any(-1)
+    return met.unflatten(0, (len(other), heads)).any(1)
+
+
+def _sees_in_blocks(blocks: Blocks, other: Tensor) -> Tensor:
+    """Tell, (R, N), whether the block of each token sees the token `other`, (R, N)."""
+    width, span = blocks.members.shape[-1], blocks.visible.shape[-1]
+    own = (blocks.slot // width - blocks.look_back).clamp(min=0)  # (R, N)
+    copies = blocks.copies.gather(1, other[..., None].expand_as(blocks.copies))  # (R, N, copies)
+    ahead = copies // width - own[..., None]
+    visible = blocks.visible.gather(1, own[..., None].expand(-1, -1, span))  # (R, N, span)
+    within = (copies >= 0) & (ahead >= 0) & (ahead < span)
+    return (within & visible.gather(2, ahead.clamp(0, span - 1))).any(-1)

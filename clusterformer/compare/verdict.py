@@ -104,13 +104,12 @@ def _seen(summary: Summary) -> str:
 
 def _reached(summary: Summary, *rows: str) -> str:
     """Say what share of tokens saw their partner, on the task that measures it."""
-    measure = "test/reach"
-    if any(measure not in result.measures for result in summary.results):
-        return ""
-    shares = {
-        row: fmean(result.measures[measure] for result in summary.results if result.row == row)
-        for row in rows
-    }
+    measure, shares = "test/reach", {}
+    for row in rows:
+        of_row = [result.measures for result in summary.results if result.row == row]
+        if any(measure not in measures for measures in of_row):
+            return ""
+        shares[row] = fmean(measures[measure] for measures in of_row)
     told = "; ".join(f"{row}: {format_number(share)}" for row, share in shares.items())
     return f" Share of tokens that see their partner: {told}."
 

@@ -41,6 +41,8 @@ class Evaluation:
             self._report.update(output, batch)
         total, count = self._task.loss(output, batch, 0.0)
         self._means["loss"].update(total / count.clamp(min=1), count)
+        for name, (mean, number) in self._task.means(output, batch).items():
+            self._means[name].update(mean, number)
         for stack in stacks(output, batch):
             tokens = stack.mask.sum()
             for layer, shares in enumerate(stack.keys_seen(), start=1):

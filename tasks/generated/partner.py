@@ -19,12 +19,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, MetricCollection
 
-from clusterformer.attention import Grouping
+from clusterformer.attention import AttentionCore, Grouping
+from clusterformer.attention.visibility import sees
 from clusterformer.data.batches import EndlessPlan, run_seed
 from clusterformer.errors import InputError, require_at_least
-from clusterformer.kernels.blocks import Blocks
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.token_classifier import KeyValueClassifier
 from clusterformer.task import IGNORE, Output, SimpleResult
@@ -102,16 +101,13 @@ class Partner(GeneratedTask):
             max_length=self._num_tokens,
         )
 
-    def metrics(self) -> MetricCollection:
-        """Accuracy over the tokens that ask, and share of tokens that `reach` their partner."""
-        accuracy = super().metrics()["accuracy"]
-        return MetricCollection({"accuracy": accuracy, "reach": MeanMetric()}, compute_groups=False)
-
-    def update(
-        self, metrics: MetricCollection, output: Output, batch: PartnerBatch, network: nn.Module
-    ) -> None:
-        super().update(metrics, output, batch, network)
-        metrics["reach"].update(reach(output.encoded.groupings, batch.partner)[batch.mask].float())
+    def means(self, output: Output, batch: PartnerBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Share of tokens that `reach` their partner, where a mechanism says which tokens meet."""
+        reached = reach(output.encoded.groupings, output.encoded.cores, batch.partner)
+        if reached is None:
+            return {}
+        number = batch.mask.sum()
+        return {"reach": ((reached & batch.mask).sum() / number.clamp(min=1), number)}
 
     def state(self) -> dict[str, Any]:
         return {
@@ -177,36 +173,29 @@ class Partner(GeneratedTask):
         return SimpleResult({"accuracy": right}, bag.numel() + own.numel())
 
 
-def reach(groupings: Sequence[Grouping | None], partner: Tensor) -> Tensor:
+def reach(
+    groupings: Sequence[Grouping | None], cores: Sequence[AttentionCore], partner: Tensor
+) -> Tensor | None:
     """Tell which tokens can attend to their partner, or their partner to them, in some layer.
-
-    A layer without blocks lets every token attend to all.
 
     Args:
         groupings: One a layer.
+        cores: Mechanism of each layer.
         partner: (B, N), position of each token's partner.
 
     Returns:
-        (B, N) bool.
+        (B, N) bool; None for a mechanism that does not say which tokens meet.
     """
     reached = torch.zeros_like(partner, dtype=torch.bool)
-    for grouping in groupings:
-        if grouping is None or grouping.blocks is None or grouping.assignment.dim() == 3:
+    for grouping, core in zip(groupings, cores, strict=True):
+        shares = core.keys_seen(grouping, torch.ones_like(reached))
+        if shares is not None and bool((shares == 1).all()):
             return torch.ones_like(reached)
-        sees = _sees(grouping.blocks, partner)
-        reached |= sees | sees.gather(1, partner)
+        met = None if grouping is None else sees(grouping, partner)
+        if met is None:
+            return None
+        reached |= met | met.gather(1, partner)
     return reached
-
-
-def _sees(blocks: Blocks, other: Tensor) -> Tensor:
-    """Tell, (B, N), whether the block of each token sees the token `other` (B, N)."""
-    width, span = blocks.members.shape[-1], blocks.visible.shape[-1]
-    own = (blocks.slot // width - blocks.look_back).clamp(min=0)  # (B, N)
-    copies = blocks.copies.gather(1, other[..., None].expand_as(blocks.copies))  # (B, N, copies)
-    ahead = copies // width - own[..., None]
-    visible = blocks.visible.gather(1, own[..., None].expand(-1, -1, span))  # (B, N, span)
-    within = (copies >= 0) & (ahead >= 0) & (ahead < span)
-    return (within & visible.gather(2, ahead.clamp(0, span - 1))).any(-1)
 
 
 class PartnerTexts(GeneratedTexts):

@@ -10,6 +10,7 @@ from torch import Tensor
 from clusterformer.attention import (
     PAPER_FORM,
     AttentionCore,
+    BlockTopKAttention,
     FullAttention,
     KeyClusteringAttention,
     LocalAttention,
@@ -20,6 +21,7 @@ from clusterformer.attention import (
     SharedQKAttention,
     mechanisms,
 )
+from clusterformer.attention.visibility import sees
 
 SMALL = {"num_clusters": 5, "chunk_size": 4, "top_k": 4, "block_size": 7, "local_window": 3}
 FORMS = [(cls, causal) for cls in mechanisms() for causal in cls.causal_forms]
@@ -38,21 +40,26 @@ def mask_of(lengths: list[int], longest: int) -> Tensor:
     return torch.arange(longest) < torch.tensor(lengths)[:, None]
 
 
-def influence(layer: MultiHeadAttention, x: Tensor, mask: Tensor) -> Tensor:
-    """Share of tokens whose values move the output of each token, by head and brute force."""
-    core, (batch, length) = layer.core, mask.shape
+def met_by_gradients(layer: MultiHeadAttention, x: Tensor, mask: Tensor) -> Tensor:
+    """Whose values move the output of each token, (B, H, N, N), by brute force."""
+    core = layer.core
     q = layer._split(layer.q_proj(x))
     k = q if core.shared_qk else layer._split(layer.k_proj(x))
     v = torch.zeros_like(q).requires_grad_()
     mixed, _ = core(q, k, v, hidden=x, query_mask=mask, key_mask=mask)
-    counts = torch.zeros(batch, core.num_heads, length)
-    seed = torch.randn(core.head_width)
-    for token in range(length):
+    seed, met = torch.randn(core.head_width), []
+    for token in range(x.shape[1]):
         (gradient,) = torch.autograd.grad((mixed[:, :, token] * seed).sum(), v, retain_graph=True)
-        met = gradient.abs().amax(-1) > 0  # (B, H, N)
-        if isinstance(core, ReformerAttention | SharedQKAttention):
-            met[:, :, token] = True  # a last resort
-        counts[:, :, token] = (met & mask[:, None]).sum(-1)
+        met.append(gradient.abs().amax(-1) > 0)  # (B, H, N)
+    return torch.stack(met, 2)
+
+
+def influence(layer: MultiHeadAttention, x: Tensor, mask: Tensor) -> Tensor:
+    """Share of tokens whose values move the output of each token, mean over heads."""
+    core, met = layer.core, met_by_gradients(layer, x, mask)
+    if isinstance(core, ReformerAttention | SharedQKAttention):
+        met = met | torch.eye(x.shape[1], dtype=torch.bool)  # a last resort
+    counts = (met & mask[:, None, None]).sum(-1).float()
     there = mask.cumsum(-1) if core.causal else mask.sum(-1, keepdim=True)
     return (counts.mean(1) / there.clamp(min=1)).masked_fill(~mask, 0.0)
 
@@ -133,3 +140,35 @@ def test_counting_makes_no_quadratic_matrix() -> None:
     assert seen[0] == 1
     assert not math.isnan(seen[-1])
     assert seen[-1] <= 128 / length
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        NeuralClusteringAttention(32, 4, num_clusters=6, look_ahead=0),
+        NeuralClusteringAttention(32, 4, num_clusters=6),
+        ReformerAttention(32, 4, chunk_size=2),
+        ReformerAttention(32, 4, num_hashes=3, chunk_size=2),
+        RoutingAttention(32, 4, num_clusters=6, window=4, local_heads=0),
+        KeyClusteringAttention(32, 4, num_clusters=7, min_width=1),
+    ],
+    ids=lambda core: type(core).__name__,
+)
+def test_it_is_known_whether_two_tokens_meet(core) -> None:
+    torch.manual_seed(4)
+    layer = MultiHeadAttention(core).eval()
+    x, mask = torch.randn(3, 24, 32), torch.ones(3, 24, dtype=torch.bool)
+    met = met_by_gradients(layer, x, mask).any(1)
+    told = []
+    for shift in range(1, 24):
+        other = (torch.arange(24) + shift).expand(3, -1) % 24
+        found = sees(layer(x, mask).grouping, other)
+        assert torch.equal(found, met.gather(2, other[..., None])[..., 0])
+        told.append(found)
+    assert 0 < torch.stack(told).float().mean() < 1
+
+
+def test_whom_a_token_sees_is_not_said_by_every_mechanism() -> None:
+    layer = MultiHeadAttention(BlockTopKAttention(32, 4, block_size=4, top_k=1))
+    grouping = layer(torch.randn(1, 24, 32)).grouping
+    assert sees(grouping, torch.zeros(1, 24, dtype=torch.long)) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from clusterformer.attention import FullAttention, NeuralClusteringAttention
+from clusterformer.attention import FullAttention, LocalAttention, NeuralClusteringAttention
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.module import ClusterFormer
@@ -130,7 +130,8 @@ def test_reach_follows_the_blocks_that_are_in_sight():
     def share(**options):
         attention = partial(NeuralClusteringAttention, **options)
         encoded = network(task, attention, num_layers=1)(batch).encoded
-        return reach(encoded.groupings, batch.partner), encoded.groupings[0].blocks
+        blocks = encoded.groupings[0].blocks
+        return reach(encoded.groupings, encoded.cores, batch.partner), blocks
 
     def apart(blocks):
         block = blocks.slot // blocks.members.shape[-1]
@@ -152,9 +153,15 @@ def test_full_attention_reaches_everything():
     task = Partner(num_tokens=16, valid_texts=8)
     batch = next(iter(task.val_dataloader()))
     net = network(task)
-    metrics = task.metrics()
-    task.update(metrics, net(batch), batch, net)
-    assert metrics.compute()["reach"] == 1
+    mean, number = task.means(net(batch), batch)["reach"]
+    assert (mean, number) == (1, batch.mask.sum())
+
+
+def test_a_mechanism_that_does_not_say_whom_a_token_sees_has_no_reach():
+    task = Partner(num_tokens=16, valid_texts=8)
+    batch = next(iter(task.val_dataloader()))
+    net = network(task, partial(LocalAttention, window=3))
+    assert task.means(net(batch), batch) == {}
 
 
 def test_dummy_row_counts_for_nothing():
