@@ -23,6 +23,10 @@ class InputError(ValueError):
         return re.sub(r"(\S{100})\S{200,}", r"\1...", super().__str__())
 
 
+class MissingDataError(InputError):
+    """A named data set that is not on this machine."""
+
+
 class Position:
     """Position that a reader has reached, for the message of an error.
 

@@ -42,8 +42,8 @@ class Classification(Labelling):
 
     Args:
         name: Named data set: mr, subj, cr, mpqa (10-fold cross-validation), 20news (by date), cola
-            (tests on its development part; measured by Matthews' correlation too), or listops
-            (generated).
+            and sst2 (which test on GLUE's development part; cola is measured by Matthews'
+            correlation too), or listops (generated).
         fold: Number, 0..9, of the tenth of mr, subj, cr or mpqa that tests; a tenth of the rest
             validates.
         strip: Removal of headers, signatures and quoted lines from 20news: they tell the group.

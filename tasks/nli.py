@@ -12,10 +12,10 @@ class Inference(PairLabelling):
     """Tell whether a hypothesis follows from a premise.
 
     Args:
-        name: Named data set: snli, mnli (matched validates, mismatched tests), scitail, sick or rte
-            (tests on its development part); without their training files snli-part (trains on the
-            development set), mnli-part (on 3,000 pairs) or scitail-part (on eight tenths of the
-            development set).
+        name: Named data set: snli, mnli (matched validates, mismatched tests), scitail, sick, rte
+            or qnli (both test on their development part); without their training files snli-part
+            (trains on the development set), mnli-part (on 3,000 pairs) or scitail-part (on eight
+            tenths of the development set).
         options: Options of `PairLabelling` and `Labelling`.
     """
 

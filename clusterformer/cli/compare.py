@@ -56,6 +56,7 @@ example. Shipped files are found by bare name.
   grid: {model.lr: [0.001, 0.002]} lists of values; each combination makes further rows
   seeds: [0, 1, 2]
   seed_options: [data.fold]        options that get the seed too: a fold for each
+  skip_absent: true                leave out columns whose data set is not here, and say so
 
 examples:
   clusterformer compare quickstart
@@ -135,6 +136,8 @@ def _compare(options: argparse.Namespace) -> None:
     folder = _folder(options, path.stem)
     seeds = list(dict.fromkeys(planned.seed for planned in plan.runs))[: options.seeds]
     jobs = [Job(folder, planned) for planned in plan.runs if planned.seed in seeds]
+    if plan.skip_absent:
+        jobs = _present(jobs)
     if options.dry_run:
         _list(jobs)
         return
@@ -163,6 +166,20 @@ def _compare(options: argparse.Namespace) -> None:
         raise InputError(f"{len(failures)} of {len(mine)} runs failed: {reasons}")
     if len(results) < len(jobs):
         print(f"{len(results)} of {len(jobs)} runs are finished; the same command resumes")
+
+
+def _present(jobs: Sequence[Job]) -> list[Job]:
+    """Leave out the columns whose data set is not here, and say which."""
+    from clusterformer.cli.options import make_model_and_task
+    from clusterformer.compare.listing import absent_columns
+
+    absent = absent_columns(jobs, make_model_and_task)
+    for column, message in absent.items():
+        print(f"left out: column {column}: {message}", file=sys.stderr)
+    present = [job for job in jobs if job.planned.column not in absent]
+    if not present:
+        raise InputError("no column has its data set here; the lines above say what brings them")
+    return present
 
 
 def _submit(jobs: Sequence[Job], options: argparse.Namespace, folder: Path) -> None:

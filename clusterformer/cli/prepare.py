@@ -27,12 +27,13 @@ published checksums and counts. An interrupted download continues when you run t
   --timeout 30      seconds without a byte after which a connection is closed and opened again
 
 sets
-  classification      mr subj cr mpqa 20news
-  inference           snli scitail mnli sick
+  classification      mr subj cr mpqa 20news cola sst2
+  inference           snli scitail mnli sick rte qnli
   similarity          stsb
-  matching            quora (fetched by hand: the command explains) wikiqa
+  matching            quora (fetched by hand: the command explains) wikiqa mrpc
   translation         multi30k iwslt14 wmt14 tatoeba
-  language modelling  wikitext2 gutenberg pg19 (needs the extra hub)
+  language modelling  wikitext2 gutenberg pg19 wikipedia wikipedia-simple
+                      (the last three need the extra hub)
   speech              fsdd librispeech (7 GB)
   others              mnist glove
   vectors             not fetched but trained, in ten minutes or so: 300 numbers a word, from

@@ -9,9 +9,10 @@ import torch
 
 from clusterformer.compare.jobs import Job
 from clusterformer.compare.plan_file import is_number
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, MissingDataError
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
+from clusterformer.tasks.base import Labelling
 
 Maker = Callable[[list[str]], tuple[ClusterFormer, Task]]
 """Maker of the model and task that the options of `fit` describe."""
@@ -47,6 +48,35 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
             arguments = job.planned.arguments()
             sizes[cell] = results["parameters"] if results else _parameters(*make(arguments))
         yield ListedRun(job.planned.name, state, sizes[cell])
+
+
+def absent_columns(jobs: Sequence[Job], make: Maker) -> dict[str, str]:
+    """Find the columns whose data set is not on this machine, and the message that says so.
+
+    Other mistakes are left for the runs to report. A column of which a run has begun is not absent.
+
+    Args:
+        jobs: The runs.
+        make: Maker of model and task; called once for each column.
+    """
+    columns = dict.fromkeys(job.planned.column for job in jobs)
+    absent: dict[str, str] = {}
+    for column in columns:
+        runs = [job for job in jobs if job.planned.column == column]
+        if any(job.run or job.outcome for job in runs):
+            continue
+        try:
+            _, task = make(runs[0].planned.arguments())
+            if isinstance(task, Labelling):
+                task.read("train")
+            else:
+                task.prepare_data()
+                task.setup("fit")
+        except MissingDataError as error:
+            absent[column] = str(error)
+        except (InputError, OSError):
+            pass
+    return absent
 
 
 def seconds_left(jobs: Sequence[Job]) -> float | None:

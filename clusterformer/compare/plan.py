@@ -33,6 +33,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "also": list,
     "baseline": str,
     "paper": dict,
+    "skip_absent": bool,
 }
 
 OURS = ("seed_everything", "runs", "resume")
@@ -93,6 +94,7 @@ class Plan:
         also: Further measures, whose mean over all columns stands beside the costs.
         baseline: Row to test the others against; None for the first.
         paper: Row to column to the number that the paper reports, shown below ours.
+        skip_absent: Whether to leave out columns whose data set is not on this machine.
     """
 
     title: str
@@ -101,6 +103,7 @@ class Plan:
     also: Sequence[str] = ()
     baseline: str | None = None
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    skip_absent: bool = False
 
 
 def find_plan(name: str) -> Path:
@@ -127,7 +130,8 @@ def read_plan(path: Path) -> Plan:
     The file holds `config` (one or several, for all runs), `options` (dotted keys, for all runs),
     `rows` and `columns` (name to dotted keys, among them `config`), `grid` (dotted key to a list of
     values; each combination makes further rows), `seeds`, `seed_options` (dotted keys that get the
-    seed too, such as data.fold), and for the table `title`, `metric`, `baseline` and `paper`.
+    seed too, such as data.fold), `skip_absent` (whether to leave out columns whose data set is not
+    here), and for the table `title`, `metric`, `baseline` and `paper`.
 
     Raises:
         InputError: if it holds anything else, no run, too many, or two runs of one name.
@@ -164,7 +168,8 @@ def read_plan(path: Path) -> Plan:
     also = content.get("also", [])
     if not all(isinstance(name, str) for name in also):
         file.refuse(f"also must be names of measures, got {shorten(also)}", "also")
-    return Plan(title, runs, content.get("metric"), also, baseline, _paper(file))
+    skip = content.get("skip_absent", False)
+    return Plan(title, runs, content.get("metric"), also, baseline, _paper(file), skip)
 
 
 def _check_forms(file: PlanFile) -> None:

@@ -20,9 +20,9 @@ from clusterformer.data.named_sets import Split, check_count, data_folder, missi
 
 _log = logging.getLogger(__name__)
 
-ClassificationCorpus = Literal["mr", "subj", "cr", "mpqa", "20news", "cola"]
+ClassificationCorpus = Literal["mr", "subj", "cr", "mpqa", "20news", "cola", "sst2"]
 InferenceCorpus = Literal[
-    "snli", "snli-part", "mnli", "mnli-part", "scitail", "scitail-part", "sick", "rte"
+    "snli", "snli-part", "mnli", "mnli-part", "scitail", "scitail-part", "sick", "rte", "qnli"
 ]
 MatchingCorpus = Literal["quora", "quora-part", "qqp-part", "mrpc", "wikiqa", "wikiqa-part"]
 SimilarityCorpus = Literal["stsb"]
@@ -37,7 +37,14 @@ _NUM_SENTENCES: dict[str, dict[str, int]] = {
     "mpqa": {"0": 7292, "1": 3311},
 }
 _NUM_POSTS: dict[str, int] = {"train": 11_314, "test": 7_532}
-_NUM_COLA: dict[str, int] = {"train": 8_551, "dev": 1_043}
+_GLUE_COLUMNS: dict[str, tuple[int | str, int | str]] = {  # of text and label
+    "cola": (4, 2),
+    "sst2": ("sentence", "label"),
+}
+_NUM_GLUE: dict[str, dict[str, int]] = {
+    "cola": {"train": 8_551, "dev": 1_043},
+    "sst2": {"train": 67_349, "dev": 872},
+}
 
 
 class _PairFiles(NamedTuple):
@@ -63,6 +70,7 @@ _PAIR_FILES: dict[str, _PairFiles] = {
     "stsb": _PairFiles("glue/stsb"),
     "mrpc": _PairFiles("glue/mrpc"),
     "rte": _PairFiles("glue/rte", ("train",), None, "dev"),  # GLUE's test part has no labels
+    "qnli": _PairFiles("glue/qnli", ("train",), None, "dev"),
     "wikiqa": _PairFiles("wikiqa"),
     "wikiqa-part": _PairFiles("wikiqa", ("train",), None, "dev"),
 }
@@ -82,6 +90,7 @@ _NUM_PAIRS: dict[str, dict[str, int]] = {
     "stsb": {"train": 5_749, "dev": 1_500, "test": 1_379},
     "mrpc": {"train": 3_668, "dev": 408, "test": 1_725},
     "rte": {"train": 2_490, "dev": 277},
+    "qnli": {"train": 104_743, "dev": 5_463},
     "wikiqa": {"train": 20_360, "dev": 2_733, "test": 6_165},
 }
 _NUM_QUESTIONS: dict[str, int] = {"train": 873, "dev": 126, "test": 243}
@@ -99,6 +108,11 @@ _COLUMNS: dict[str, dict[str, Any]] = {
     "rte": {
         "first_column": "sentence1",
         "second_column": "sentence2",
+        "label_column": "label",
+    },
+    "qnli": {
+        "first_column": "question",
+        "second_column": "sentence",
         "label_column": "label",
     },
     "wikiqa": {"group_column": 1, "first_column": 2, "second_column": 3, "label_column": 4},
@@ -120,8 +134,8 @@ def read_corpus(
     """Read one split of a named set of labelled texts.
 
     Sentence sets (mr, subj, cr, mpqa) have 10-fold cross-validation: fold `fold` tests, a tenth of
-    the rest validates. 20news is split by date into train and test. Of cola, the development part
-    tests, since the test part has no labels.
+    the rest validates. 20news is split by date into train and test. Of cola and sst2, the
+    development part tests, since the test part has no labels.
 
     Args:
         name: Name of the set.
@@ -141,10 +155,11 @@ def read_corpus(
         if strip:
             rows = [row._replace(text=strip_post(row.text)) for row in rows]
         return rows if split == "test" else hold_out(rows, split)
-    if name == "cola":
+    if name in _GLUE_COLUMNS:
         part = "dev" if split == "test" else "train"
-        rows = _read_rows(name, folder.parent / "glue" / "cola" / f"{part}.tsv", 4, 2)
-        check_count(folder, f"sentences of {part}", len(rows), _NUM_COLA[part])
+        path = folder.parent / "glue" / name / f"{part}.tsv"
+        rows = _read_rows(name, path, *_GLUE_COLUMNS[name])
+        check_count(path, "sentences", len(rows), _NUM_GLUE[name][part])
         return rows if split == "test" else hold_out(rows, split)
     rows = _read_rows(name, folder / f"{name}.tsv", 2, 1)
     counts = Counter(row.label for row in rows)

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 from clusterformer.data.labelled_text import read_text
 from clusterformer.data.named_sets import Split, check_count, data_folder
 from clusterformer.data.text_pieces import text_pieces
-from clusterformer.errors import InputError, reading
+from clusterformer.errors import InputError, MissingDataError, reading
 
-LanguageModelingCorpus = Literal["wikitext2", "gutenberg", "pg19"]
+LanguageModelingCorpus = Literal["wikitext2", "gutenberg", "pg19", "wikipedia", "wikipedia-simple"]
 
 _ENDINGS = (".txt", ".txt.gz")
 _WIKITEXT2 = {  # lines, words; line ends are further words, 2,088,628 / 217,646 / 245,569 in all
@@ -31,6 +31,7 @@ _HELD_OUT = {
         "carroll-alice",
     ),
 }
+_NUM_WIKIPEDIA = {"wikipedia": 41, "wikipedia-simple": 1}
 _PG19 = {"train": ("train", 28_602), "valid": ("validation", 50), "test": ("test", 100)}
 
 
@@ -109,7 +110,7 @@ def named_documents(
 
     wikitext2 is one file a split, pg19 a folder a split. gutenberg, 51 books, has no published
     split: here three whole books validate and four test, and no other book of their authors is in
-    the training split.
+    the training split. wikipedia and wikipedia-simple are as `clusterformer prepare` deals them.
 
     Args:
         name: Name of the set.
@@ -121,23 +122,21 @@ def named_documents(
     """
     folder = data_folder(root) / name
     if not folder.is_dir():
-        raise InputError(
-            f"{name}: no folder {folder}; set data.root, or $CLUSTERFORMER_DATA, to the folder "
-            f"that holds {name}"
+        raise MissingDataError(
+            f"{name}: no folder {folder}; `clusterformer prepare {name}` brings it, or set "
+            f"data.root, or $CLUSTERFORMER_DATA, to the folder that holds {name}"
         )
     if name == "wikitext2":
         lines, words = _WIKITEXT2[split]
         return [Document(folder / f"{split}.txt.gz", lines=lines, words=words)]
     if name == "gutenberg":
         return _gutenberg(folder, split)
+    if name in _NUM_WIKIPEDIA:
+        if split != "train":
+            return [Document(folder / f"{split}.txt.gz")]
+        return _files(folder / "train", _NUM_WIKIPEDIA[name], "files")
     part, count = _PG19[split]
-    documents = own_documents(folder / part)
-    if len(documents) != count:
-        raise InputError(
-            f"{folder / part}: {len(documents):,} books, expected {count:,}; the data set is "
-            "changed, or give your own folders as data.train, data.valid and data.test"
-        )
-    return documents
+    return _files(folder / part, count, "books")
 
 
 def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> list[Document]:
@@ -163,6 +162,16 @@ def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> li
             f"{path}: too few files, {len(files)}, to hold some out; give data.valid and data.test"
         )
     return [Document(file) for file in chosen]
+
+
+def _files(folder: Path, count: int, what: str) -> list[Document]:
+    documents = own_documents(folder)
+    if len(documents) != count:
+        raise InputError(
+            f"{folder}: {len(documents):,} {what}, expected {count:,}; the data set is changed, or "
+            "give your own folders as data.train, data.valid and data.test"
+        )
+    return documents
 
 
 def _gutenberg(folder: Path, split: Split) -> list[Document]:

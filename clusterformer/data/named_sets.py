@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from clusterformer.data.cache import cache_folder
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, MissingDataError
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -31,11 +31,7 @@ def check_count(where: Path, what: str, found: int, *expected: int) -> None:
         raise InputError(f"{where}: {found:,} {what}, expected {allowed}; the data set is changed")
 
 
-BY_HAND = ("cola", "mrpc", "rte")
-"""Sets that `prepare` does not bring: their terms, or that of their parts, want a person."""
-
-
-def missing_file(name: str, path: Path | str, known: Container[str] = ()) -> InputError:
+def missing_file(name: str, path: Path | str, known: Container[str] = ()) -> MissingDataError:
     """Make the error for a named set without one of its files.
 
     Args:
@@ -44,9 +40,7 @@ def missing_file(name: str, path: Path | str, known: Container[str] = ()) -> Inp
         known: Names of all sets; with "NAME-part" among them, the message suggests it.
     """
     hint = "" if name.endswith("-part") else f"; `clusterformer prepare {name}` brings it"
-    if name in BY_HAND:
-        hint = "; it is a file of GLUE (gluebenchmark.com), which has the same columns"
     if f"{name}-part" in known:
         hint += f", or train on what is there: name {name}-part"
     folder = "data.root, or $CLUSTERFORMER_DATA, is the folder of the data sets"
-    return InputError(f"{name}: no file {path}{hint}; {folder}")
+    return MissingDataError(f"{name}: no file {path}{hint}; {folder}")

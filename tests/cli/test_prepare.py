@@ -9,6 +9,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from web import Web, serving
 from clusterformer.cli.main import main
 from clusterformer.cli.prepare import HELP
 from clusterformer.data.corpora import read_pair_corpus
+from clusterformer.data.prepare import prepare_set
 from clusterformer.data.prepare.catalogue import CONVERTERS, published_sets
 from clusterformer.data.prepare.prepare_set import _count, _packed_or_not, presence
 
@@ -251,6 +253,47 @@ def test_list_shows_every_set_and_what_is_there_of_it(
     assert {name for name, found in here.items() if found == "yes"} == {"mr"}
     assert {name for name, found in here.items() if found == "part"} == {"snli", "multi30k"}
     assert all(row[-1].startswith("https://") for row in rows[2:] if row[0] != "20news")
+
+
+def test_a_set_of_glue_is_fetched_into_its_folder(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = "index\tsentence1\tsentence2\tlabel\n0\tIt rains.\tIt is wet.\tentailment\n"
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for part in ("train", "dev"):
+            archive.writestr(f"RTE/{part}.tsv", table)
+    web.files["/rte/RTE.zip"] = data.getvalue()
+    usual = published_sets()["rte"]
+    small = replace(
+        usual,
+        remotes=(replace(usual.remotes[0], size=0, checksum=""),),
+        contents=dict.fromkeys(usual.contents, 2),
+    )
+    monkeypatch.setattr(prepare_set, "published_set", {"rte": small}.__getitem__)
+    assert main(["prepare", "rte", f"--mirror={web.url}", f"--root={tmp_path}"]) == 0
+    assert files_in(tmp_path) == {"glue/rte/train.tsv", "glue/rte/dev.tsv"}
+    assert (tmp_path / "glue/rte/dev.tsv").read_text() == table
+
+
+def test_a_missing_library_is_told_before_anything_is_fetched(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prepare_set, "find_spec", lambda name: None)
+    wanted = ["prepare", "wikipedia", f"--mirror={web.url}", f"--root={tmp_path}"]
+    printed = error_of(wanted, capsys)
+    assert "wikipedia is read by the library pyarrow: pip install 'clusterformer[hub]'" in printed
+    assert not web.asked
+
+
+@pytest.mark.parametrize("name", ["cola", "sst2", "mrpc", "rte", "qnli", "wikipedia-simple"])
+def test_without_a_server_one_line_says_so(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ["prepare", name, "--mirror=http://127.0.0.1:9", f"--root={tmp_path}"]
+    printed = error_of([*wanted, "--accept-licence"], capsys)
+    assert f"/{name}/" in printed
+    assert "cannot be reached" in printed
 
 
 def test_the_table_is_whole() -> None:

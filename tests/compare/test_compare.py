@@ -231,3 +231,26 @@ def test_runs_table_and_page_join_one_group_on_wandb(
     group = b"\x04tiny"  # a string of four letters, as protobuf writes it
     assert [group in log for log in logs] == [True] * 3
     assert sum(b"tiny-comparison" in log and b"index.html" in log for log in logs) == 1
+
+
+def test_columns_without_their_data_set_are_left_out_and_named(
+    plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLUSTERFORMER_DATA", str(plan.parent))
+    absent = {"QNLI": "qnli.yaml", "CoLA": "cola.yaml", "WikiText": "wikitext2.yaml"}
+    columns = {name: {"config": config} for name, config in absent.items()}
+    here = {"partners": {key: TINY[key] for key in ("config",)} | TINY["options"]}
+    content = {"skip_absent": True, "rows": {"ours": {}}, "columns": columns | here}
+    plan.write_text(yaml.safe_dump(content, sort_keys=False))
+    assert main(["compare", str(plan), "--dry-run"]) == 0
+    told = capsys.readouterr()
+    for name, config in absent.items():
+        line = next(line for line in told.err.splitlines() if f"left out: column {name}:" in line)
+        assert f"`clusterformer prepare {config.removesuffix('.yaml')}` brings it" in line
+    assert "ours on partners, seed 0" in told.out
+    assert "1 runs, 1 to train" in told.out
+
+    content["columns"] = columns
+    plan.write_text(yaml.safe_dump(content, sort_keys=False))
+    assert main(["compare", str(plan)]) == 2
+    assert "no column has its data set here" in capsys.readouterr().err

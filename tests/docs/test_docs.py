@@ -192,7 +192,7 @@ def test_options_are_in_the_help(line: str, capsys: pytest.CaptureFixture[str]) 
 def test_data_sets_are_there_to_be_prepared(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", "--help"]) == 0
     sets = capsys.readouterr().out.partition("\nsets\n")[2]
-    names = [word for word in arguments(line)[1:] if word != "--list"]
+    names = [word for word in arguments(line)[1:] if not word.startswith("--")]
     assert all(re.search(rf"\b{name}\b", sets) for name in names), line
 
 

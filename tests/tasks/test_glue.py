@@ -20,6 +20,7 @@ from clusterformer.training.text_baselines import Labelled
 
 SENTENCES = [f"gj04\t{i % 3 and 1}\t{'' if i % 3 else '*'}\tthe cat {i} sat" for i in range(40)]
 PAIRS = [f'{i % 2}\t1\t2\tthe "cat" {i}\ta cat {i}' for i in range(40)]
+PHRASES = [f"the film {i} is {'good' if i % 2 else 'bad'} \t{i % 2}" for i in range(40)]
 FOLLOWS = [f"{i}\ta cat {i}\tit {i} sat\t{'not_' * (i % 2)}entailment" for i in range(40)]
 
 
@@ -27,7 +28,10 @@ FOLLOWS = [f"{i}\ta cat {i}\tit {i} sat\t{'not_' * (i % 2)}entailment" for i in 
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     heads = {"mrpc": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"}
     heads["rte"] = "index\tsentence1\tsentence2\tlabel"
-    for name, lines in (("cola", SENTENCES), ("mrpc", PAIRS), ("rte", FOLLOWS)):
+    heads["qnli"] = "index\tquestion\tsentence\tlabel"
+    heads["sst2"] = "sentence\tlabel"
+    tables = {"cola": SENTENCES, "sst2": PHRASES, "mrpc": PAIRS, "rte": FOLLOWS, "qnli": FOLLOWS}
+    for name, lines in tables.items():
         folder = tmp_path / "glue" / name
         folder.mkdir(parents=True)
         for part, count in (("train", 30), ("dev", 10), ("test", 20)):
@@ -35,9 +39,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             text = "".join(f"{line}\n" for line in [*head, *lines[:count]])
             (folder / f"{part}.tsv").write_text(text)
     counts = {"train": 30, "dev": 10, "test": 20}
-    monkeypatch.setattr(corpora, "_NUM_COLA", counts)
-    monkeypatch.setitem(corpora._NUM_PAIRS, "mrpc", counts)
-    monkeypatch.setitem(corpora._NUM_PAIRS, "rte", counts)
+    for name in ("cola", "sst2"):
+        monkeypatch.setitem(corpora._NUM_GLUE, name, counts)
+    for name in ("mrpc", "rte", "qnli"):
+        monkeypatch.setitem(corpora._NUM_PAIRS, name, counts)
     return tmp_path
 
 
@@ -47,10 +52,17 @@ def test_what_has_labels_tests(root: Path) -> None:
     assert sizes == [[27, 3, 10], [30, 10, 20]]
     assert tasks[0].read("test")[1].text == "the cat 1 sat"
     assert tasks[1].read("test")[1].texts == ('the "cat" 1', "a cat 1")
-    task = Inference("rte", root=str(root))
-    task.setup("fit")
-    assert task.state()["labels"] == ["entailment", "not_entailment"]
-    assert len(task.read("test")) == 10
+    for name in ("rte", "qnli"):
+        task = Inference(name, root=str(root))
+        task.setup("fit")
+        assert task.state()["labels"] == ["entailment", "not_entailment"]
+        assert len(task.read("test")) == 10
+        assert task.read("test")[1].texts == ("a cat 1", "it 1 sat")
+    films = Classification("sst2", root=str(root)).read("test")
+    assert [(film.text.strip(), film.label) for film in films[:2]] == [
+        ("the film 0 is bad", "0"),
+        ("the film 1 is good", "1"),
+    ]
 
 
 def measured(task: Task, batch: object, logits: torch.Tensor) -> dict[str, float]:
@@ -96,10 +108,10 @@ def test_simple_methods_have_the_same_measures(root: Path) -> None:
 
 
 def test_a_missing_file_says_where_it_comes_from(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cola: no file .*train.tsv; it is a file of GLUE"):
-        Classification("cola", root=str(tmp_path)).read("train")
-    with pytest.raises(ValueError, match=r"rte: no file .*train.tsv; it is a file of GLUE"):
-        Inference("rte", root=str(tmp_path)).read("train")
+    for task, names in ((Classification, ("cola", "sst2")), (Inference, ("rte", "qnli"))):
+        for name in names:
+            with pytest.raises(ValueError, match=f"{name}: no file .*train.tsv; .*prepare {name}`"):
+                task(name, root=str(tmp_path)).read("train")
 
 
 @pytest.mark.slow

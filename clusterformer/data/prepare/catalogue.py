@@ -17,6 +17,7 @@ from clusterformer.data.prepare.convert_books import (
 )
 from clusterformer.data.prepare.convert_labelled_text import (
     column_converter,
+    convert_mrpc,
     convert_newsgroups,
     convert_sick,
     convert_stsb,
@@ -30,6 +31,7 @@ from clusterformer.data.prepare.convert_parallel_text import (
     convert_wmt14,
 )
 from clusterformer.data.prepare.convert_speech import convert_librispeech
+from clusterformer.data.prepare.convert_wikipedia import english_tables, wikipedia_converter
 from clusterformer.errors import InputError
 
 Terms = Literal["open", "accept", "by hand"]
@@ -39,6 +41,13 @@ _LABELS = ("entailment", "neutral", "contradiction")
 _MNLI = {"train": "train", "dev_matched": "dev-matched", "dev_mismatched": "dev-mismatched"}
 _WIKITEXT = ("train", "valid", "test")
 _GLOVE = ("glove.6B.100d.txt", "glove.6B.300d.txt")
+
+
+def _glue(archive: str, top: str, num_columns: int) -> Converter:
+    """Make a converter for GLUE's tables with labels: all columns, with the header if any."""
+    parts = {f"{top}/{part}.tsv": part for part in ("train", "dev")}
+    return column_converter(archive, parts, range(num_columns))
+
 
 CONVERTERS: dict[str, Converter] = {
     "mr": two_class_converter("mr", "rt-polarity.neg", "rt-polarity.pos", "cp1252"),
@@ -62,6 +71,11 @@ CONVERTERS: dict[str, Converter] = {
         [0, 1, 2],
     ),
     "stsb": convert_stsb,
+    "cola": _glue("CoLA.zip", "CoLA", 4),
+    "sst2": _glue("SST-2.zip", "SST-2", 2),
+    "mrpc": convert_mrpc,
+    "rte": _glue("RTE.zip", "RTE", 4),
+    "qnli": _glue("QNLIv2.zip", "QNLI", 4),
     "sick": convert_sick,
     "quora": column_converter(
         "Quora_question_pair_partition.zip",
@@ -84,6 +98,8 @@ CONVERTERS: dict[str, Converter] = {
     ),
     "gutenberg": convert_gutenberg,
     "pg19": convert_pg19,
+    "wikipedia": wikipedia_converter("wikipedia"),
+    "wikipedia-simple": wikipedia_converter("wikipedia-simple"),
     "mnist": copy_files,
     "fsdd": copy_files,
     "librispeech": convert_librispeech,
@@ -126,6 +142,7 @@ class PublishedSet:
     terms: Terms = "open"
     folder: str = ""
     size: int = 0
+    needs: str = ""
 
     @property
     def converter(self) -> Converter:
@@ -149,6 +166,7 @@ def published_sets() -> dict[str, PublishedSet]:
     for book in gutenberg_books():
         table["gutenberg"].setdefault("files", []).append({"url": book.url})
         table["gutenberg"]["contents"][f"{book.name}.txt.gz"] = 0
+    table["wikipedia"]["files"] = [{"url": url} for url in english_tables()]
     return {
         name: PublishedSet(
             name, remotes=tuple(RemoteFile(**remote) for remote in entry.pop("files", ())), **entry

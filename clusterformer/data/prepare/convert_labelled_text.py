@@ -117,5 +117,21 @@ def convert_stsb(downloads: Path, folder: Path) -> None:
         write_lines(folder / f"{part}.tsv", (_row(*row) for row in rows))
 
 
+def convert_mrpc(downloads: Path, folder: Path) -> None:
+    """Convert MRPC: the tables as they are; a list of pairs says which of train are GLUE's dev."""
+    ids = split_lines((downloads / "mrpc_dev_ids.tsv").read_bytes())
+    held = {tuple(line.split("\t")) for line in ids}
+    parts: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
+    for file in ("train", "test"):
+        table = (downloads / f"msr_paraphrase_{file}.txt").read_bytes()
+        header, *lines = split_lines(table, "utf-8-sig")
+        for line in lines:
+            cells = line.split("\t")
+            part = "dev" if file == "train" and tuple(cells[1:3]) in held else file
+            parts[part].append(_row(*cells))
+    for part, rows in parts.items():
+        write_lines(folder / f"{part}.tsv", [header, *rows])
+
+
 def _row(*cells: str) -> str:
     return "\t".join(" ".join(cell.split()) for cell in cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -57,6 +58,10 @@ def prepare_set(
     downloads = root_folder / "downloads" / name
     if presence(published, root_folder) == "yes":
         return folder
+    if published.needs and find_spec(published.needs) is None:
+        raise InputError(
+            f"{name} is read by the library {published.needs}: pip install 'clusterformer[hub]'"
+        )
     downloads.mkdir(parents=True, exist_ok=True)
     with lock(downloads, report):
         downloads.mkdir(exist_ok=True)
@@ -142,6 +147,7 @@ def _build(published: PublishedSet, downloads: Path, folder: Path) -> None:
             )
     if folder.exists():
         folder.rmdir()
+    folder.parent.mkdir(parents=True, exist_ok=True)
     new.rename(folder)
 
 

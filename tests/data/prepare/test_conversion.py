@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packed import lines_in
 
+from clusterformer.data import corpora
 from clusterformer.data.bitext import Bitext
 from clusterformer.data.labelled_text import read_pairs, read_rows
 from clusterformer.data.prepare.archives import write_lines
@@ -134,6 +135,66 @@ def test_scores_of_sentences_become_tables_with_tabs(downloads: Path, folder: Pa
         (downloads / f"stsb-en-{part}.csv").write_text('"One, two.","He said ""so"".",4.2\nA,B,0\n')
     CONVERTERS["stsb"](downloads, folder)
     assert (folder / "dev.tsv").read_text() == 'One, two.\tHe said "so".\t4.2\nA\tB\t0\n'
+
+
+_RTE = 'index\tsentence1\tsentence2\tlabel\n0\tNo "W\tBad\tentailment\n'
+_QNLI = "index\tquestion\tsentence\tlabel\n0\tWhen?\tAs\tentailment\n"
+GLUE = [
+    ("cola", "CoLA.zip", "CoLA", 'gj04\t1\t\tOur friends won\'t buy "this".\r\n', 0),
+    ("sst2", "SST-2.zip", "SST-2", "sentence\tlabel\nhide new secretions \t0\n", 1),
+    ("rte", "RTE.zip", "RTE", _RTE, 1),
+    ("qnli", "QNLIv2.zip", "QNLI", _QNLI, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "archive", "top", "text", "head"), GLUE)
+def test_a_table_of_glue_is_what_its_task_reads(
+    downloads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, archive: str,
+    top: str, text: str, head: int,
+) -> None:  # fmt: skip
+    files = {f"{top}/{part}.tsv": text for part in ("train", "dev")}
+    files[f"{top}/test.tsv"] = "index\tsentence\n0\tno label\n"
+    files["__MACOSX/._train.tsv"] = "\0"
+    zip_of(downloads / archive, files)
+    (folder := tmp_path / "glue" / name).mkdir(parents=True)
+    CONVERTERS[name](downloads, folder)
+    assert {path.name for path in folder.iterdir()} == {"train.tsv", "dev.tsv"}
+    assert len(lines_in(folder / "dev.tsv")) == 1 + head
+    if name in ("cola", "sst2"):
+        monkeypatch.setitem(corpora._NUM_GLUE, name, {"dev": 1})
+        [row] = corpora.read_corpus(name, "test", root=tmp_path)
+        assert (row.text, row.label) in (
+            ('Our friends won\'t buy "this".', "1"),
+            ("hide new secretions", "0"),
+        )
+    else:
+        monkeypatch.setitem(corpora._NUM_PAIRS, name, {"dev": 1})
+        [pair] = corpora.read_pair_corpus(name, "test", root=tmp_path)
+        assert pair[:3] in (('No "W', "Bad", "entailment"), ("When?", "As", "entailment"))
+
+
+def test_the_list_of_glue_says_which_pairs_of_mrpc_validate(
+    downloads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+    rows = [f'{i % 2}\t70{i}\t71{i}\tHe said "so {i}.\tSo  {i}.' for i in range(6)]
+    for part, lines in (("train", rows[:4]), ("test", rows[4:])):
+        text = "".join(f"{line}\r\n" for line in [header, *lines])
+        (downloads / f"msr_paraphrase_{part}.txt").write_bytes(text.encode())
+    (downloads / "mrpc_dev_ids.tsv").write_text("701\t711\n703\t713\n")
+    (folder := tmp_path / "glue" / "mrpc").mkdir(parents=True)
+    CONVERTERS["mrpc"](downloads, folder)
+    monkeypatch.setitem(corpora._NUM_PAIRS, "mrpc", {"train": 2, "dev": 2, "test": 2})
+    found = {
+        part: corpora.read_pair_corpus("mrpc", part, root=tmp_path)
+        for part in ("train", "valid", "test")
+    }
+    assert {part: [pair.second for pair in pairs] for part, pairs in found.items()} == {
+        "train": ["So 0.", "So 2."],
+        "valid": ["So 1.", "So 3."],
+        "test": ["So 4.", "So 5."],
+    }
+    assert found["valid"][0][:3] == ('He said "so 1.', "So 1.", "1")
 
 
 def test_sick_gets_one_kind_of_line_ends(downloads: Path, folder: Path) -> None:
