@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from clusterformer.attention.grouping import Grouping
 from clusterformer.attention.neural_clustering import NeuralClusteringAttention
@@ -16,6 +17,9 @@ from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.reference import argmax_first
 from clusterformer.sequence_parallel.block_attention import parallel_chunk_attention
 from clusterformer.sequence_parallel.sequence_group import SequenceGroup
+
+SIMILARITIES = 2**21
+"""Number of similarities that are computed at once, for memory: 8 MiB."""
 
 
 class ParallelClustering(NeuralClusteringAttention):
@@ -124,16 +128,38 @@ class ParallelClustering(NeuralClusteringAttention):
         return torch.cat([first, values[:, :, count:]], 2)
 
     def _assign(self, points: Tensor, anchors: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Assign tokens and average them as `kernels.grouping.assign`, over all processes."""
-        scores = (anchors @ points.transpose(1, 2)).masked_fill(
-            ~key_mask[:, None], torch.finfo(points.dtype).min
-        )
-        largest = self.group.maximum(scores.amax(-1, keepdim=True))  # (B, C, 1)
-        weights = (scores - largest).exp().masked_fill(~key_mask[:, None], 0.0)
-        summed = torch.cat([weights @ points, weights.sum(-1, keepdim=True)], -1)
-        summed = self.group.total(summed)  # (B, C, F + 1)
+        """Assign tokens and average them as `kernels.grouping.assign`, over all processes.
+
+        Similarities (B, C, n) would take more memory than all else: they are computed for some
+        tokens at a time, and again where they are needed again.
+        """
+        size = max(1, SIMILARITIES // (len(points) * self.num_clusters))
+        pieces = list(zip(points.split(size, 1), key_mask.split(size, 1), strict=True))
+        with torch.no_grad():
+            largest = torch.stack([_scores(*x, anchors).amax(-1) for x in pieces])
+            largest = self.group.maximum(largest.amax(0))[..., None]  # (B, C, 1)
+        sums = [
+            checkpoint(_sum, *x, anchors, largest, use_reentrant=False, preserve_rng_state=False)
+            for x in pieces
+        ]
+        summed = self.group.total(torch.stack(sums).sum(0))  # (B, C, F + 1)
         total = summed[..., -1:].clamp(min=torch.finfo(summed.dtype).tiny)
-        relative = scores.detach()
-        if self.causal is not True:  # strictly causal assignment regards no other token
-            relative = relative - largest - total.detach().log()
-        return argmax_first(relative, 1), summed[..., :-1] / total
+        normalizer = largest + total.detach().log()
+        if self.causal is True:  # strictly causal assignment regards no other token
+            normalizer = torch.zeros_like(normalizer)
+        with torch.no_grad():
+            assignment = [argmax_first(_scores(*x, anchors) - normalizer, 1) for x in pieces]
+        return torch.cat(assignment, 1), summed[..., :-1] / total
+
+
+def _scores(points: Tensor, key_mask: Tensor, anchors: Tensor) -> Tensor:
+    """Compute the similarity of some tokens with all clusters, (B, C, n)."""
+    scores = anchors @ points.transpose(1, 2)
+    return scores.masked_fill(~key_mask[:, None], torch.finfo(points.dtype).min)
+
+
+def _sum(points: Tensor, key_mask: Tensor, anchors: Tensor, largest: Tensor) -> Tensor:
+    """Sum some points by membership, and the memberships, (B, C, F + 1)."""
+    weights = (_scores(points, key_mask, anchors) - largest).exp()
+    weights = weights.masked_fill(~key_mask[:, None], 0.0)
+    return torch.cat([weights @ points, weights.sum(-1, keepdim=True)], -1)
