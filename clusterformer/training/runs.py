@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,14 @@ class Run:
     def finished(self) -> bool:
         """Whether the latest start came to its end."""
         written = self._numbered("results", ".json")[:-1]
-        return bool(written) and written[-1].stat().st_mtime >= self.config.stat().st_mtime
+        if not written:
+            return False
+        with suppress(ValueError, RecursionError):  # a torn file
+            found = json.loads(written[-1].read_text(encoding="utf-8"))
+            if isinstance(found, dict) and "config" in found:
+                return bool(found["config"] == self.config.name)
+        # of an earlier version: by the clocks, which may differ between starts
+        return written[-1].stat().st_mtime >= self.config.stat().st_mtime
 
     @property
     def wandb_id(self) -> str:
@@ -172,7 +179,8 @@ class Run:
                 self.folder.parent.rmdir()
 
     def finish(self, results: dict[str, Any]) -> None:
-        """Write the outcome of the training; the file is whole or not there."""
+        """Write the outcome of the training, and which start it is of; whole or not at all."""
+        results = {**results, "config": self.config.name}
         path = self._next("results", ".json")
         partial = path.with_suffix(".partial")
         _write(partial, json.dumps(results, indent=2) + "\n")

@@ -113,3 +113,24 @@ def test_what_cannot_be_shared_is_one_line(
     assert 0 not in train_together(2, [*command, "--trainer.strategy=sequence_parallel"], log)
     assert message in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", [(3, "sequence_parallel"), (1, "auto")])
+def test_a_shared_run_goes_on_with_another_number_of_processes(
+    then: tuple[int, str], texts: Path, tmp_path: Path
+) -> None:
+    """No example is lost or doubled: each step has the loss of a run in one process."""
+    command, log, (number, strategy) = command_of("rotary", texts), tmp_path / "log", then
+    assert main([*command, f"--runs={tmp_path / 'one'}"]) == 0
+    begun = [*command, "--trainer.max_steps=4", "--trainer.strategy=sequence_parallel"]
+    assert set(train_together(2, [*begun, f"--runs={tmp_path / 'two'}"], log)) == {0}
+    (one,), (run,) = ((tmp_path / name).glob("*/1") for name in ("one", "two"))
+    resume = ["fit", f"--resume={run}", "--trainer.max_steps=6", f"--trainer.strategy={strategy}"]
+    assert set(train_together(number, resume, log)) == {0}, log.read_text()
+    expected, found = (
+        {row["step"]: row["train/loss"] for row in logged(each) if "train/loss" in row}
+        for each in (one, run)
+    )
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert len(found) == 6

@@ -193,3 +193,23 @@ def test_metrics_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "metrics.csv"
     with pytest.raises(InputError, match=r"metrics\.csv: cannot be written: No such file"):
         MetricsFile(path).log_metrics({}, step=0)
+
+
+def test_clocks_that_differ_finish_no_run(tmp_path: Path) -> None:
+    """A start on a machine whose clock is behind that of the start before."""
+    run = Run.create(tmp_path, "a")
+
+    def begin() -> None:
+        run.prepare("a: 1\n", 0)
+        run.confirm()
+
+    begin()
+    run.finish({})
+    assert run.finished
+    ahead = time.time() + 86_400
+    os.utime(run.folder / "results.json", (ahead, ahead))
+    begin()
+    assert not run.finished
+    os.utime(run.config, (ahead, ahead))
+    run.finish({})
+    assert run.finished
