@@ -111,7 +111,7 @@ class Card:
             "## Load\n\nWith transformers, whose model is clusterformer's own code "
             "(`pip install 'clusterformer[pretrained]'`):\n\n"
             "```python\nfrom transformers import AutoModelForSequenceClassification, AutoTokenizer"
-            "\n\ntokenizer = AutoTokenizer.from_pretrained(FOLDER)\n"
+            "\n\ntokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"
             "model = AutoModelForSequenceClassification.from_pretrained(FOLDER, "
             "trust_remote_code=True)\n```\n\nWith clusterformer:\n\n" + ours
         )

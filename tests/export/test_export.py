@@ -73,7 +73,7 @@ def test_the_folder_gives_what_the_run_gives(
     expected = clusterformer.load(run).predict(TEXTS, probabilities=True)
     assert clusterformer.load(folder).predict(TEXTS, probabilities=True) == expected
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
     batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -90,7 +90,8 @@ def test_the_card_says_what_it_is(run: Path, tmp_path: Path) -> None:
     results = json.loads((run / "results.json").read_text())["results"]
     assert f"| test/accuracy | {results['test/accuracy']:.4f} |" in card
     assert "license: apache-2.0" in card
-    assert "trust_remote_code=True" in card
+    for kind in ("Tokenizer", "ModelForSequenceClassification"):  # else transformers asks [y/N]
+        assert f"Auto{kind}.from_pretrained(FOLDER, trust_remote_code=True)" in card
     assert "NeuralClusteringAttention(num_clusters=3" in card
     assert "labels: bad, good" in card
     config = json.loads((tmp_path / "m" / "config.json").read_text())

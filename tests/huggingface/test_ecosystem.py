@@ -95,3 +95,28 @@ def test_sentence_transformers_load_a_converted_folder(tiny, tmp_path: Path) -> 
     mask = inputs["attention_mask"][..., None]
     torch.testing.assert_close(found, (hidden * mask).sum(1) / mask.sum(1))
     assert huggingface.is_attached(encoder)
+
+
+NEAR = {"block_size": 4, "dense_length": 0, "global_tokens": 1, "local_heads": 1}
+
+
+@pytest.mark.slow
+def test_a_compiled_model_gives_the_same(tiny, batch) -> None:
+    """Values and gradients, at two lengths, with and without padding, in one graph."""
+    model = tiny("Bert", num_hidden_layers=2)
+    model = huggingface.attach(model, "NeuralClusteringAttention", **NEAR)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for lengths in ([40, 23], [33, 33]):
+        inputs, mask = batch(lengths, lengths[0])
+        ours, theirs = (run(**inputs).last_hidden_state[mask] for run in (compiled, model))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        weight = torch.randn_like(ours)
+        gradients = [
+            torch.autograd.grad(
+                (found * weight).sum(), list(model.parameters()), materialize_grads=True
+            )
+            for found in (ours, theirs)
+        ]
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
