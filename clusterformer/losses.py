@@ -118,7 +118,9 @@ def clustering_loss(
         (B,), the sum over the real tokens of each sequence.
     """
     points, centroids = _space(grouping, form)
-    labels = grouping.assignment.masked_fill(~mask, 0)
+    texts, length = mask.shape
+    mask = mask.repeat_interleave(len(points) // texts, 0)  # a row for each clustering
+    labels = grouping.assignment.reshape(-1, length).masked_fill(~mask, 0)
     phi = points @ centroids.transpose(1, 2)  # (B, N, C)
     if form == "contrastive":
         scaled = (phi / temperature).transpose(1, 2)
@@ -127,7 +129,7 @@ def clustering_loss(
         losses = -phi.gather(2, labels[..., None])[..., 0]
     else:
         raise ValueError(f'form must be "contrastive", "bare" or "bounded", got {form!r}')
-    return losses.masked_fill(~mask, 0.0).sum(-1)
+    return losses.masked_fill(~mask, 0.0).sum(-1).view(texts, -1).mean(1)
 
 
 def sorting_loss(grouping: Grouping, form: ClusteringForm = "bare") -> Tensor:
@@ -143,7 +145,8 @@ def sorting_loss(grouping: Grouping, form: ClusteringForm = "bare") -> Tensor:
         (B,), one value a sequence.
     """
     _, centroids = _space(grouping, form)
-    return -(centroids * centroids.roll(1, 1)).sum(-1).mean(-1)
+    losses = -(centroids * centroids.roll(1, 1)).sum(-1).mean(-1)  # a row for each clustering
+    return losses.view(len(grouping.assignment), -1).mean(1)
 
 
 def _space(grouping: Grouping, form: ClusteringForm) -> tuple[Tensor, Tensor]:

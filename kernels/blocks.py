@@ -220,7 +220,7 @@ def window_blocks(
 
     A text of one block is a `single_block`, except in an exported graph, which is for any length.
     """
-    if length <= width and not torch.compiler.is_exporting():
+    if not torch.compiler.is_exporting() and length <= width:
         return single_block(length, batch, key_mask, device=device)
     order = torch.arange(length, device=device).expand(batch, length)
     inverse, lengths = order, torch.full((batch, 1), length, device=device)
@@ -229,6 +229,8 @@ def window_blocks(
         inverse = torch.empty_like(order).scatter_(1, order, inverse)
         lengths = key_mask.sum(-1, keepdim=True)
     blocks = (length + width - 1) // width  # ONNX rounds a negative quotient up
+    if torch.compiler.is_exporting():
+        blocks = torch.sym_max(blocks, 2)  # of one block the strides would be a guard
     block = torch.arange(-look_back, blocks + look_ahead, device=device)
     position = block[:, None] * width + torch.arange(width, device=device)  # (G + J - 1, S)
     filled = (position >= 0) & (position < lengths[..., None])
@@ -237,10 +239,11 @@ def window_blocks(
     if key_mask is not None:
         slot = slot.masked_fill(~key_mask, -1)
     used = filled.any(-1)
-    visible = used.unfold(1, look_back + look_ahead + 1, 1)  # (B, G, J)
+    reach = look_back + look_ahead + 1
+    visible = torch.stack([used[:, seen : seen + blocks] for seen in range(reach)], 2)  # (B, G, J)
     visible = visible & visible[..., look_back, None]
     members, copies, padded = members.masked_fill(~filled, 0), slot[..., None], key_mask is not None
-    short = not torch.compiler.is_exporting() and length <= (look_back + look_ahead + 1) * width
+    short = not torch.compiler.is_exporting() and length <= reach * width
     return Blocks(members, filled, slot, copies, visible, look_back, padded, short=short)
 
 
@@ -289,6 +292,9 @@ def single_block(
 
 def windows(x: Tensor, reach: int) -> Tensor:
     """Join the entries that each block sees: (B, G + J - 1, S, ...) -> (B, G, J * S, ...)."""
+    if torch.compiler.is_exporting():  # of views that overlap, the order of strides is a guard
+        groups = x.shape[1] - reach + 1
+        return torch.stack([x[:, one : one + groups] for one in range(reach)], 2).flatten(2, 3)
     seen = x.unfold(1, reach, 1)  # (B, G, S, ..., J)
     return seen.movedim(-1, 2).flatten(2, 3)
 

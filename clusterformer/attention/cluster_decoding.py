@@ -1,6 +1,7 @@
 """Cached decoding of strictly causal neural clustering attention.
 
-B batch   H heads   M tokens kept   D head width   F features (width of the clustering space)
+B batch   H heads   G clusterings   R rows: B * G   M tokens kept   D head width
+F features (width of the clustering space)
 
 The cache has two parts. Up to `dense_length` tokens, keys and values of all of them, and their
 points. With the token after them, rings of the last chunks of each cluster take their place.
@@ -8,134 +9,177 @@ points. With the token after them, rings of the last chunks of each cluster take
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from clusterformer.attention.base import Cache
+from clusterformer.attention.base import AttentionCore, Cache, Grouping
 from clusterformer.attention.ring_steps import ring_entries, ring_step
 from clusterformer.attention.text_cache import extend
 from clusterformer.clustering.ring_cache import fill, make_ring_cache
 from clusterformer.kernels.reference import argmax_first
 
-if TYPE_CHECKING:
-    from clusterformer.attention.neural_clustering import NeuralClusteringAttention
-
 PREFIX = 4
 """Number of tensors of a cache that hold the first tokens: a count, points, keys and values."""
 
-
-def empty_cache(core: NeuralClusteringAttention, like: Tensor) -> Cache:
-    """Make an empty cache of `core`; `like` (B, ...) gives batch size, dtype and device."""
-    size, local, batch = (core.look_back + 1) * core.chunk_size, core.local_heads, len(like)
-    coupled = core.head_width + (core.space.out_features if core.coupling else 0)
-    far = like.new_zeros((core.num_heads - local) * coupled)
-    near = like.new_zeros(local * core.head_width)
-    heads = like.new_zeros(batch, core.num_heads, 0, core.head_width)
-    cosine, space = core.similarity == "cosine", core.space
-    features = space.out_features if cosine else space.in_features  # where points lie
-    return (
-        like.new_zeros(batch, dtype=torch.long),
-        like.new_zeros(batch, 0, features, dtype=torch.float32),
-        heads,
-        heads,
-        *make_ring_cache(batch, core.num_clusters, size, (far, far)),
-        *make_ring_cache(batch, 1, 2 * core.local_window, (near, near)),
-    )
+_RING = 4  # tensors of a ring cache: keys, values, positions and counts
 
 
-def decode(
-    core: NeuralClusteringAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    points: Tensor,
-    anchors: Tensor,
-    cache: Cache,
-) -> tuple[Tensor, Cache]:
-    """Decode one token. Writes into `cache`, or a larger copy of it, and returns it.
+class ClusterDecoding(AttentionCore):
+    """Decoding of `NeuralClusteringAttention`, which has the options and methods declared here.
 
-    Args:
-        core: The mechanism.
-        q, k, v: (B, H, 1, D).
-        points: Point of the token, (B, 1, F).
-        anchors: Anchors of the centroids, (C, F).
-        cache: Cache before the token.
+    Each clustering of a text, with its share of the heads, is a row of its own.
     """
-    count, *kept = cache[:PREFIX]
-    position = int(count[0])  # the same in every row
-    if position < core.dense_length:
-        new = zip(kept, (points, k, v), strict=True)
-        kept = [extend(rows, position, row) for rows, row in new]
-        held = slice(position + 1)
-        key, value = (rows[:, :, held].to(q.dtype) for rows in kept[1:])
-        mixed = F.scaled_dot_product_attention(q, key, value)
-        return mixed, (count + 1, *kept, *cache[PREFIX:])
-    if position == core.dense_length and position:
-        held = slice(position)
-        first_points, key, value = kept[0][:, held], kept[1][:, :, held], kept[2][:, :, held]
-        cache = fill_rings(core, key, value, first_points, _nearest(first_points, anchors), cache)
-    local, scale, parts = core.local_heads, core.head_width**-0.5, []
-    far, near = cache[PREFIX : PREFIX + 4], cache[PREFIX + 4 :]
-    cluster = _nearest(points, anchors)[:, 0]
-    if local:
-        heads = q[:, :local], k[:, :local], v[:, :local]
-        part, near = ring_step(*heads, torch.zeros_like(cluster), core.local_window, near, scale)
-        parts.append(part)
-    if local < core.num_heads:
-        query, key, extra = q[:, local:], k[:, local:], core.coupling_columns(points)
-        if extra is not None:
-            columns = (x[:, None].expand(-1, query.shape[1], -1, -1).to(q.dtype) for x in extra)
-            query, key = (torch.cat([x, y], -1) for x, y in zip((query, key), columns, strict=True))
-        part, far = ring_step(query, key, v[:, local:], cluster, core.chunk_size, far, scale)
-        parts.append(part)
-    return torch.cat(parts, 1), (count + 1, *cache[1:PREFIX], *far, *near)
+
+    num_clusters: int
+    num_clusterings: int
+    chunk_size: int
+    look_back: int
+    dense_length: int
+    local_heads: int
+    local_window: int
+    coupling: bool
+    similarity: Literal["cosine", "dot"]
+    space: nn.Linear
+
+    @abstractmethod
+    def anchors(self, hidden: Tensor, previous: Grouping | None) -> tuple[Tensor, Tensor]:
+        """Compute points (R, N, F) and anchors (C, F) or (R, C, F)."""
+
+    @abstractmethod
+    def coupling_columns(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Compute the columns of queries and keys, (R, N, F), that couple; None for none."""
+
+    def fold(self, heads: Tensor) -> Tensor:
+        """Give each clustering its share of clustered heads: (B, H, N, D) to (R, H / G, N, D)."""
+        if self.num_clusterings == 1:
+            return heads
+        return heads.unflatten(1, (self.num_clusterings, -1)).flatten(0, 1)
+
+    def unfold(self, heads: Tensor) -> Tensor:
+        """Undo `fold`."""
+        if self.num_clusterings == 1:
+            return heads
+        return heads.unflatten(0, (-1, self.num_clusterings)).flatten(1, 2)
+
+    def cache(self, like: Tensor) -> Cache:
+        """Make a cache of the first `dense_length` tokens, then of the last chunks of each cluster.
+
+        Cost: O(1) time and memory per step, for any length.
+        """
+        if self.causal is not True:
+            return super().cache(like)
+        batch, rows, local = len(like), self.num_clusterings, self.local_heads
+        cosine, space = self.similarity == "cosine", self.space
+        features = space.out_features // rows if cosine else space.in_features  # of points
+        coupled = self.head_width + (features if self.coupling else 0)
+        far = like.new_zeros((self.num_heads - local) // rows * coupled)
+        near = like.new_zeros(local * self.head_width)
+        heads = like.new_zeros(batch, self.num_heads, 0, self.head_width)
+        size = (self.look_back + 1) * self.chunk_size
+        rings = make_ring_cache(batch * rows, self.num_clusters, size, (far, far))
+        return (
+            like.new_zeros(batch, dtype=torch.long),
+            like.new_zeros(batch, rows, 0, features, dtype=torch.float32),
+            heads,
+            heads,
+            *(x.unflatten(0, (batch, rows)) for x in rings),
+            *make_ring_cache(batch, 1, 2 * self.local_window, (near, near)),
+        )
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
+        points, anchors = self._own_points(hidden)
+        count, *kept = cache[:PREFIX]
+        position = int(count[0])  # the same in every row
+        if position < self.dense_length:
+            new = zip(kept, (self._by_text(points), k, v), strict=True)
+            kept = [extend(rows, position, row) for rows, row in new]
+            held = slice(position + 1)
+            key, value = (rows[:, :, held].to(q.dtype) for rows in kept[1:])
+            mixed = F.scaled_dot_product_attention(q, key, value)
+            return mixed, (count + 1, *kept, *cache[PREFIX:])
+        if position == self.dense_length and position:
+            first, key, value = (rows[:, :, :position] for rows in kept)
+            first = first.flatten(0, 1)
+            cache = self._fill_rings(key, value, first, _nearest(first, anchors), cache)
+        far = tuple(x.flatten(0, 1) for x in cache[PREFIX : PREFIX + _RING])
+        near = cache[PREFIX + _RING :]
+        local, scale, parts = self.local_heads, self.head_width**-0.5, []
+        if local:
+            heads, one = (q[:, :local], k[:, :local], v[:, :local]), torch.zeros_like(count)
+            part, near = ring_step(*heads, one, self.local_window, near, scale)
+            parts.append(part)
+        if local < self.num_heads:
+            query, key, value = (self.fold(x[:, local:]) for x in (q, k, v))
+            extra = self.coupling_columns(points)
+            if extra is not None:
+                query, key = (_append(x, y) for x, y in zip((query, key), extra, strict=True))
+            cluster = _nearest(points, anchors)[:, 0]
+            part, far = ring_step(query, key, value, cluster, self.chunk_size, far, scale)
+            parts.append(self.unfold(part))
+        far = tuple(self._by_text(x) for x in far)
+        return torch.cat(parts, 1), (count + 1, *cache[1:PREFIX], *far, *near)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, grouping = self.forward(q, k, v, hidden=hidden)
+        if grouping is None:  # no more than the first tokens
+            points = self._by_text(self._own_points(hidden)[0])
+            kept = cache[0] + k.shape[2], points, k.contiguous(), v.contiguous()
+            return mixed, (*kept, *cache[PREFIX:])
+        assert grouping.points is not None
+        clusters = grouping.assignment.reshape(len(grouping.points), -1)
+        return mixed, self._fill_rings(k, v, grouping.points, clusters, cache)
+
+    def _fill_rings(
+        self, k: Tensor, v: Tensor, points: Tensor, clusters: Tensor, cache: Cache
+    ) -> Cache:
+        """Put the first tokens of a text into empty rings, and none of them beside the rings.
+
+        Args:
+            k, v: (B, H, M, D).
+            points: (R, M, F).
+            clusters: Cluster of each token, (R, M).
+            cache: Cache with empty rings.
+        """
+        local, near = self.local_heads, cache[PREFIX + _RING :]
+        far = tuple(x.flatten(0, 1) for x in cache[PREFIX : PREFIX + _RING])
+        if local:
+            one = clusters.new_zeros(len(k), k.shape[2])
+            near = fill(near, one, ring_entries(k[:, :local], v[:, :local]))
+        if local < self.num_heads:
+            key, extra = self.fold(k[:, local:]), self.coupling_columns(points)
+            if extra is not None:
+                key = _append(key, extra[1])
+            far = fill(far, clusters, ring_entries(key, self.fold(v[:, local:])))
+        none = self._by_text(points)[:, :, :0], k[:, :, :0], v[:, :, :0]
+        count = torch.full_like(cache[0], k.shape[2])
+        return count, *none, *(self._by_text(x) for x in far), *near
+
+    def _own_points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute points and anchors of this layer's own centroids, as `forward` does."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.anchors(hidden.float(), None)
+
+    def _by_text(self, rows: Tensor) -> Tensor:
+        """Turn rows (R, ...) to (B, G, ...)."""
+        return rows.unflatten(0, (-1, self.num_clusterings))
 
 
-def keep_prefix(k: Tensor, v: Tensor, points: Tensor, cache: Cache) -> Cache:
-    """Put the first tokens of a text, at most `dense_length`, into an empty cache.
-
-    Args:
-        k, v: (B, H, M, D).
-        points: (B, M, F).
-        cache: Empty cache.
-    """
-    return (cache[0] + k.shape[2], points, k.contiguous(), v.contiguous(), *cache[PREFIX:])
-
-
-def fill_rings(
-    core: NeuralClusteringAttention,
-    k: Tensor,
-    v: Tensor,
-    points: Tensor,
-    assignment: Tensor,
-    cache: Cache,
-) -> Cache:
-    """Put the first tokens of a text into empty rings, and none of them beside the rings.
-
-    Args:
-        core: The mechanism.
-        k, v: (B, H, M, D).
-        points: (B, M, F).
-        assignment: Cluster of each token, (B, M).
-        cache: Cache with empty rings.
-    """
-    local, far, near = core.local_heads, cache[PREFIX : PREFIX + 4], cache[PREFIX + 4 :]
-    if local:
-        near = fill(near, torch.zeros_like(assignment), ring_entries(k[:, :local], v[:, :local]))
-    if local < core.num_heads:
-        key, extra = k[:, local:], core.coupling_columns(points)
-        if extra is not None:
-            columns = extra[1][:, None].expand(-1, key.shape[1], -1, -1)
-            key = torch.cat([key, columns.to(key.dtype)], -1)
-        far = fill(far, assignment, ring_entries(key, v[:, local:]))
-    count = torch.full_like(cache[0], k.shape[2])
-    return count, points[:, :0], k[:, :, :0], v[:, :, :0], *far, *near
+def _append(heads: Tensor, columns: Tensor) -> Tensor:
+    """Append columns (R, M, A) to heads (R, H, M, D)."""
+    columns = columns[:, None].expand(-1, heads.shape[1], -1, -1)
+    return torch.cat([heads, columns.to(heads.dtype)], -1)
 
 
 def _nearest(points: Tensor, anchors: Tensor) -> Tensor:
-    """Find the clusters (B, M) of points (B, M, F)."""
+    """Find the clusters (R, M) of points (R, M, F)."""
     with torch.autocast(points.device.type, enabled=False):  # as `forward` assigns
         return argmax_first(anchors @ points.transpose(1, 2), 1)

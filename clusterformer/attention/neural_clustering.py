@@ -1,7 +1,7 @@
 """Neural clustering attention (ClusterFormer, Wang et al., ACL 2022, sections 3.1-3.2, B).
 
 B batch   H heads   N tokens   D head width   E model width   C clusters   S block size
-F features (width of the clustering space)
+G clusterings   R rows: B * G   F features (width of the clustering space)
 """
 
 import math
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention import cluster_decoding
-from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.base import Causal, Grouping
+from clusterformer.attention.cluster_decoding import ClusterDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.text_ends import TextEnds, attend_with_ends, count_with_ends, text_ends
 from clusterformer.attention.visibility import share_of_tokens
@@ -21,6 +21,7 @@ from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_at_least, require_one_of, require_positive
 from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.grouping import assign, explore, sort
+from clusterformer.kernels.rows import repeat_rows
 from clusterformer.masks import padded_last
 
 PAPER_FORM: dict[str, Any] = {
@@ -36,12 +37,13 @@ Similarity = Literal["cosine", "dot"]
 Origin = Literal["learnt", "k-means", "random"]
 
 
-class NeuralClusteringAttention(AttentionCore):
+class NeuralClusteringAttention(ClusterDecoding):
     """Attention within blocks of tokens of learned clusters.
 
     Tokens are assigned to centroids, sorted by cluster, cut into blocks of equal width, and attend
-    to the blocks around their own (eq. 2-10). All heads share the clusters, which are those of the
-    hidden states. The next layer starts from the updated centroids.
+    to the blocks around their own (eq. 2-10). Hidden states are clustered: once for all heads, or
+    with `num_clusterings` once for each share of them. The next layer starts from the updated
+    centroids.
 
     With `block_size`, a token sees as many tokens of any text. `num_clusters` without it is the
     paper's k, and cuts any text into k blocks: the cost is quadratic again. `num_clusters=k` and
@@ -71,6 +73,8 @@ class NeuralClusteringAttention(AttentionCore):
         num_heads: Number of heads (H).
         causal: Causal form: False, True or "masked".
         num_clusters: Number of clusters (C), the paper's k; texts may be shorter. None: 16.
+        num_clusterings: Number of clusterings (G), each with W, centroids and an equal share of the
+            heads of its own; `num_heads` gives every head its own clusters.
         block_size: Number of tokens in a block, except with `causal=True` (see `chunk_size`). None:
             the number of clusters divides the text if it is given, else 64.
         dense_length: Length, in tokens, up to which a text has full attention and no clusters,
@@ -112,6 +116,7 @@ class NeuralClusteringAttention(AttentionCore):
         *,
         causal: Causal = False,
         num_clusters: int | None = None,
+        num_clusterings: int = 1,
         block_size: int | None = None,
         dense_length: int | None = None,
         min_width: int = 1,
@@ -134,7 +139,7 @@ class NeuralClusteringAttention(AttentionCore):
             look_ahead = 0 if causal else 1
         require_at_least(1, num_clusters=num_clusters, block_size=block_size, chunk_size=chunk_size)
         require_at_least(1, min_width=min_width, cluster_width=cluster_width)
-        require_at_least(1, local_window=local_window)
+        require_at_least(1, local_window=local_window, num_clusterings=num_clusterings)
         require_at_least(0, look_back=look_back, look_ahead=look_ahead, dense_length=dense_length)
         require_at_least(0, global_tokens=global_tokens, exploration=exploration)
         if num_clusters is None:
@@ -145,29 +150,38 @@ class NeuralClusteringAttention(AttentionCore):
         require_positive(temperature=temperature, alpha=alpha)
         require_one_of(get_args(Similarity), similarity=similarity)
         require_one_of(get_args(Origin), clusters=clusters)
-        if similarity == "dot" and (coupling or clusters == "k-means"):
-            needs = "coupling needs" if coupling else 'clusters="k-means" needs'
-            raise ValueError(f'{needs} similarity="cosine"; with "dot" set coupling=False')
+        if similarity == "dot" and (coupling or num_clusterings > 1 or clusters == "k-means"):
+            raise ValueError(
+                'coupling, num_clusterings > 1 and clusters="k-means" need similarity="cosine"; '
+                'with "dot" set coupling=False'
+            )
         for name, count in (("look_ahead", look_ahead), ("global_tokens", global_tokens)):
             if causal and count:
                 raise ValueError(f"{name} must be 0 with causal={causal!r}, got {count}")
         if not 0 <= local_heads <= num_heads:
             raise ValueError(f"local_heads must be in 0..{num_heads}, got {local_heads}")
+        if (num_heads - local_heads) % num_clusterings:
+            raise ValueError(
+                f"num_clusterings must divide the {num_heads - local_heads} heads that cluster, "
+                f"got {num_clusterings}"
+            )
         self.num_clusters, self.block_size, self.chunk_size = num_clusters, block_size, chunk_size
         self.dense_length, self.min_width = dense_length or 0, min_width
         self.look_back, self.look_ahead = look_back, look_ahead
         self.coupling, self.similarity, self.temperature = coupling, similarity, temperature
         self.local_heads, self.local_window = local_heads, local_window
         self.global_tokens, self.exploration = global_tokens, exploration
+        self.num_clusterings = num_clusterings
         width = cluster_width if similarity == "cosine" else d_model
-        self.space = nn.Linear(d_model, width, bias=False)  # W^C
-        self.centroids: nn.Parameter | None = nn.Parameter(torch.randn(num_clusters, width))
+        self.space = nn.Linear(d_model, num_clusterings * width, bias=False)  # W^C
+        start = torch.randn(num_clusterings, num_clusters, width).squeeze(0)
+        self.centroids: nn.Parameter | None = nn.Parameter(start)
         if clusters != "learnt":
             self.space.weight.requires_grad_(False)
             self.centroids.requires_grad_(False)
         self.means: SphericalMeans | None = None
         if clusters == "k-means":
-            self.means = SphericalMeans(1, num_clusters, width, decay=0.999, seed=0)
+            self.means = SphericalMeans(num_clusterings, num_clusters, width, decay=0.999, seed=0)
             self.centroids = None
         self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha))) if coupling else None
 
@@ -206,24 +220,23 @@ class NeuralClusteringAttention(AttentionCore):
         assert blocks is not None
         assert points is not None
         if means is not None:
-            means.observe(points[:, None], grouping.assignment[:, None], key_mask, hidden)
-        local, parts, ends = self.local_heads, [], self.ends(hidden, key_mask)
+            by_text = (len(hidden), self.num_clusterings, -1)
+            labels = grouping.assignment.view(by_text)
+            means.observe(points.view(*by_text, points.shape[-1]), labels, key_mask, hidden)
+        local, parts = self.local_heads, []
         # A graph for any length does not cut a text at one.
         in_place = self.causal is True and not exporting and padded_last(key_mask)
-        attend = partial(
-            attend_with_ends,
-            ends=ends,
-            key_mask=key_mask,
-            causal=is_causal,
-            scale=self.head_width**-0.5,
-            prefix=limit if in_place else 0,
-        )
+        scale, prefix = self.head_width**-0.5, limit if in_place else 0
+        attend = partial(attend_with_ends, causal=is_causal, scale=scale, prefix=prefix)
         if local:
             near = q[:, :local], k[:, :local], v[:, :local]
-            parts.append(attend(*near, self.near_blocks(hidden, key_mask)))
+            window, ends = self.near_blocks(hidden, key_mask), self.ends(hidden, key_mask)
+            parts.append(attend(*near, window, ends, key_mask))
         if local < self.num_heads:
-            far = q[:, local:], k[:, local:], v[:, local:]
-            parts.append(attend(*far, blocks, extra=self.coupling_columns(points)))
+            far = self.fold(q[:, local:]), self.fold(k[:, local:]), self.fold(v[:, local:])
+            extra, mask = self.coupling_columns(points), self._rows(key_mask)
+            found = attend(*far, blocks, self.ends(points, mask), mask, extra=extra)
+            parts.append(self.unfold(found))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         if self.causal is True:
             if limit and not in_place:
@@ -238,9 +251,13 @@ class NeuralClusteringAttention(AttentionCore):
         if grouping is None:  # short texts
             return mask.float()
         assert grouping.blocks is not None
-        causal, local, ends = bool(self.causal), self.local_heads, self.ends(mask, mask)
-        counts = count_with_ends(grouping.blocks, ends, mask, causal)
+        causal, local = bool(self.causal), self.local_heads
+        rows = repeat_rows(mask, self.num_clusterings)
+        counts = count_with_ends(grouping.blocks, self.ends(rows, rows), rows, causal)
+        if self.num_clusterings > 1:
+            counts = counts.view(len(mask), self.num_clusterings, -1).float().mean(1)
         if local:
+            ends = self.ends(mask, mask)
             near = count_with_ends(self.near_blocks(mask, mask), ends, mask, causal)
             counts = (local * near + (self.num_heads - local) * counts) / self.num_heads
         shares = share_of_tokens(counts, mask, causal)
@@ -257,21 +274,26 @@ class NeuralClusteringAttention(AttentionCore):
         """Find the tokens that all see, in texts of the shape (B, N) of `like`; None for none."""
         return text_ends(like, self.global_tokens, key_mask) if self.global_tokens else None
 
+    def _rows(self, mask: Tensor | None) -> Tensor | None:
+        return mask if mask is None else repeat_rows(mask, self.num_clusterings)
+
     def _group(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None
     ) -> Grouping:
         points, anchors = self.anchors(hidden, previous)
-        strict = self.causal is True
-        assignment, updated = assign(points, anchors, key_mask, without_normalizer=strict)
+        mask = self._rows(key_mask)
+        assignment, updated = assign(points, anchors, mask, without_normalizer=self.causal is True)
         tried = assignment
         if self.training and self.exploration:
             tried = explore(points, anchors, self.exploration)
-        blocks = self.blocks_of(tried, key_mask)
+        blocks = self.blocks_of(tried, mask)
         updated = self.read_centroids(updated)
+        if self.num_clusterings > 1:
+            assignment = assignment.unflatten(0, (len(hidden), self.num_clusterings))
         return Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
 
     def anchors(self, hidden: Tensor, previous: Grouping | None) -> tuple[Tensor, Tensor]:
-        """Compute points (B, N, F) and anchors (C, F) or (B, C, F) of the centroids of this layer.
+        """Compute points (R, N, F) and anchors (C, F) or (R, C, F) of the centroids of this layer.
 
         The similarity of eq. 2 is S = anchors points^T.
 
@@ -282,28 +304,33 @@ class NeuralClusteringAttention(AttentionCore):
         Raises:
             ValueError: if the layer has no centroids of its own, and gets none.
         """
-        centroids = self.own_centroids()
+        centroids, parts = self.own_centroids(), self.num_clusterings
         if self.causal is not True and previous is not None and previous.centroids is not None:
             centroids = previous.centroids
-        if centroids is None:
+        elif centroids is None:
             raise ValueError("this layer has no centroids of its own: pass `previous`, got None")
-        if self.similarity == "cosine":
-            points = F.normalize(F.linear(hidden, self.space.weight.float()), dim=-1)
-            return points, F.normalize(centroids.float(), dim=-1) / self.temperature
-        return hidden, centroids.float() @ self.space.weight.float() * self.d_model**-0.5
+        elif parts > 1:
+            centroids = centroids.repeat(len(hidden), 1, 1)
+        if self.similarity == "dot":
+            return hidden, centroids.float() @ self.space.weight.float() * self.d_model**-0.5
+        points = F.linear(hidden, self.space.weight.float())
+        if parts > 1:
+            points = points.unflatten(-1, (parts, -1)).transpose(1, 2).flatten(0, 1)
+        anchors = F.normalize(centroids.float(), dim=-1) / self.temperature
+        return F.normalize(points, dim=-1), anchors
 
     def own_centroids(self) -> Tensor | None:
-        """Return the centroids (C, F) that this layer has itself; None if it inherits them."""
-        return self.centroids if self.means is None else self.means.centroids[0]
+        """Return the centroids of this layer, (C, F) or (G, C, F); None if it inherits them."""
+        return self.centroids if self.means is None else self.means.centroids.squeeze(0)
 
     def read_centroids(self, means: Tensor) -> Tensor:
-        """Make the centroids C' of eq. 3 of the means U X of the points, (B, C, F)."""
+        """Make the centroids C' of eq. 3 of the means U X of the points, (R, C, F)."""
         if self.similarity == "dot":
             return F.linear(means, self.space.weight.float())  # (U X) W of eq. 3, never X W
         return means
 
     def blocks_of(self, assignment: Tensor, key_mask: Tensor | None) -> Blocks:
-        """Cut tokens of these clusters, (B, N), into blocks."""
+        """Cut tokens of these clusters, (R, N), into blocks."""
         grouped = sort(assignment, self.num_clusters, key_mask)
         if self.causal is True:
             return cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)
@@ -313,38 +340,7 @@ class NeuralClusteringAttention(AttentionCore):
         return equal_blocks(grouped, count, key_mask, self.look_back, self.look_ahead, width)
 
     def coupling_columns(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Compute columns alpha z and z, (B, N, F), that add alpha z . z to q . k / sqrt(D)."""
+        """Compute columns alpha z and z, (R, N, F), that add alpha z . z to q . k / sqrt(D)."""
         if self.log_alpha is None or points is None:
             return None
         return self.log_alpha.float().exp() * self.head_width**0.5 * points, points
-
-    def cache(self, like: Tensor) -> Cache:
-        """Make a cache of the first `dense_length` tokens, then of the last chunks of each cluster.
-
-        Cost: O(1) time and memory per step, for any length.
-        """
-        return (
-            cluster_decoding.empty_cache(self, like) if self.causal is True else super().cache(like)
-        )
-
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
-        return cluster_decoding.decode(self, q, k, v, *self._own_points(hidden), cache)
-
-    def prefill(
-        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        mixed, grouping = self.forward(q, k, v, hidden=hidden)
-        if grouping is None:
-            points, _ = self._own_points(hidden)
-            return mixed, cluster_decoding.keep_prefix(k, v, points, cache)
-        assert grouping.points is not None
-        clustered = grouping.points, grouping.assignment
-        return mixed, cluster_decoding.fill_rings(self, k, v, *clustered, cache)
-
-    def _own_points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute points and anchors of this layer's own centroids, as `forward` does."""
-        with torch.autocast(hidden.device.type, enabled=False):
-            return self.anchors(hidden.float(), None)

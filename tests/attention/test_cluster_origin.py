@@ -71,7 +71,7 @@ def test_a_lower_layer_passes_its_means_on() -> None:
         ({"clusters": "kmeans"}, "clusters must be one of learnt, k-means, random; got 'kmeans'"),
         (
             {"clusters": "k-means", "similarity": "dot", "coupling": False},
-            'clusters="k-means" needs similarity="cosine"',
+            'clusters="k-means" need similarity="cosine"',
         ),
     ],
 )

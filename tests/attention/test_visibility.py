@@ -89,6 +89,10 @@ def test_every_mechanism_says_what_a_token_sees(cls, causal) -> None:
             32, 4, num_clusters=3, chunk_size=4, causal=True, local_heads=3, local_window=2
         ),
         NeuralClusteringAttention(32, 4, num_clusters=7, global_tokens=2),
+        NeuralClusteringAttention(32, 4, num_clusters=7, global_tokens=1, num_clusterings=2),
+        NeuralClusteringAttention(
+            32, 4, num_clusters=3, chunk_size=3, causal=True, local_heads=2, num_clusterings=2
+        ),
         NeuralClusteringAttention(
             32, 4, block_size=2, dense_length=0, global_tokens=1, local_heads=1, local_window=3
         ),
@@ -147,6 +151,7 @@ def test_counting_makes_no_quadratic_matrix() -> None:
     [
         NeuralClusteringAttention(32, 4, num_clusters=6, look_ahead=0),
         NeuralClusteringAttention(32, 4, num_clusters=6),
+        NeuralClusteringAttention(32, 4, num_clusters=6, num_clusterings=4),
         ReformerAttention(32, 4, chunk_size=2),
         ReformerAttention(32, 4, num_hashes=3, chunk_size=2),
         RoutingAttention(32, 4, num_clusters=6, window=4, local_heads=0),

@@ -91,6 +91,9 @@ def draw_case(form: Form, seed: int) -> Case:
         options["look_ahead"] = draw([None, 0, 1, 2])
     if "local_heads" in known:
         options["local_heads"] = draw([0, heads // 2, heads])
+    if "num_clusterings" in known and options.get("similarity") != "dot":
+        clustered = heads - options["local_heads"]
+        options["num_clusterings"] = draw([n for n in (1, 1, 2, 4) if clustered % n == 0])
     if "global_tokens" in known and not causal:
         options["global_tokens"] = draw([0, 0, 1, 2])
     dtype = draw([torch.float64, torch.float32])
