@@ -124,6 +124,8 @@ def calibrating(
         raise InputError("calibrate needs a model with NeuralClusteringAttention attached")
     if any(slot.core.similarity != "cosine" for slot in attached):
         raise InputError('calibrate needs similarity="cosine"')
+    if any(slot.core.num_clusterings > 1 for slot in attached):
+        raise InputError("calibrate needs num_clusterings=1")
     cores: list[Any] = [slot.core for slot in attached]
     fits = [_Fit(core, steps, seed) for core in cores]
     calibration = Calibration()

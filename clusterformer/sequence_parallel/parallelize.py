@@ -53,6 +53,10 @@ def _parallel(core: AttentionCore, group: SequenceGroup) -> type[AttentionCore]:
             raise ValueError('a shared sequence needs causal=True or False, got causal="masked"')
         if core.global_tokens:
             raise ValueError(f"a shared sequence needs global_tokens=0, got {core.global_tokens}")
+        if core.num_clusterings > 1:
+            raise ValueError(
+                f"a shared sequence needs num_clusterings=1, got {core.num_clusterings}"
+            )
         if core.exploration:
             raise ValueError(f"a shared sequence needs exploration=0, got {core.exploration}")
         if core.means is not None:
