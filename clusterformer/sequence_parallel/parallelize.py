@@ -51,14 +51,10 @@ def _parallel(core: AttentionCore, group: SequenceGroup) -> type[AttentionCore]:
     if type(core) is NeuralClusteringAttention:
         if core.causal == "masked":
             raise ValueError('a shared sequence needs causal=True or False, got causal="masked"')
-        if core.global_tokens:
-            raise ValueError(f"a shared sequence needs global_tokens=0, got {core.global_tokens}")
-        if core.num_clusterings > 1:
-            raise ValueError(
-                f"a shared sequence needs num_clusterings=1, got {core.num_clusterings}"
-            )
-        if core.exploration:
-            raise ValueError(f"a shared sequence needs exploration=0, got {core.exploration}")
+        for name, needed in (("global_tokens", 0), ("num_clusterings", 1), ("exploration", 0)):
+            if getattr(core, name) != needed:
+                found = getattr(core, name)
+                raise ValueError(f"a shared sequence needs {name}={needed}, got {found}")
         if core.means is not None:
             raise ValueError('a shared sequence needs clusters="learnt" or "random", got "k-means"')
         return ParallelClustering

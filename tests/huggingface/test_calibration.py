@@ -82,3 +82,7 @@ def test_what_cannot_be_calibrated_is_refused(tiny) -> None:
         huggingface.calibrate(model, [])
     with pytest.raises(ValueError, match="need their tokenizer"):
         huggingface.calibrate(model, ["a text"])
+    huggingface.detach(model)
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=4, num_clusterings=2)
+    with pytest.raises(ValueError, match="calibrate needs num_clusterings=1"):
+        huggingface.calibrate(model, batches(1))

@@ -1,6 +1,7 @@
 """A sequence over several processes gives what one process gives: values, gradients, groupings."""
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -176,11 +177,13 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
 
 def refuse(rank: int, store: str) -> None:
     join(store, rank, 1)
-    clusters = NeuralClusteringAttention(8, 2, causal="masked")
-    for layer, message in (
-        (MultiHeadAttention(LocalAttention(8, 2)), "got LocalAttention"),
-        (MultiHeadAttention(clusters), 'got causal="masked"'),
+    clusters = partial(NeuralClusteringAttention, 8, 2)
+    for core, message in (
+        (LocalAttention(8, 2), "got LocalAttention"),
+        (clusters(causal="masked"), 'got causal="masked"'),
+        (clusters(num_clusterings=2), "needs num_clusterings=1, got 2"),
+        (clusters(exploration=0.5), "needs exploration=0, got 0.5"),
     ):
         with pytest.raises(ValueError, match=message):
-            parallelize(layer, SequenceGroup())
+            parallelize(MultiHeadAttention(core), SequenceGroup())
     dist.destroy_process_group()
