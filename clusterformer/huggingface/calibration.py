@@ -122,11 +122,11 @@ def calibrating(
     attached = [s for s in slots(model) if isinstance(s.core, NeuralClusteringAttention)]
     if not attached:
         raise InputError("calibrate needs a model with NeuralClusteringAttention attached")
-    if any(slot.core.similarity != "cosine" for slot in attached):
-        raise InputError('calibrate needs similarity="cosine"')
-    if any(slot.core.num_clusterings > 1 for slot in attached):
-        raise InputError("calibrate needs num_clusterings=1")
     cores: list[Any] = [slot.core for slot in attached]
+    if any(core.similarity != "cosine" for core in cores):
+        raise InputError('calibrate needs similarity="cosine"')
+    if any(core.num_clusterings > 1 for core in cores):
+        raise InputError("calibrate needs num_clusterings=1")
     fits = [_Fit(core, steps, seed) for core in cores]
     calibration = Calibration()
     for slot, fit in zip(attached, fits, strict=True):
