@@ -64,9 +64,9 @@ def _check(core: AttentionCore, size: int) -> None:
             f"got {name}"
         )
     if isinstance(core, NeuralClusteringAttention):
-        for option in ("local_heads", "exploration"):
-            if value := getattr(core, option):
-                raise InputError(f"shared heads need {option}=0, got {value}")
+        for option, needed in (("local_heads", 0), ("exploration", 0), ("num_clusterings", 1)):
+            if (value := getattr(core, option)) != needed:
+                raise InputError(f"shared heads need {option}={needed}, got {value}")
     if core.num_heads % size:
         raise InputError(
             f"the number of processes must divide num_heads, got {size} processes with "
