@@ -103,7 +103,7 @@ class Job:
             write_whole(path, json.dumps(record, indent=2) + "\n")
             return
         for key in ("version", "arguments"):
-            if theirs[key] != ours[key]:
+            if _in_any_order(theirs[key]) != _in_any_order(ours[key]):
                 difference = _difference(theirs[key], ours[key])
                 raise InputError(
                     f"{self.folder}: holds a run of other {key}, {difference}; choose another --out"
@@ -132,6 +132,15 @@ def _read_record(path: Path) -> Mapping[str, Any] | None:
         return None
     whole = isinstance(record, dict) and isinstance(record.get("version"), str)
     return record if whole and isinstance(record.get("arguments"), list) else None
+
+
+def _in_any_order(recorded: str | list[str]) -> Any:
+    """Sort options, whose order decides nothing; configurations go over one another."""
+    if isinstance(recorded, str):
+        return recorded
+    split = [word.startswith("--") and word != "--config" for word in recorded]
+    options = sorted(word for word, option in zip(recorded, split, strict=True) if option)
+    return [word for word, option in zip(recorded, split, strict=True) if not option], options
 
 
 def _difference(theirs: Any, ours: Any) -> str:

@@ -98,6 +98,11 @@ def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None
     runs = [str(folder / run) for run in begun]
     assert main(["compare", *runs, "--out", "again"]) == 0
     assert "coupling=False" in capfd.readouterr().out
+    turned = {**TINY, "options": dict(reversed(TINY["options"].items()))}
+    plan.write_text(yaml.safe_dump(turned, sort_keys=False))
+    assert main(["compare", str(plan), "--dry-run"]) == 0  # the order of options decides nothing
+    assert main(["compare", str(plan)]) == 0
+    assert starts(folder) == begun
     changed = {**TINY, "options": {**TINY["options"], "model.lr": 0.5}}
     plan.write_text(yaml.safe_dump(changed, sort_keys=False))
     assert main(["compare", str(plan)]) == 2
