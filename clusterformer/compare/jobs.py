@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def _read_record(path: Path) -> Mapping[str, Any] | None:
     return record if whole and isinstance(record.get("arguments"), list) else None
 
 
-def _in_any_order(recorded: str | list[str]) -> Any:
+def _in_any_order(recorded: str | Sequence[str]) -> Any:
     """Sort options, whose order decides nothing; configurations go over one another."""
     if isinstance(recorded, str):
         return recorded
