@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from clusterformer.errors import InputError
 
 _SMALLEST = 10  # points of a cluster, BERTopic's default
-_GROWTH = 1.25  # of that number, in the search for C clusters
+_SIZES = 40
 
 
 class UmapHdbscan:
     """HDBSCAN in 5 dimensions of UMAP, with BERTopic's settings.
 
-    HDBSCAN has no number of clusters. For C clusters, the minimum size of a cluster is the one
-    among 10, 12.5, 15.6, ... whose number of clusters is nearest to C. Points that HDBSCAN calls
-    noise join the cluster with the nearest mean, which makes its measures better.
+    HDBSCAN has no number of clusters. For C clusters the minimum size of a cluster is searched
+    from 10 points to half of a mean cluster, up to 40 sizes; the one whose number of clusters is
+    nearest to C is taken. Points that HDBSCAN calls noise join the cluster with the nearest mean,
+    which makes its measures better.
 
     Args:
         num_clusters: C; "auto" takes what the minimum size 10 finds.
@@ -70,26 +71,33 @@ class UmapHdbscan:
 
     def _search(self, plane: NDArray) -> NDArray[np.int64]:
         """Find as nearly C clusters as possible; a single cluster if there are none."""
-        from sklearn.cluster import HDBSCAN
-
-        best: NDArray[np.int64] = np.zeros(len(plane), dtype=np.int64)
-        size = float(min(_SMALLEST, max(2, len(plane) // 2)))
-        while size <= len(plane) / 2:
-            found = HDBSCAN(min_cluster_size=int(size), copy=True).fit_predict(plane)
-            count = found.max() + 1
-            if self._num_clusters == "auto":
-                return found if count else best
-            if count and abs(count - self._num_clusters) < abs(best.max() + 1 - self._num_clusters):
-                best = found
-            if count <= self._num_clusters:
-                break
-            size *= _GROWTH
-        return best
+        smallest = min(_SMALLEST, max(2, len(plane) // 2))
+        count, largest = self._num_clusters, smallest
+        if count != "auto":
+            largest = max(smallest, len(plane) // (2 * count))
+        sizes = sorted({int(size) for size in np.geomspace(smallest, largest, _SIZES)})
+        tried = [_hdbscan(plane, size) for size in sizes]  # the number does not fall steadily
+        if count != "auto":
+            tried.sort(key=lambda labels: abs(_number(labels) - count))
+        found = [labels for labels in tried if _number(labels)]
+        return found[0] if found else np.zeros(len(plane), dtype=np.int64)
 
     def _nearest(self, plane: NDArray) -> NDArray[np.int64]:
         from sklearn.metrics import pairwise_distances_argmin
 
         return pairwise_distances_argmin(plane, self._means)
+
+
+def _hdbscan(plane: NDArray, smallest: int) -> NDArray[np.int64]:
+    """Find clusters of at least so many points, (P,); noise is -1."""
+    from sklearn.cluster import HDBSCAN
+
+    found: NDArray[np.int64] = HDBSCAN(min_cluster_size=smallest, copy=True).fit_predict(plane)
+    return found
+
+
+def _number(labels: NDArray[np.int64]) -> int:
+    return int(labels.max()) + 1
 
 
 def _means(points: NDArray, labels: NDArray) -> NDArray:
