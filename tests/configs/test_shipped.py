@@ -18,6 +18,7 @@ SHORT = {
     "mlm-base.yaml": ["--data.name=gutenberg", "--data.context=128", "--data.batch_size=4"],
     "partner.yaml": ["--data.valid_texts=2", "--data.test_texts=2"],
     "quickstart.yaml": ["--against=null"],
+    "wmt14.yaml": ["--data.moses=true", "--data.source_lang=en", "--data.target_lang=de"],
     **dict.fromkeys(("spoken-digits.yaml", "wsj.yaml", "librispeech.yaml"), STRINGS),
     **{f"{name}.yaml": [f"--data.name={name}-part"] for name in PARTS},
 }
