@@ -1,6 +1,7 @@
 """Rows of tokens into their blocks and back, with gradients that gather too.
 
-B batch   N tokens   F features (row width)   S block size   G blocks   J blocks that a block sees
+B batch   H heads   N tokens   D head width   A additional columns   F features (row width)
+S block size   G blocks   J blocks that a block sees
 """
 
 import torch
@@ -43,6 +44,12 @@ def resort(blocked: Tensor, blocks: Blocks) -> Tensor:
 def repeat_rows(x: Tensor, count: int) -> Tensor:
     """Repeat each row of x (B, ...), giving (B * count, ...); ONNX has no repeat_interleave."""
     return x[:, None].expand(-1, count, *x.shape[1:]).flatten(0, 1)
+
+
+def append_columns(heads: Tensor, columns: Tensor) -> Tensor:
+    """Append columns (B, N, A), the same for all heads, to heads (B, H, N, D)."""
+    columns = columns[:, None].expand(-1, heads.shape[1], -1, -1)
+    return torch.cat([heads, columns.to(heads.dtype)], -1)
 
 
 def take_rows(x: Tensor, index: Tensor) -> Tensor:

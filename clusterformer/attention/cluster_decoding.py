@@ -21,6 +21,7 @@ from clusterformer.attention.ring_steps import ring_entries, ring_step
 from clusterformer.attention.text_cache import extend
 from clusterformer.clustering.ring_cache import fill, make_ring_cache
 from clusterformer.kernels.reference import argmax_first
+from clusterformer.kernels.rows import append_columns
 
 PREFIX = 4
 """Number of tensors of a cache that hold the first tokens: a count, points, keys and values."""
@@ -119,7 +120,9 @@ class ClusterDecoding(AttentionCore):
             query, key, value = (self.fold(x[:, local:]) for x in (q, k, v))
             extra = self.coupling_columns(points)
             if extra is not None:
-                query, key = (_append(x, y) for x, y in zip((query, key), extra, strict=True))
+                query, key = (
+                    append_columns(x, y) for x, y in zip((query, key), extra, strict=True)
+                )
             cluster = _nearest(points, anchors)[:, 0]
             part, far = ring_step(query, key, value, cluster, self.chunk_size, far, scale)
             parts.append(self.unfold(part))
@@ -157,7 +160,7 @@ class ClusterDecoding(AttentionCore):
         if local < self.num_heads:
             key, extra = self.fold(k[:, local:]), self.coupling_columns(points)
             if extra is not None:
-                key = _append(key, extra[1])
+                key = append_columns(key, extra[1])
             far = fill(far, clusters, ring_entries(key, self.fold(v[:, local:])))
         none = self._by_text(points)[:, :, :0], k[:, :, :0], v[:, :, :0]
         count = torch.full_like(cache[0], k.shape[2])
@@ -171,12 +174,6 @@ class ClusterDecoding(AttentionCore):
     def _by_text(self, rows: Tensor) -> Tensor:
         """Turn rows (R, ...) to (B, G, ...)."""
         return rows.unflatten(0, (-1, self.num_clusterings))
-
-
-def _append(heads: Tensor, columns: Tensor) -> Tensor:
-    """Append columns (R, M, A) to heads (R, H, M, D)."""
-    columns = columns[:, None].expand(-1, heads.shape[1], -1, -1)
-    return torch.cat([heads, columns.to(heads.dtype)], -1)
 
 
 def _nearest(points: Tensor, anchors: Tensor) -> Tensor:

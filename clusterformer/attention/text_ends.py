@@ -15,7 +15,7 @@ from clusterformer.kernels.blocks import Blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.ordering import stable_order
 from clusterformer.kernels.reference import widen
-from clusterformer.kernels.rows import gather_own, gather_rows, resort
+from clusterformer.kernels.rows import append_columns, gather_own, gather_rows, resort
 
 Columns = tuple[Tensor, Tensor]
 
@@ -96,16 +96,11 @@ def attend_with_ends(
         q, k, v = (x.float() for x in (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
         if extra is not None:
-            q, k = (_append(x, columns) for x, columns in zip((q, k), extra, strict=True))
+            q, k = (append_columns(x, columns) for x, columns in zip((q, k), extra, strict=True))
             v = F.pad(v, (0, extra[0].shape[-1]))  # the fused kernel wants one width
         mixed = _attend_in_blocks(q, k, v, blocks, ends, scale)
         mixed = _replace_ends(mixed, q, k, v, ends, key_mask, scale)
     return mixed[..., :width].to(dtype)
-
-
-def _append(x: Tensor, columns: Tensor) -> Tensor:
-    columns = columns[:, None].expand(-1, x.shape[1], -1, -1)
-    return torch.cat([x, columns.to(x.dtype)], -1)
 
 
 def _attend_in_blocks(
