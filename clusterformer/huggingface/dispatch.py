@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, Grouping
 from clusterformer.huggingface.decoding import attend_with_cache
-from clusterformer.sequence_parallel import SequenceGroup
+
+if TYPE_CHECKING:
+    from clusterformer.sequence_parallel import SequenceGroup
 
 IMPLEMENTATION = "clusterformer"
 """Name of our attention function among those of transformers."""

@@ -5,6 +5,8 @@ B batch   N tokens   V vocabulary   L labels
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,9 @@ from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.models.inputs import TextInput, TextPairInput
 from clusterformer.models.pooling import pool
 from clusterformer.models.transformer import Encoder, Output
-from clusterformer.sequence_parallel import SequenceGroup
+
+if TYPE_CHECKING:
+    from clusterformer.sequence_parallel import SequenceGroup
 
 
 class TextClassifier(nn.Module):

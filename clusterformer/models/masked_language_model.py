@@ -5,7 +5,7 @@ B batch   N tokens   A masked tokens   E model width   V vocabulary
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,9 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.models.pooling import pool
 from clusterformer.models.transformer import Encoder, Output
-from clusterformer.sequence_parallel import SequenceGroup
+
+if TYPE_CHECKING:
+    from clusterformer.sequence_parallel import SequenceGroup
 
 
 class MaskedInput(AskingInput, Protocol):

@@ -3,12 +3,16 @@
 B batch   N tokens   E model width
 """
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from clusterformer.sequence_parallel import SequenceGroup
+if TYPE_CHECKING:
+    from clusterformer.sequence_parallel import SequenceGroup
+
 
 Pooling = Literal["mean", "max", "first"]
 
