@@ -28,7 +28,8 @@ never trained again: after a kill or Ctrl-C, the same command resumes. Or compar
 from their run directories or from Weights & Biases.
 
   --out DIR          directory of runs, table and page (default: comparisons/NAME)
-  --seeds N          train only the first N seeds of the file (default: all)
+  --rows NAME ...    only these rows of the file, --columns NAME ... only these columns, --seeds N
+                     only its first N seeds (default: all)
   --jobs 1           number of runs to train at a time
   --shard I/N        train only every N-th run, from the I-th on (1/N .. N/N), on one of N machines
                      that share the directory; each makes the table of all finished runs
@@ -85,6 +86,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Arguments("compare")
     parser.add_argument("sources", nargs="*")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--rows", nargs="+")
+    parser.add_argument("--columns", nargs="+")
     parser.add_number("--seeds")
     parser.add_number("--jobs", default=1)
     parser.add_number("--slurm")
@@ -126,7 +129,7 @@ def _compare(options: argparse.Namespace) -> None:
     from clusterformer.compare.runner import lock_comparison, select_shard, train_jobs
 
     path = find_plan(options.sources[0])
-    plan = read_plan(path)
+    plan = read_plan(path).part(options.rows, options.columns, options.seeds)
     if options.sweep:
         from clusterformer.compare.sweep import sweep
 
@@ -134,8 +137,7 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
         return
     folder = _folder(options, path.stem)
-    seeds = list(dict.fromkeys(planned.seed for planned in plan.runs))[: options.seeds]
-    jobs = [Job(folder, planned) for planned in plan.runs if planned.seed in seeds]
+    jobs = [Job(folder, planned) for planned in plan.runs]
     if plan.skip_absent:
         jobs = _present(jobs)
     if options.dry_run:
@@ -192,6 +194,8 @@ def _submit(jobs: Sequence[Job], options: argparse.Namespace, folder: Path) -> N
         print(f"all {len(jobs)} runs are finished; without --slurm the table is made")
         return
     arguments = [*options.sources, "--out", str(folder), "--jobs", str(options.jobs)]
+    arguments += ["--rows", *options.rows] if options.rows else []
+    arguments += ["--columns", *options.columns] if options.columns else []
     arguments += ["--seeds", str(options.seeds)] if options.seeds else []
     arguments += ["--wandb"] if options.wandb else []
     script = write_script(folder, arguments, shards, total, options.sbatch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from filelock import FileLock
 
 import clusterformer
 from clusterformer.compare.output import write_whole
-from clusterformer.compare.plan import PlannedRun
+from clusterformer.compare.plan import PlannedRun, in_order
 from clusterformer.compare.results import (
     Result,
     read_config,
@@ -103,7 +103,7 @@ class Job:
             write_whole(path, json.dumps(record, indent=2) + "\n")
             return
         for key in ("version", "arguments"):
-            if _in_any_order(theirs[key]) != _in_any_order(ours[key]):
+            if theirs[key] != ours[key]:
                 difference = _difference(theirs[key], ours[key])
                 raise InputError(
                     f"{self.folder}: holds a run of other {key}, {difference}; choose another --out"
@@ -125,22 +125,17 @@ class Job:
 
 
 def _read_record(path: Path) -> Mapping[str, Any] | None:
-    """Read planned.json; None if it is missing or damaged."""
+    """Read planned.json, its arguments in order; None if it is missing or damaged."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    whole = isinstance(record, dict) and isinstance(record.get("version"), str)
-    return record if whole and isinstance(record.get("arguments"), list) else None
-
-
-def _in_any_order(recorded: str | Sequence[str]) -> Any:
-    """Sort options, whose order decides nothing; configurations go over one another."""
-    if isinstance(recorded, str):
-        return recorded
-    split = [word.startswith("--") and word != "--config" for word in recorded]
-    options = sorted(word for word, option in zip(recorded, split, strict=True) if option)
-    return [word for word, option in zip(recorded, split, strict=True) if not option], options
+    if not isinstance(record, dict) or not isinstance(record.get("version"), str):
+        return None
+    words = record.get("arguments")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return {**record, "arguments": in_order(words)}
 
 
 def _difference(theirs: Any, ours: Any) -> str:

@@ -9,7 +9,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,17 @@ class PlannedRun:
         """Return the arguments of `clusterformer fit`."""
         configs = [word for config in self.configs for word in ("--config", config)]
         values = [f"--{key}={_as_argument(value)}" for key, value in self.options.items()]
-        return [*configs, *values, f"--seed_everything={self.seed}"]
+        return in_order([*configs, *values, f"--seed_everything={self.seed}"])
+
+
+def in_order(arguments: Sequence[str]) -> list[str]:
+    """Put configurations first, as they overlay one another, then options by name.
+
+    So a class, such as --model.attention, stands before its own options.
+    """
+    options = [word for word in arguments if word.startswith("--") and "=" in word]
+    configs = [word for word in arguments if word not in options]
+    return [*configs, *sorted(options, key=lambda word: word.partition("=")[0])]
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,27 @@ class Plan:
     baseline: str | None = None
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     skip_absent: bool = False
+
+    def part(
+        self,
+        rows: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        seeds: int | None = None,
+    ) -> Plan:
+        """Return the plan of some rows, some columns and the first seeds; None for all.
+
+        Raises:
+            InputError: if it has no such row or column.
+        """
+        runs = self.runs
+        for kind, names in (("row", rows), ("column", columns)):
+            known = list(dict.fromkeys(getattr(run, kind) for run in runs))
+            for name in names or ():
+                if name not in known:
+                    raise InputError(f"no {kind} {name!r}; there is {', '.join(known)}")
+            runs = [run for run in runs if names is None or getattr(run, kind) in names]
+        first = list(dict.fromkeys(run.seed for run in runs))[:seeds]
+        return replace(self, runs=[run for run in runs if run.seed in first])
 
 
 def find_plan(name: str) -> Path:

@@ -16,7 +16,9 @@ from filelock import FileLock
 from forked import Process
 
 from clusterformer.cli.main import main
+from clusterformer.cli.options import make_model_and_task
 from clusterformer.compare import child, runner
+from clusterformer.compare.plan import read_plan
 
 TINY = {
     "config": "partner.yaml",
@@ -67,14 +69,28 @@ def test_a_directory_may_have_the_name_of_a_shipped_comparison(tmp_path: Path, c
     assert "to train" in capfd.readouterr().out
 
 
-def test_only_the_first_seeds(tmp_path: Path, capfd) -> None:
-    path = tmp_path / "seeds.yaml"
-    path.write_text(yaml.safe_dump({**TINY, "seeds": [5, 3, 8]}))
-    assert main(["compare", str(path), "--seeds", "2", "--dry-run"]) == 0
-    shown = capfd.readouterr().out
-    assert "seed 5" in shown
-    assert "seed 3" in shown
-    assert "seed 8" not in shown
+def test_a_part_of_a_comparison(tmp_path: Path, capfd) -> None:
+    path = tmp_path / "part.yaml"
+    columns = {"short": {"data.num_tokens": 8}, "long": {"data.num_tokens": 16}}
+    path.write_text(yaml.safe_dump({**TINY, "columns": columns, "seeds": [5, 3, 8]}))
+    part = ["--rows", "not coupled", "--columns", "long", "--seeds", "2"]
+    assert main(["compare", str(path), *part, "--dry-run"]) == 0
+    listed = capfd.readouterr().out.splitlines()
+    assert [line.split("parameters")[-1].strip() for line in listed[:-1]] == [
+        "not coupled on long, seed 5",
+        "not coupled on long, seed 3",
+    ]
+    assert main(["compare", str(path), "--rows", "coupled", "neither"]) == 2
+    assert "no row 'neither'; there is coupled, not coupled" in capfd.readouterr().err
+
+
+def test_a_class_stands_before_its_options(tmp_path: Path) -> None:
+    path = tmp_path / "reformer.yaml"
+    row = {"model.attention.num_hashes": 4, "model.attention": "ReformerAttention"}
+    path.write_text(yaml.safe_dump({"config": "mr.yaml", "rows": {"run": row}}, sort_keys=False))
+    arguments = read_plan(path).runs[0].arguments()
+    make_model_and_task(arguments)
+    assert arguments[:2] == ["--config", "mr.yaml"]
 
 
 @pytest.mark.usefixtures("forked")

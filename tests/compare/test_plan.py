@@ -41,11 +41,11 @@ def test_rows_columns_grid_and_seeds_multiply(tmp_path: Path) -> None:
     assert first.arguments() == [
         "--config",
         "partner.yaml",
-        "--trainer.max_steps=3",
+        "--data.num_tokens=32",
         "--model.attention=FullAttention",
         "--model.lr=0.1",
-        "--data.num_tokens=32",
         "--seed_everything=3",
+        "--trainer.max_steps=3",
     ]
 
 
@@ -66,8 +66,8 @@ def test_the_configuration_of_a_row_is_laid_over_that_of_its_column(tmp_path: Pa
 def test_folds_follow_the_seeds(tmp_path: Path) -> None:
     content = {"config": "mr.yaml", "seeds": [0, 7], "seed_options": ["data.fold"]}
     first, second = read_plan(write(tmp_path / "folds.yaml", content)).runs
-    assert first.arguments()[-2:] == ["--data.fold=0", "--seed_everything=0"]
-    assert second.arguments()[-2:] == ["--data.fold=7", "--seed_everything=7"]
+    assert {"--data.fold=0", "--seed_everything=0"} < set(first.arguments())
+    assert {"--data.fold=7", "--seed_everything=7"} < set(second.arguments())
 
 
 @pytest.mark.parametrize(
