@@ -116,11 +116,11 @@ def test_it_is_what_one_process_computes(
     expected = step(decoder(tiny, family, mechanism), slice(None))
     parts = in_processes(size, share, tiny, family, mechanism, size, str(tmp_path / "store"))
     found = torch.cat([part.pop("logits") for part in parts], 1)
-    torch.testing.assert_close(found, expected.pop("logits"), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found, expected.pop("logits"), atol=1e-5, rtol=1e-5)
     for part in parts:
         assert part.keys() == expected.keys()
         for name, value in expected.items():
-            torch.testing.assert_close(part[name], value, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(part[name], value, atol=1e-5, rtol=1e-5)
 
 
 def test_what_cannot_share_heads_is_refused(tiny: Callable[..., Any], tmp_path: Path) -> None:

@@ -128,14 +128,14 @@ def test_it_is_what_one_process_computes(
     for name, value in expected.items():
         found = [part[name] for part in parts]
         got = found[0] if name == "centroids" else torch.cat(found, 1)
-        torch.testing.assert_close(got, value, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(got, value, atol=1e-5, rtol=1e-5)
     gradients = {
         f"gradient of {name}": p.grad for name, p in whole.named_parameters() if p.grad is not None
     }
     for part in parts:
         assert {name for name in part if name.startswith("gradient")} == set(gradients)
         for name, value in gradients.items():
-            torch.testing.assert_close(part[name], value, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(part[name], value, atol=1e-5, rtol=1e-5)
         assert part["bytes"] > 0
 
 
