@@ -89,7 +89,7 @@ def test_processes_that_share_sequences_train_as_one(
         groups = [name for name in reference if "layer" in name]  # of each process's own tokens
         reference = {k: v for k, v in reference.items() if k not in groups}
         row = {k: v for k, v in row.items() if k in reference}
-        assert row == pytest.approx(reference, rel=1e-3, abs=1e-5, nan_ok=True)
+        assert row == pytest.approx(reference, rel=1e-4, abs=1e-5, nan_ok=True)
     assert main(["test", f"--checkpoint={found}"]) == 0  # one process, the whole text
 
 
@@ -132,5 +132,5 @@ def test_a_shared_run_goes_on_with_another_number_of_processes(
         {row["step"]: row["train/loss"] for row in logged(each) if "train/loss" in row}
         for each in (one, run)
     )
-    assert found == pytest.approx(expected, rel=1e-3)
+    assert found == pytest.approx(expected, rel=1e-4)
     assert len(found) == 6
