@@ -99,7 +99,15 @@ def test_nothing_attends_past_the_kernels(cls, causal, monkeypatch) -> None:
     assert not [name for name in called.names if "softmax" in name or "scaled_dot" in name]
 
 
-@pytest.mark.parametrize("cls", [c for c in CHUNKED if True in c.causal_forms], ids=name)
+@pytest.mark.parametrize(
+    "cls",
+    [
+        NeuralClusteringAttention,
+        LocalAttention,
+        *(pytest.param(c, marks=pytest.mark.slow) for c in (ReformerAttention, RoutingAttention)),
+    ],
+    ids=name,
+)
 def test_future_does_not_leak(cls, monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "triton")
     layer = build(cls, True)

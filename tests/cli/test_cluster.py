@@ -212,7 +212,7 @@ def test_fit_without_its_data_leaves_no_folder(
     assert not list((tmp_path / "runs").iterdir())
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_a_run_is_loaded_as_any_other(dtype: type, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = (np.eye(3)[np.arange(60) % 3] * 4 + 0.3 * rng.standard_normal((60, 3))).astype(dtype)

@@ -156,6 +156,7 @@ def test_what_is_no_archive_says_how_to_fetch_it_again(
     assert "remove it" in printed
 
 
+@pytest.mark.slow
 def test_fetched_by_hand_it_needs_no_server(
     archive: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Every shipped configuration parses, builds its model, and says at its top what it is."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,10 @@ def test_it_builds_from_any_folder(
     assert clip is not None or "gradient_clip_val: null" in read(name)
     config = options.model.transformer_config
     if config.pretrained is not None:
-        check_pretrained(config)
+        if name == "mr-pretrained.yaml":  # all start from one encoder
+            check_pretrained(config)
         return
+    config = replace(config, num_layers=min(config.num_layers, 2))
     x, mask = torch.randn(2, 7, config.d_model), torch.ones(2, 7, dtype=torch.bool)
     causal = isinstance(options.task, LanguageModeling | Cloze | Needle | Recall)
     stack = Decoder(config) if causal else Encoder(config)

@@ -17,6 +17,7 @@ from clusterformer.export.tokenizer_files import tokenizer_files
 
 TEXTS = ["a fine film", "the plot is dull . very dull", "how long"]
 TRAINER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--baselines=false"]
+SLOW = pytest.mark.slow
 SHORT = [
     *TRAINER,
     "--trainer.max_epochs=1",
@@ -37,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param("pretrained", marks=pytest.mark.slow), "words", "bpe", "wordpiece"],
+    params=["words", "bpe", *(pytest.param(s, marks=SLOW) for s in ("wordpiece", "pretrained"))],
 )
 def run(
     request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory

@@ -28,7 +28,11 @@ def decoder(tiny, family: str, name: str, **further: object):
 @pytest.mark.parametrize(
     ("family", "name"),
     [(f, "NeuralClusteringAttention") for f in ("Llama", "Qwen3", "Mistral", "Gemma")]
-    + [("Llama", name) for name in SMALL if name != "NeuralClusteringAttention"],
+    + [("Llama", name) for name in ("FullAttention", "RoutingAttention")]
+    + [
+        pytest.param("Llama", f"{name}Attention", marks=pytest.mark.slow)
+        for name in ("Local", "Multipole", "Reformer")
+    ],
 )
 @torch.no_grad()
 def test_the_cache_changes_no_token(tiny, batch, family: str, name: str) -> None:

@@ -19,7 +19,7 @@ FORMS = [
     ("ModernBert", "NeuralClusteringAttention", {"num_clusters": 3}),
     ("Llama", "NeuralClusteringAttention", {"num_clusters": 3, "chunk_size": 4}),
     ("Qwen3", "MultipoleAttention", {"num_clusters": 3, "block_size": 4}),
-    ("Mistral", "ReformerAttention", {}),
+    pytest.param("Mistral", "ReformerAttention", {}, marks=pytest.mark.slow),
     ("Gemma", "IndexerAttention", {"top_k": 3}),
     ("Gemma", "NeuralClusteringAttention", {"num_clusters": 3, "chunk_size": 4}),
 ]

@@ -36,7 +36,7 @@ def small(cls: type[AttentionCore]) -> partial[AttentionCore]:
 
 def config(cls: type[AttentionCore] = FullAttention, **options) -> TransformerConfig:
     return TransformerConfig(
-        small(cls), **{"d_model": WIDTH, "d_ff": 64, "num_layers": 3, **options}
+        small(cls), **{"d_model": WIDTH, "d_ff": 64, "num_layers": 2, **options}
     )
 
 
@@ -149,7 +149,7 @@ def test_recomputing_changes_no_gradient() -> None:
 def test_the_users_own_causal_form_is_kept() -> None:
     masked = partial(NeuralClusteringAttention, num_clusters=3, causal="masked")
     decoder = Decoder(config(decoder_attention=masked))
-    assert [layer.attention.core.causal for layer in decoder.layers] == ["masked"] * 3
+    assert [layer.attention.core.causal for layer in decoder.layers] == ["masked"] * 2
     with pytest.raises(ValueError, match="cannot decode stepwise"):
         decoder.start(torch.zeros(1, WIDTH))
 

@@ -71,7 +71,7 @@ def test_seed_of_the_run_orders_the_batches(train_file, monkeypatch):
     assert first(1) == first(1) != first(2)
 
 
-@pytest.mark.parametrize("tokenizer", ["word", "bpe"])
+@pytest.mark.parametrize("tokenizer", ["word", pytest.param("bpe", marks=pytest.mark.slow)])
 def test_trains_tests_and_predicts_better_than_chance(train_file, tokenizer, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.manual_seed(0)
