@@ -19,6 +19,7 @@ from torch import Tensor
 
 from clusterformer.errors import InputError, making, require_at_least
 from clusterformer.structure import require_structure
+from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.shard_files import (
     SHARDS,
     check_shards,
@@ -323,11 +324,22 @@ class LastCheckpoint(Checkpoint):
         step = trainer.global_step
         stopping = trainer.should_stop or step == trainer.max_steps
         if (stopping or step - self._saved >= self._every) and not trainer.is_last_batch:
-            self.save(trainer)
+            self.save_step(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_last_batch:
             self.save(trainer)
+
+    def save_step(self, trainer: Trainer) -> None:
+        """Write the state after a batch, and before it the row of metrics of that batch.
+
+        Lightning logs the row later: a run killed in between would miss it for ever.
+        """
+        loggers = trainer.loggers
+        trainer.loggers = [logger for logger in loggers if isinstance(logger, MetricsFile)]
+        trainer._logger_connector.update_train_step_metrics()
+        trainer.loggers = loggers
+        self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
         """Write the state of this step."""

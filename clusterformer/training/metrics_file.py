@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 class MetricsFile(Logger):
     """A logger that writes each row at once, in the form of Lightning's CSVLogger.
 
+    A row that comes twice in succession, before and after a checkpoint, is written once.
+
     Args:
         path: Path of the file.
         step: First step of this start. Rows of an earlier start from this step on are dropped:
@@ -29,6 +31,7 @@ class MetricsFile(Logger):
         super().__init__()
         self._path = path
         self._columns = ["step"]
+        self._last: dict[str, float] = {}
         self._earlier: list[dict[str, Any]] | None = None  # rows to keep, until the first is logged
         if path.exists():
             with path.open(encoding="utf-8", errors="replace", newline="") as file:
@@ -62,6 +65,9 @@ class MetricsFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         row = {"step": step or 0, **{name: float(value) for name, value in metrics.items()}}
+        if row == self._last:
+            return
+        self._last = row
         try:
             self._write(row)
         except OSError as error:

@@ -42,7 +42,7 @@ class Stopping(Callback):
             interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
             self._interrupted = interrupted  # all processes stop at the end of an epoch, or none
         if interrupted and not trainer.is_last_batch:
-            self._last.save(trainer)
+            self._last.save_step(trainer)
             raise KeyboardInterrupt
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -156,7 +156,7 @@ def test_bad_test_data_are_known_before_the_first_step(
 def test_ctrl_c_keeps_the_step_that_was_running(tmp_path: Path) -> None:
     output = tmp_path / "output"
     command = [sys.executable, "-m", "clusterformer", *TOY, f"--runs={tmp_path}"]
-    command += ["--data.pause=0.2", "--trainer.max_steps=4"]
+    command += ["--data.pause=0.2", "--trainer.max_steps=4", "--trainer.log_every_n_steps=1"]
     toys = str(Path(__file__).parents[1] / "toy")
     with output.open("wb") as file:
         process = Process(command, stdout=file, env={**os.environ, "PYTHONPATH": toys})
@@ -172,6 +172,8 @@ def test_ctrl_c_keeps_the_step_that_was_running(tmp_path: Path) -> None:
     assert 0 < step < 4
     assert main(["fit", f"--resume={run}", "--data.pause=0"]) == 0
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 4
+    rows = csv.DictReader((run / "metrics.csv").read_text().splitlines())
+    assert [row["step"] for row in rows if row["train/loss"]] == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("torn", ["2\n", "2,\0\n2,1,1\n", "x,0.5\n", "²,1\n"])
