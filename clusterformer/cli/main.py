@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from clusterformer.cli.output import outlive_readers
+from clusterformer.cli.output import given_back, outlive_readers
 from clusterformer.errors import InputError
 
 COMMANDS = {
@@ -44,8 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # set before torch loads: its notes about DDP and NNPACK are for developers
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with given_back():
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> int:
     try:
-        _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        _dispatch(arguments)
     except BrokenPipeError:
         # the reader of our output closed it; Python would complain about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 
@@ -45,3 +47,16 @@ class LastingOutput:
 def outlive_readers() -> None:
     """Let the command go on when nobody reads its output any more."""
     sys.stdout, sys.stderr = LastingOutput(sys.stdout), LastingOutput(sys.stderr)
+
+
+@contextmanager
+def given_back() -> Iterator[None]:
+    """Give standard output and error back as they were: a program may run many commands."""
+    streams = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, LastingOutput):
+                stream.flush()
+        sys.stdout, sys.stderr = streams

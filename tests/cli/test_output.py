@@ -56,6 +56,12 @@ def contents(weight: torch.Tensor) -> dict[str, Any]:
     return {CHECKPOINT_KEY: entries, "state_dict": {"weight": weight}, "global_step": 1}
 
 
+def test_a_command_gives_the_streams_back() -> None:
+    streams = sys.stdout, sys.stderr
+    assert main([*TOY, "--model.lr=x"]) == 2
+    assert (sys.stdout, sys.stderr) == streams
+
+
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, limited_file_size: int) -> None:
     files, path = CheckpointFiles(), tmp_path / "last.ckpt"
     small = contents(torch.ones(3))
