@@ -59,7 +59,8 @@ def explain(message: str, options: Iterable[str]) -> str:
         group = found[1].partition(".")[0]
         return f"no option {group!r}; {_suggest(group, {name.partition('.')[0] for name in names})}"
     base: type = Task if keys[:1] == ["data"] else AttentionCore
-    if keys and (found := _DOTTED.search(message)) and (why := _why_not(found[1], base)):
+    # a value of an option of a class is no class: naming one here would import its module
+    if len(keys) == 1 and (found := _DOTTED.search(message)) and (why := _why_not(found[1], base)):
         return where + why
     if found := _CLASS.search(message):
         return f"{where}no class {found[1]!r}; {_suggest(found[1], subclasses(base))}"

@@ -87,6 +87,17 @@ def test_a_sent_run_imports_nothing(
     assert not Path("executed").exists()
 
 
+def test_a_wrong_value_in_a_sent_run_imports_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neural = "clusterformer.attention.NeuralClusteringAttention"
+    wrong = {"class_path": neural, "init_args": {"alpha": foreign(tmp_path)}}
+    edit(run, lambda config: config["model"].update(attention=wrong))
+    message = error_of(["fit", f"--resume={run}", "--trainer.max_epochs=2"], capsys)
+    assert "model.attention.alpha: expected float, got 'foreign" in message
+    assert not Path("executed").exists()
+
+
 def test_testing_a_sent_run_reads_the_configuration_of_its_checkpoint(
     run: Path, tmp_path: Path
 ) -> None:
