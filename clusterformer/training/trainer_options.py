@@ -25,6 +25,13 @@ MINIMUMS = {
     "reload_dataloaders_every_n_epochs": 0,
 }
 
+INSTEAD = {
+    "BatchSizeFinder": "a task makes its batches itself; see --data.batch_size, .tokens_per_batch",
+    "LearningRateFinder": "--model.lr has its schedule; `compare` trains a grid of rates",
+    "StochasticWeightAveraging": "--average N averages the weights of the last N validations",
+}
+"""Callbacks of Lightning that would replace what the module does itself, and what to use."""
+
 MAX_DEVICES = max(64, os.cpu_count() or 1)
 """Maximum number of processes of one machine; Lightning would start any number."""
 
@@ -45,6 +52,9 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
             "trainer.overfit_batches cannot be used, a task orders its batches itself; "
             "trainer.limit_train_batches N trains on N batches"
         )
+    for callback in options.get("callbacks") or ():
+        if advice := INSTEAD.get(name := type(callback).__name__):
+            raise InputError(f"trainer.callbacks: {name} cannot be used; {advice}")
     check_sharding(options.get("strategy"), options.get("precision"))
     devices = str(options.get("devices"))  # Lightning takes "2" for 2
     if devices.isdecimal() and int(devices) > MAX_DEVICES:
