@@ -60,9 +60,13 @@ def select_keys(
     """
     if key_mask is None:
         key_mask = keys.new_ones(keys.shape[:2], dtype=torch.bool)
-    blocks = (keys.shape[1] + block_size - 1) // block_size
-    count = torch.sym_min(top_k, blocks)
-    found = _select(queries, weights, keys, key_mask, count, block_size, causal)
+    if torch.onnx.is_in_onnx_export():  # all at once, and as many however short the text
+        position = torch.arange(keys.shape[1], device=keys.device)
+        found = _choose(queries, weights, keys, key_mask, position, top_k, block_size, causal)
+    else:
+        blocks = (keys.shape[1] + block_size - 1) // block_size
+        count = torch.sym_min(top_k, blocks)
+        found = _select(queries, weights, keys, key_mask, count, block_size, causal)
     return found.clamp(min=0), found >= 0
 
 
@@ -76,28 +80,48 @@ def _select(
     block_size: int,
     causal: bool,
 ) -> Tensor:
-    """Choose blocks (B, N, T); -1 for none."""
+    """Choose blocks (B, N, T), some queries at a time; -1 for none."""
     batch, length, heads, _ = queries.shape
     chosen = torch.empty(batch, length, count, dtype=torch.long, device=queries.device)
     rows = max(1, PIECE // (batch * heads * length))
     position = torch.arange(length, device=queries.device)
     for start in range(0, length, rows):
         part = slice(start, start + rows)
-        scores = index_scores(queries[:, part], weights[:, part], keys)
-        allowed = key_mask[:, None]
-        if causal:
-            allowed = allowed & (position <= position[part, None])
-        scores = scores.masked_fill(~allowed, float("-inf"))
-        if block_size > 1:
-            tail = -length % block_size
-            scores = F.pad(scores, (0, tail), value=float("-inf"))
-            scores = scores.unflatten(2, (-1, block_size)).amax(3)
-            if causal:
-                own = (position[part] // block_size)[:, None].expand(len(scores), -1, 1)
-                scores = scores.scatter(2, own, float("inf"))
-        best = top_k_indices(scores, count, last=True)
-        chosen[:, part] = best.masked_fill(scores.gather(2, best) == float("-inf"), -1)
+        chosen[:, part] = _choose(
+            queries[:, part], weights[:, part], keys, key_mask, position[part],
+            count, block_size, causal,
+        )  # fmt: skip
     return chosen
+
+
+def _choose(
+    queries: Tensor,
+    weights: Tensor,
+    keys: Tensor,
+    key_mask: Tensor,
+    position: Tensor,
+    count: int,
+    block_size: int,
+    causal: bool,
+) -> Tensor:
+    """Choose blocks (B, n, T) of the queries at these positions (n,); -1 for none."""
+    length = keys.shape[1]
+    scores = index_scores(queries, weights, keys)
+    allowed = key_mask[:, None]
+    if causal:
+        allowed = allowed & (torch.arange(length, device=keys.device) <= position[:, None])
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    if block_size > 1:
+        blocks = (length + block_size - 1) // block_size
+        scores = F.pad(scores, (0, blocks * block_size - length), value=float("-inf"))
+        scores = scores.unflatten(2, (blocks, block_size)).amax(3)
+        if causal:
+            own = (position // block_size)[:, None].expand(len(scores), -1, 1)
+            scores = scores.scatter(2, own, float("inf"))
+    if torch.onnx.is_in_onnx_export():
+        scores = F.pad(scores, (0, count), value=float("-inf"))
+    best = top_k_indices(scores, count, last=True)
+    return best.masked_fill(scores.gather(2, best) == float("-inf"), -1)
 
 
 @_select.register_fake

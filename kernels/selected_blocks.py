@@ -47,6 +47,8 @@ def selected_block_attention(
 
     Cost: O(N T S D) time, O(N T (S + D)) memory.
     """
+    if torch.onnx.is_in_onnx_export():
+        return _dense(q, k, v, chosen, seen, block_size, key_mask, causal, scale)
     batch, heads, length, width = q.shape
     choices = chosen.shape[-1]
     blocks = (length + block_size - 1) // block_size
@@ -85,6 +87,33 @@ def selected_block_attention(
     share = (largest - largest.amax(-1, keepdim=True)).exp()[..., None]
     total = (parts[..., :-1] * share).sum(2)
     return (total[..., :-1] / total[..., -1:].clamp(min=TINY)).unflatten(0, (batch, heads))
+
+
+def _dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    seen: Tensor,
+    block_size: int,
+    key_mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """Compute the same as one product under a mask: ONNX has no form of sorted pairs."""
+    batch, heads, length, _ = q.shape
+    blocks = (length + block_size - 1) // block_size
+    met = torch.zeros(batch, heads, length, blocks + 1, dtype=torch.bool, device=q.device)
+    met = met.scatter(3, chosen.masked_fill(~seen, blocks), True)
+    position = torch.arange(length, device=q.device)
+    mask = met.index_select(3, position // block_size)  # (B, H, N, N)
+    if causal:
+        mask = mask & (position <= position[:, None])
+    if key_mask is not None:
+        mask = mask & key_mask[:, None, None]
+    logits = (scale * q.float() @ k.float().transpose(2, 3)).masked_fill(~mask, LOWEST)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp().masked_fill(~mask, 0.0)
+    return weights @ v.float() / weights.sum(-1, keepdim=True).clamp(min=TINY)
 
 
 LOWEST = -1e30

@@ -16,6 +16,8 @@ def top_k_indices(scores: Tensor, count: int, *, last: bool = False) -> Tensor:
         count: At most N.
         last: Of equal scores, take the last ones instead of the first.
     """
+    if torch.onnx.is_in_onnx_export():
+        return _onnx_top_k_indices(scores, count, last)
     bits = scores.float().contiguous().view(torch.int32).long()
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # as the numbers are
     position = torch.arange(scores.shape[-1], device=scores.device)
@@ -23,3 +25,16 @@ def top_k_indices(scores: Tensor, count: int, *, last: bool = False) -> Tensor:
         position = scores.shape[-1] - 1 - position
     coarse = (ordered + 2**11) >> 12
     return (coarse * scores.shape[-1] + position).topk(count, dim=-1).indices
+
+
+def _onnx_top_k_indices(scores: Tensor, count: int, last: bool) -> Tensor:
+    """Do the same without the bits of a number, which ONNX does not show.
+
+    Veltkamp's splitting rounds to 12 bits; of equal numbers ONNX takes the first.
+    """
+    scores = scores.float().clamp(-1e30, 1e30)
+    scaled = scores * (2**12 + 1)
+    coarse = scaled - (scaled - scores)
+    if not last:
+        return coarse.topk(count, dim=-1).indices
+    return scores.shape[-1] - 1 - coarse.flip(-1).topk(count, dim=-1).indices

@@ -69,16 +69,6 @@ def block_means(x: Tensor, block_size: int, mask: Tensor | None) -> Tensor:
     return total / count.clamp(min=1)
 
 
-def refuse_onnx(name: str) -> None:
-    """Refuse an export to ONNX, which has no form of keys that each query chooses for itself.
-
-    Raises:
-        ValueError: during such an export.
-    """
-    if torch.onnx.is_in_onnx_export():
-        raise ValueError(f"{name} has no ONNX form; torch.export makes a program of it")
-
-
 def choose_blocks(
     scores: Tensor, block_size: int, top_k: int, mask: Tensor | None, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
@@ -102,6 +92,8 @@ def choose_blocks(
         allowed = allowed & (block * block_size < mask.sum(1)[:, None, None, None])
     scores = scores.detach().masked_fill(~allowed, float("-inf"))
     scores = scores.masked_fill(block == own, float("inf"))
+    if torch.onnx.is_in_onnx_export():  # which takes no smaller number in a shorter text
+        scores, blocks = F.pad(scores, (0, top_k), value=float("-inf")), top_k
     chosen = top_k_indices(scores, torch.sym_min(top_k, blocks))
     return chosen, scores.gather(-1, chosen) > float("-inf")
 

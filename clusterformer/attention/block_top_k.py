@@ -14,7 +14,6 @@ from clusterformer.attention.block_selection import (
     block_means,
     choose_blocks,
     count_in_blocks,
-    refuse_onnx,
 )
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.attention.visibility import share_of_tokens
@@ -79,7 +78,6 @@ class BlockTopKAttention(AttentionCore):
         size, causal = self.block_size, bool(self.causal)
         if not torch.compiler.is_exporting():
             size = min(size, q.shape[2])  # a text shorter than a block pays for its tokens
-        refuse_onnx(type(self).__name__)
         packed = Compaction(key_mask)
         query, key, value = (packed.pack(x) for x in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.attention.block_selection import Compaction, refuse_onnx
+from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_at_least, require_one_of
@@ -101,7 +101,6 @@ class IndexerAttention(AttentionCore):
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
     ) -> tuple[Tensor, Grouping]:
-        refuse_onnx(type(self).__name__)
         packed = Compaction(key_mask)
         query, key, value = (packed.pack(x) for x in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):

@@ -15,7 +15,6 @@ from clusterformer.attention.block_selection import (
     Compaction,
     block_means,
     choose_blocks,
-    refuse_onnx,
 )
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.errors import require_at_least
@@ -102,7 +101,6 @@ class NativeSparseAttention(AttentionCore):
         size, causal = self.block_size, bool(self.causal)
         if not torch.compiler.is_exporting():
             size = min(size, q.shape[2])  # a text shorter than a block pays for its tokens
-        refuse_onnx(type(self).__name__)
         packed = Compaction(key_mask)
         query, key, value = (packed.pack(x).float() for x in (q, k, v))
         mask, scale = packed.mask, self.head_width**-0.5

@@ -8,22 +8,11 @@ import torch
 from torch import Tensor
 
 from clusterformer import attention
-from clusterformer.attention import MultiHeadAttention
+from clusterformer.attention import MultiHeadAttention, mechanisms
 
 WIDTH, HEADS = 32, 4
 SMALL = {"num_clusters": 5, "chunk_size": 4, "window": 5, "local_window": 3, "top_k": 4}
-EXPORTED = [
-    "CentroidAttention",
-    "ClusteredAttention",
-    "FullAttention",
-    "ImprovedClusteredAttention",
-    "KeyClusteringAttention",
-    "LocalAttention",
-    "MultipoleAttention",
-    "NeuralClusteringAttention",
-    "ReformerAttention",
-    "RoutingAttention",
-]
+EXPORTED = [cls.__name__ for cls in mechanisms() if False in cls.causal_forms]
 
 
 class Values(torch.nn.Module):
@@ -39,6 +28,8 @@ def build(name: str, causal: bool = False) -> MultiHeadAttention:
     cls = getattr(attention, name)
     known = inspect.signature(cls).parameters
     options = {k: v for k, v in SMALL.items() if k in known}
+    if "block_size" in known and "num_clusters" not in known:
+        options["block_size"] = 4
     return MultiHeadAttention(cls(WIDTH, HEADS, causal=causal, **options)).eval()
 
 
@@ -66,18 +57,6 @@ def test_onnxruntime_gives_the_same_values_at_any_length(name: str, tmp_path: Pa
             found = session.run(None, dict(zip(inputs, (x.numpy(), mask.numpy()), strict=True)))
             expected = layer(x, mask).values
             torch.testing.assert_close(torch.from_numpy(found[0])[mask], expected[mask])
-
-
-REFUSED = ["BlockTopKAttention", "IndexerAttention", "NativeSparseAttention"]
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_keys_of_a_query_s_own_choice_have_no_onnx_form(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
-    with pytest.raises(ValueError, match=rf"{name} has no ONNX form; torch\.export"):
-        build(name)(*batch(19))
 
 
 class CrossValues(torch.nn.Module):
