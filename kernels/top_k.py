@@ -30,11 +30,12 @@ def top_k_indices(scores: Tensor, count: int, *, last: bool = False) -> Tensor:
 def _onnx_top_k_indices(scores: Tensor, count: int, last: bool) -> Tensor:
     """Do the same without the bits of a number, which ONNX does not show.
 
-    Veltkamp's splitting rounds to 12 bits; of equal numbers ONNX takes the first.
+    Veltkamp's splitting rounds to 12 bits. Of equal numbers a later one is made smaller, by less
+    than any two others differ; or an earlier one.
     """
     scores = scores.float().clamp(-1e30, 1e30)
     scaled = scores * (2**12 + 1)
-    coarse = scaled - (scaled - scores)
-    if not last:
-        return coarse.topk(count, dim=-1).indices
-    return scores.shape[-1] - 1 - coarse.flip(-1).topk(count, dim=-1).indices
+    coarse = (scaled - (scaled - scores)).double()
+    position = torch.arange(scores.shape[-1], device=scores.device)
+    step = coarse.abs().clamp(min=1e-30) * 2.0**-40
+    return (coarse + step * (position if last else -position)).topk(count, dim=-1).indices

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clusterformer import attention
 from clusterformer.attention import MultiHeadAttention, mechanisms
+from clusterformer.kernels.top_k import top_k_indices
 
 WIDTH, HEADS = 32, 4
 SMALL = {"num_clusters": 5, "chunk_size": 4, "window": 5, "local_window": 3, "top_k": 4}
@@ -125,3 +126,16 @@ def test_the_formulation_for_onnx_is_equal(name: str, monkeypatch: pytest.Monkey
             patch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
             found = layer(x, mask).values
         torch.testing.assert_close(found[mask], expected[mask])
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_same_of_equal_scores_are_found(last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for exponent in (-10, 0, 10):
+        scores = torch.randn(4, 200) * 10.0**exponent
+        scores[:, torch.randint(200, (60,))] = 0
+        scores[:, torch.randint(200, (40,))] = float("-inf")
+        scores[:, 100:150] = scores[:, 50:100]
+        expected = top_k_indices(scores, 100, last=last)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+            assert torch.equal(top_k_indices(scores, 100, last=last), expected)
