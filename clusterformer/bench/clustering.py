@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from clusterformer.bench.report import Row, write_report, write_whole
+from clusterformer.bench.report import Row, write_report, written_whole
 from clusterformer.clustering.measures import measures
 from clusterformer.data.points import Points
 from clusterformer.errors import InputError
@@ -162,7 +162,7 @@ def write_results(folder: Path, rows: Sequence[Row], **sections: Any) -> None:
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (
-        write_whole(folder / "results.csv") as partial,
+        written_whole(folder / "results.csv") as partial,
         partial.open("w", encoding="utf-8", newline="") as file,
     ):
         writer = csv.DictWriter(file, names)

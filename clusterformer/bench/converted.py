@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clusterformer import huggingface
 from clusterformer.bench.report import Row
-from clusterformer.bench.similarity import SentenceEncoder
+from clusterformer.bench.similarity import MeanPoolingEncoder
 from clusterformer.data.labelled_text import read_text
 from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import slots
@@ -33,7 +33,7 @@ FORMS: dict[str, tuple[float, int]] = {
 """Name of each form, its share of local heads, and its global tokens at each end of a text."""
 
 
-def read_pieces(path: Path, encoder: SentenceEncoder, count: int) -> Tensor:
+def read_pieces(path: Path, encoder: MeanPoolingEncoder, count: int) -> Tensor:
     """Cut a file into texts of equal length, and take some, equally far apart.
 
     Args:
@@ -67,7 +67,7 @@ def read_pieces(path: Path, encoder: SentenceEncoder, count: int) -> Tensor:
 
 
 def measure(
-    encoder: SentenceEncoder,
+    encoder: MeanPoolingEncoder,
     texts: Tensor,
     calibration: Tensor,
     shares: Sequence[float],

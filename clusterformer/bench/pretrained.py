@@ -11,8 +11,8 @@ from torch import Tensor
 
 from clusterformer.bench.report import Row
 from clusterformer.bench.similarity import (
+    MeanPoolingEncoder,
     ScoredPairs,
-    SentenceEncoder,
     rank_correlation,
     similarities,
 )
@@ -28,7 +28,7 @@ FURTHER_OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def measure(
-    encoder: SentenceEncoder,
+    encoder: MeanPoolingEncoder,
     draws: Sequence[ScoredPairs],
     names: Sequence[str] | None = None,
     *,

@@ -22,12 +22,12 @@ def write_report(path: Path, rows: Sequence[Row], **sections: Any) -> None:
     """
     report = {"environment": portable_environment(), **sections, "rows": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with write_whole(path) as partial:
+    with written_whole(path) as partial:
         partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager
-def write_whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path) -> Iterator[Path]:
     """Yield a path to write, which replaces the file when all is written."""
     partial = path.with_name(f"{path.name}.partial")
     try:

@@ -62,7 +62,7 @@ def read_scored_pairs(path: Path, join: int = 1, seed: int = 0) -> ScoredPairs:
     )
 
 
-class SentenceEncoder:
+class MeanPoolingEncoder:
     """A pretrained encoder and its tokenizer: texts to unit vectors by masked means.
 
     Args:
@@ -101,7 +101,7 @@ class SentenceEncoder:
         return F.normalize(vectors, dim=-1)
 
 
-def similarities(encoder: SentenceEncoder, pairs: ScoredPairs) -> Tensor:
+def similarities(encoder: MeanPoolingEncoder, pairs: ScoredPairs) -> Tensor:
     """Compute the cosine similarity of each pair, (pairs,)."""
     return (encoder(pairs.first) * encoder(pairs.second)).sum(-1)
 

@@ -48,9 +48,9 @@ def run(arguments: list[str]) -> None:
     import torch
 
     from clusterformer.bench import converted
-    from clusterformer.bench.similarity import SentenceEncoder
+    from clusterformer.bench.similarity import MeanPoolingEncoder
 
-    encoder = SentenceEncoder(options.model, options.length)
+    encoder = MeanPoolingEncoder(options.model, options.length)
     texts, calibration = (
         torch.cat([converted.read_pieces(path, encoder, count) for path in paths])
         for paths, count in (

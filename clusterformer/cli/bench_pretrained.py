@@ -41,11 +41,11 @@ def run(arguments: list[str]) -> None:
     parser.add_number("--seeds", default=1)
     options = parser.parse(arguments)
     from clusterformer.bench import pretrained
-    from clusterformer.bench.similarity import SentenceEncoder, read_scored_pairs
+    from clusterformer.bench.similarity import MeanPoolingEncoder, read_scored_pairs
 
     seeds = range(options.seeds)
     draws = [read_scored_pairs(options.pairs, options.join, seed) for seed in seeds]
-    encoder = SentenceEncoder(options.model, options.length)
+    encoder = MeanPoolingEncoder(options.model, options.length)
     print(f"{len(draws[0].scores)} pairs")
     heads = f"{'Spearman':>9}{'less full':>18}{'with full':>11}{'seconds':>9}"
     print(f"{'attention':<28}{heads}")

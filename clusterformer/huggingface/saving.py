@@ -68,7 +68,7 @@ def load(
     Raises:
         ValueError: if there is no model, or it has no mechanism.
     """
-    config = options.pop("config", None) or read_config(folder, **options)
+    config = options.pop("config", None) or read_model_config(folder, **options)
     saved = getattr(config, "clusterformer", None)
     if not isinstance(saved, dict) or not {"mechanism", "options"} <= set(saved):
         raise InputError(
@@ -92,7 +92,7 @@ def load(
     return result
 
 
-def read_config(folder: str | os.PathLike[str], **options: Any) -> PreTrainedConfig:
+def read_model_config(folder: str | os.PathLike[str], **options: Any) -> PreTrainedConfig:
     """Read the config.json of a model, in a folder or on the hub.
 
     Raises:

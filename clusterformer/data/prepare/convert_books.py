@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\[e(?:book|text) #(\d+)\]", re.I)
 _TOLERANCE = 0.1  # new editions have corrections and other front matter
 
 
-class Book(NamedTuple):
+class GutenbergBook(NamedTuple):
     """A book: its number at Project Gutenberg, the name of its file, and its entry in the index."""
 
     number: int
@@ -38,12 +38,12 @@ class Book(NamedTuple):
         return f"https://aleph.pglaf.org/cache/epub/{self.number}/pg{self.number}.txt"
 
 
-def gutenberg_books() -> list[Book]:
+def gutenberg_books() -> list[GutenbergBook]:
     """List the books of the set `gutenberg`: gutenberg.tsv, with the word counts of about 2016."""
     lines = Path(__file__).with_name("gutenberg.tsv").read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines[1:])
     return [
-        Book(int(number), name, author, title, int(year), int(words))
+        GutenbergBook(int(number), name, author, title, int(year), int(words))
         for number, name, author, title, year, words in rows
     ]
 

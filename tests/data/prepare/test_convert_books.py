@@ -39,7 +39,7 @@ Licence
 
 @pytest.fixture
 def tale(monkeypatch: pytest.MonkeyPatch) -> None:
-    tale = convert_books.Book(7, "a-tale", "A. Writer", "A Tale", 1900, 7)
+    tale = convert_books.GutenbergBook(7, "a-tale", "A. Writer", "A Tale", 1900, 7)
     monkeypatch.setattr(convert_books, "gutenberg_books", lambda: [tale])
 
 
