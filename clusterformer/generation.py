@@ -33,7 +33,7 @@ class TextGenerator:
     """Goes on with a text.
 
     Attributes:
-        network: Of the language model.
+        network: Network of the language model.
         tokenizer: Its tokenizer.
     """
 

@@ -14,7 +14,7 @@ def top_k_indices(scores: Tensor, count: int, *, last: bool = False) -> Tensor:
     Args:
         scores: Numbers of any floating type.
         count: At most N.
-        last: Of equal scores, take the last ones instead of the first.
+        last: Take the last of equal scores instead of the first.
     """
     if torch.onnx.is_in_onnx_export():
         return _onnx_top_k_indices(scores, count, last)
