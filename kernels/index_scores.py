@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clusterformer.kernels.top_k import top_k_indices
+from clusterformer.kernels.top_k import room_for, top_k_indices
 
 PIECE = 2**22
 """Maximum number of scores of a query and a key that are held at a time, of all index heads."""
@@ -118,8 +118,7 @@ def _choose(
         if causal:
             own = (position // block_size)[:, None].expand(len(scores), -1, 1)
             scores = scores.scatter(2, own, float("inf"))
-    if torch.onnx.is_in_onnx_export():
-        scores = F.pad(scores, (0, count), value=float("-inf"))
+    scores, count = room_for(scores, count)
     best = top_k_indices(scores, count, last=True)
     return best.masked_fill(scores.gather(2, best) == float("-inf"), -1)
 

@@ -1,6 +1,7 @@
 """The largest of many scores, whatever the rounding."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -25,6 +26,23 @@ def top_k_indices(scores: Tensor, count: int, *, last: bool = False) -> Tensor:
         position = scores.shape[-1] - 1 - position
     coarse = (ordered + 2**11) >> 12
     return (coarse * scores.shape[-1] + position).topk(count, dim=-1).indices
+
+
+def room_for(scores: Tensor, count: int) -> tuple[Tensor, int]:
+    """Let `top_k_indices` find no more than there are.
+
+    ONNX takes no smaller number in a shorter text, so scores of -inf are appended there.
+
+    Args:
+        scores: (..., N).
+        count: Number of scores to find.
+
+    Returns:
+        Scores, and the number to find among them; an index of N or more is none.
+    """
+    if torch.onnx.is_in_onnx_export():
+        return F.pad(scores, (0, count), value=float("-inf")), count
+    return scores, torch.sym_min(count, scores.shape[-1])
 
 
 def _onnx_top_k_indices(scores: Tensor, count: int, last: bool) -> Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.kernels.ordering import stable_order
-from clusterformer.kernels.top_k import top_k_indices
+from clusterformer.kernels.top_k import room_for, top_k_indices
 
 
 class Compaction:
@@ -92,9 +92,8 @@ def choose_blocks(
         allowed = allowed & (block * block_size < mask.sum(1)[:, None, None, None])
     scores = scores.detach().masked_fill(~allowed, float("-inf"))
     scores = scores.masked_fill(block == own, float("inf"))
-    if torch.onnx.is_in_onnx_export():  # which takes no smaller number in a shorter text
-        scores, blocks = F.pad(scores, (0, top_k), value=float("-inf")), top_k
-    chosen = top_k_indices(scores, torch.sym_min(top_k, blocks))
+    scores, count = room_for(scores, top_k)
+    chosen = top_k_indices(scores, count)
     return chosen, scores.gather(-1, chosen) > float("-inf")
 
 

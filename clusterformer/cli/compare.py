@@ -78,6 +78,9 @@ def run(arguments: list[str]) -> None:
     else:
         from clusterformer.compare.results import read_results
 
+        if options.rows or options.columns or options.seeds:
+            raise InputError("--rows, --columns and --seeds choose from a file, not from runs")
+
         results = read_results(options.sources, lambda line: print(line, file=sys.stderr))
         _write(results, options, _folder(options, "runs"))
 

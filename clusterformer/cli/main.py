@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from clusterformer.cli.output import given_back, outlive_readers
+from clusterformer.cli.output import outlive_readers, restored_streams
 from clusterformer.errors import InputError
 
 COMMANDS = {
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # set before torch loads: its notes about DDP and NNPACK are for developers
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with given_back():
+    with restored_streams():
         return _run(list(sys.argv[1:] if arguments is None else arguments))
 
 

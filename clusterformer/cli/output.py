@@ -50,7 +50,7 @@ def outlive_readers() -> None:
 
 
 @contextmanager
-def given_back() -> Iterator[None]:
+def restored_streams() -> Iterator[None]:
     """Give standard output and error back as they were: a program may run many commands."""
     streams = sys.stdout, sys.stderr
     try:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clusterformer.errors import InputError, making, require_at_least
 from clusterformer.structure import require_structure
-from clusterformer.training.metrics_file import MetricsFile
+from clusterformer.training.metrics_file import write_step
 from clusterformer.training.shard_files import (
     SHARDS,
     check_shards,
@@ -331,14 +331,8 @@ class LastCheckpoint(Checkpoint):
             self.save(trainer)
 
     def save_step(self, trainer: Trainer) -> None:
-        """Write the state after a batch, and before it the row of metrics of that batch.
-
-        Lightning logs the row later: a run killed in between would miss it for ever.
-        """
-        loggers = trainer.loggers
-        trainer.loggers = [logger for logger in loggers if isinstance(logger, MetricsFile)]
-        trainer._logger_connector.update_train_step_metrics()
-        trainer.loggers = loggers
+        """Write the state after a batch, and before it the row of metrics of that batch."""
+        write_step(trainer)
         self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:

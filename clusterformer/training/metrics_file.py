@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -98,6 +99,19 @@ class MetricsFile(Logger):
             writer.writeheader()
             writer.writerows(rows)
         partial.replace(self._path)
+
+
+def write_step(trainer: Trainer) -> None:
+    """Write the row of this batch, in `on_train_batch_end`, before a checkpoint of it.
+
+    Lightning logs the row later: a run killed in between would miss it for ever.
+    """
+    loggers = trainer.loggers
+    trainer.loggers = [logger for logger in loggers if isinstance(logger, MetricsFile)]
+    try:
+        trainer._logger_connector.update_train_step_metrics()
+    finally:
+        trainer.loggers = loggers
 
 
 def _is_whole(row: dict[str, Any]) -> bool:

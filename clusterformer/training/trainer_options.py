@@ -25,9 +25,9 @@ MINIMUMS = {
     "reload_dataloaders_every_n_epochs": 0,
 }
 
-INSTEAD = {
-    "BatchSizeFinder": "a task makes its batches itself; see --data.batch_size, .tokens_per_batch",
-    "LearningRateFinder": "--model.lr has its schedule; `compare` trains a grid of rates",
+REPLACING_CALLBACKS = {
+    "BatchSizeFinder": "set --data.batch_size or --data.tokens_per_batch",
+    "LearningRateFinder": "`compare` trains a grid of --model.lr",
     "StochasticWeightAveraging": "--average N averages the weights of the last N validations",
 }
 """Callbacks of Lightning that would replace what the module does itself, and what to use."""
@@ -53,7 +53,7 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
             "trainer.limit_train_batches N trains on N batches"
         )
     for callback in options.get("callbacks") or ():
-        if advice := INSTEAD.get(name := type(callback).__name__):
+        if advice := REPLACING_CALLBACKS.get(name := type(callback).__name__):
             raise InputError(f"trainer.callbacks: {name} cannot be used; {advice}")
     check_sharding(options.get("strategy"), options.get("precision"))
     devices = str(options.get("devices"))  # Lightning takes "2" for 2

@@ -83,6 +83,8 @@ def test_a_part_of_a_comparison(tmp_path: Path, capfd) -> None:
     ]
     assert main(["compare", str(path), "--rows", "coupled", "neither"]) == 2
     assert "no row 'neither'; there is coupled, not coupled" in capfd.readouterr().err
+    assert main(["compare", "one", "two", "--rows", "coupled"]) == 2
+    assert "choose from a file, not from runs" in capfd.readouterr().err
 
 
 def test_a_class_stands_before_its_options(tmp_path: Path) -> None:
