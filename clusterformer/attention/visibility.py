@@ -102,7 +102,8 @@ def _count_pairs(queries: Tensor, keys: Tensor, length: int, causal: bool) -> Te
     query_in, key_in = (_membership(x, length) for x in (queries, keys))  # (R, N + 1, C)
     clusters, rows = queries.shape[1], torch.arange(len(queries), device=queries.device)
     rows = rows[:, None, None]
-    shared = query_in[rows, queries] @ key_in[rows, keys].transpose(-1, -2)  # (R, C, S, S')
+    with torch.autocast(queries.device.type, enabled=False):  # these are counts
+        shared = query_in[rows, queries] @ key_in[rows, keys].mT  # (R, C, S, S')
     met = (queries[..., None] >= 0) & (keys[..., None, :] >= 0)
     if causal:
         met = met & (keys[..., None, :] <= queries[..., None])

@@ -76,6 +76,17 @@ def test_every_mechanism_says_what_a_token_sees(cls, causal) -> None:
     torch.testing.assert_close(measured(layer, x, mask), influence(layer, x, mask))
 
 
+@pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
+def test_autocast_changes_no_count(cls, causal) -> None:
+    torch.manual_seed(3)
+    layer = build(cls, causal)
+    x, mask = torch.randn(3, 29, 32), mask_of([29, 17, 1], 29)
+    grouping = layer(x, mask).grouping
+    expected = layer.core.keys_seen(grouping, mask)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer.core.keys_seen(grouping, mask), expected)
+
+
 @pytest.mark.parametrize(
     "core",
     [
