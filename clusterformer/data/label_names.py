@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from clusterformer.errors import InputError
+
+_log = logging.getLogger(__name__)
 
 _SEPARATORS = ",;|"
 _BRACKETS = "[](){}\"' "
@@ -31,8 +35,10 @@ def sorted_labels(labels: Iterable[str]) -> list[str]:
 def refuse_lists(labels: Sequence[str]) -> None:
     """Refuse labels that are lists of labels, such as "action,comedy".
 
-    Some labels are lists if all parts of one are labels themselves, or if few parts make many
-    labels in many combinations. A comma alone makes no list: "Portland, OR" is one label.
+    Some labels are lists if all parts of one are labels themselves, if one has a list's brackets,
+    or if few parts make many labels in many combinations. A comma alone makes no list: "Portland,
+    OR" is one label. Where a part is a label itself, as in "no, but" beside "no", a warning says
+    that it counts as one label.
 
     Raises:
         InputError: with an example of a list.
@@ -45,7 +51,12 @@ def refuse_lists(labels: Sequence[str]) -> None:
         single = {split[0] for split in parts.values() if len(split) == 1}
         lists = {label: split for label, split in parts.items() if len(split) > 1 and all(split)}
         combined = {part for split in lists.values() for part in split}
-        example = next((label for label, split in lists.items() if single.issuperset(split)), None)
+        certain = (
+            label
+            for label, split in lists.items()
+            if single.issuperset(split) or (label.startswith("[") and label.endswith("]"))
+        )
+        example = next(certain, None)
         if example is None and len(lists) > max(3, len(combined)):
             example = next(iter(lists))
         if example is not None:
@@ -54,6 +65,13 @@ def refuse_lists(labels: Sequence[str]) -> None:
                 "lists); a text has one label here: give one label a text, or, where the list is "
                 f"one label, write it without {separator!r}"
             )
+        for label, split in lists.items():
+            if shared := single.intersection(split):
+                rank_zero_only(_log.warning)(
+                    f"label {label!r} counts as one label, though {min(shared)!r} is a label too: "
+                    "a text has one label here"
+                )
+                break
 
 
 class LabellingState(TypedDict):

@@ -17,6 +17,7 @@ from clusterformer.losses import cross_entropy
         ["['x']", "['y']", "['x', 'y']"],
         ['["x"]', '["y"]', '["x","y"]'],
         ["x|y", "x", "y"],
+        ["['x', 'y']", "z"],
     ],
 )
 def test_lists_of_labels_are_refused(labels: list[str]) -> None:
@@ -37,6 +38,13 @@ def test_lists_of_labels_are_refused(labels: list[str]) -> None:
 )
 def test_honest_labels_with_commas_pass(labels: list[str]) -> None:
     refuse_lists(labels)
+
+
+def test_a_label_that_may_be_a_list_is_named(caplog) -> None:
+    refuse_lists(["a,b", "a", "c"])
+    assert caplog.messages == [
+        "label 'a,b' counts as one label, though 'a' is a label too: a text has one label here"
+    ]
 
 
 def test_balanced_weights_give_every_label_the_same_say() -> None:
