@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,15 +22,31 @@ from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import slots
 from clusterformer.models.pretrained import num_positions
 
-FORMS: dict[str, tuple[float, int]] = {
-    "clusters": (0.0, 0),
-    "clusters, half of the heads local": (0.5, 0),
-    "clusters, global tokens": (0.0, 1),
-    "clusters, global tokens, half local": (0.5, 1),
-    "a window, global tokens": (1.0, 1),
-    "a window": (1.0, 0),
+
+class Form(NamedTuple):
+    """What attends to what.
+
+    Attributes:
+        local: Share of the heads that attend to a window.
+        ends: Number of global tokens at each end of a text.
+        each_head: Whether each head that clusters has a clustering of its own.
+    """
+
+    local: float
+    ends: int
+    each_head: bool = False
+
+
+FORMS = {
+    "clusters": Form(0.0, 0),
+    "clusters, half of the heads local": Form(0.5, 0),
+    "clusters, global tokens": Form(0.0, 1),
+    "clusters, global tokens, half local": Form(0.5, 1),
+    "clusters for each head, global tokens": Form(0.0, 1, each_head=True),
+    "clusters for each head, global tokens, half local": Form(0.5, 1, each_head=True),
+    "a window, global tokens": Form(1.0, 1),
+    "a window": Form(1.0, 0),
 }
-"""Name of each form, its share of local heads, and its global tokens at each end of a text."""
 
 
 def read_pieces(path: Path, encoder: MeanPoolingEncoder, count: int) -> Tensor:
@@ -97,13 +113,16 @@ def measure(
         huggingface.extend_positions(model, encoder.length)
     full, _ = _encode(model, texts)
     heads = model.config.num_attention_heads
-    for name, (local, ends) in FORMS.items():
+    for name, form in FORMS.items():
         found: list[dict[str, Tensor]] = []
-        for fitted in (False, True)[: 1 if local == 1 else 2]:
+        for fitted in (False, True)[: 1 if form.local == 1 else 2]:
             for share in shares:
-                width = max(1, round((share * encoder.length - 2 * ends) / 3))
+                width = max(1, round((share * encoder.length - 2 * form.ends) / 3))
                 torch.manual_seed(seed)
-                options = {"local_heads": round(local * heads), "global_tokens": ends}
+                local = round(form.local * heads)
+                options = {"local_heads": local, "global_tokens": form.ends}
+                if form.each_head:
+                    options["num_clusterings"] = heads - local
                 sizes = {"num_clusters": num_clusters, "block_size": width, "local_window": width}
                 huggingface.attach(
                     model, "NeuralClusteringAttention", dense_length=0, alpha=0.1, **sizes,

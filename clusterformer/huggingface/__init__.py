@@ -14,6 +14,7 @@ Needs the extra `pretrained`. Nothing of transformers is imported before a funct
 from clusterformer.huggingface.attaching import attach, detach, is_attached
 from clusterformer.huggingface.calibration import calibrate
 from clusterformer.huggingface.dispatch import groupings
+from clusterformer.huggingface.distillation import distill
 from clusterformer.huggingface.positions import extend_positions
 from clusterformer.huggingface.saving import load
 from clusterformer.huggingface.shared_heads import share_heads
@@ -22,6 +23,7 @@ __all__ = [
     "attach",
     "calibrate",
     "detach",
+    "distill",
     "extend_positions",
     "groupings",
     "is_attached",

@@ -1,7 +1,7 @@
 """A start near the attention that is replaced: clusters of tokens that attend to each other.
 
 B batch   H heads   N tokens   D head width   E model width   F width of the clustering space
-C clusters
+C clusters   G clusterings
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from clusterformer.attention.text_ends import at_ends
 from clusterformer.clustering.kmeans import cluster_means, nearest
 from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import slots
+from clusterformer.huggingface.texts import to_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,8 +63,9 @@ def calibrate(
 
     One pass over the texts under full attention. In each layer W is fitted so that
     softmax(z z^T / temperature), z the unit vectors W x, is near the weights of full attention
-    (Kullback-Leibler divergence from their mean over the heads). The centroids are means of z by
-    k-means, in an order in which neighbours are alike. The model's own weights do not change.
+    (Kullback-Leibler divergence from their mean over the heads; over those that share a clustering,
+    where there are several). The centroids are means of z by k-means, in an order in which
+    neighbours are alike. The model's own weights do not change.
 
     Args:
         model: Model with the mechanism attached.
@@ -87,7 +89,7 @@ def calibrate(
     training = model.training
     model.eval()
     with calibrating(model, steps=steps, alpha=alpha, seed=seed) as calibration, torch.no_grad():
-        for batch in _batches(model, texts, tokenizer, max_length, batch_size):
+        for batch in to_batches(model, texts, tokenizer, max_length, batch_size):
             model(**batch)
     model.train(training)
     return calibration.report
@@ -125,8 +127,6 @@ def calibrating(
     cores: list[Any] = [slot.core for slot in attached]
     if any(core.similarity != "cosine" for core in cores):
         raise InputError('calibrate needs similarity="cosine"')
-    if any(core.num_clusterings > 1 for core in cores):
-        raise InputError("calibrate needs num_clusterings=1")
     fits = [_Fit(core, steps, seed) for core in cores]
     calibration = Calibration()
     for slot, fit in zip(attached, fits, strict=True):
@@ -180,7 +180,7 @@ class _Fit(FullAttention):
             self._learn(self.last)
         seen, before = attention_seen(core, self.last)
         core.space.weight.data.copy_(self.space)
-        core.own_centroids().data.copy_(self._fit_centroids(core))
+        core.own_centroids().data.copy_(self._fit_centroids(core).squeeze(0))
         if core.log_alpha is not None and alpha is not None:
             core.log_alpha.data.fill_(alpha).log_()
         seen, after = attention_seen(core, self.last)
@@ -193,14 +193,16 @@ class _Fit(FullAttention):
         kept = torch.randperm(len(tokens), generator=self.generator)[:_TOKENS_OF_A_BATCH]
         self.tokens.append(tokens[kept.to(tokens.device)])
         if self.space is None:
-            self.space = nn.Parameter(_principal_directions(tokens, core.space.out_features))
+            width = core.space.out_features // core.num_clusterings
+            start = _principal_directions(tokens, width).repeat(core.num_clusterings, 1)
+            self.space = nn.Parameter(start)
             size = float(self.space.detach().abs().mean())
             self.optimizer = torch.optim.Adam([self.space], lr=0.05 * size)
         assert self.optimizer is not None
         allowed, weights = _to_learn(core, batch)
         for _ in range(self.steps):
-            z = F.normalize(batch.hidden @ self.space.T, dim=-1)
-            logits = z @ z.transpose(1, 2) / core.temperature
+            z = _points(batch.hidden, self.space, core.num_clusterings)
+            logits = z @ z.mT / core.temperature
             found = logits.masked_fill(~allowed, float("-inf")).log_softmax(-1)
             loss = -(weights * found.masked_fill(~allowed, 0.0)).sum() / batch.mask.sum()
             self.optimizer.zero_grad()
@@ -208,20 +210,16 @@ class _Fit(FullAttention):
             self.optimizer.step()
 
     def _fit_centroids(self, core: Any) -> Tensor:
-        """Compute centroids (C, F): k-means of z, each beside those that are like it."""
-        z = F.normalize(torch.cat(self.tokens) @ core.space.weight.float().T, dim=-1)
-        z = z[torch.randperm(len(z), generator=self.generator).to(z.device)]
+        """Compute centroids (G, C, F): k-means of z, each beside those that are like it."""
+        tokens = torch.cat(self.tokens)[None]
+        z = _points(tokens, core.space.weight.float(), core.num_clusterings)[0]  # (G, N, F)
+        z = z[:, torch.randperm(z.shape[1], generator=self.generator).to(z.device)]
         count = core.num_clusters
-        centroids = z[torch.arange(count, device=z.device) % len(z)][None]
+        centroids = z[:, torch.arange(count, device=z.device) % z.shape[1]]
         for _ in range(20):
-            means, sizes = cluster_means(z[None], nearest(z[None], centroids), count)
+            means, sizes = cluster_means(z, nearest(z, centroids), count)
             centroids = torch.where(sizes > 0, F.normalize(means, dim=-1), centroids)
-        left = list(range(count))
-        order = [left.pop(0)]
-        similar = centroids[0] @ centroids[0].T
-        while left:  # a chain: blocks beside each other are seen together
-            order.append(left.pop(int(similar[order[-1], left].argmax())))
-        return centroids[0, order]
+        return torch.stack([_in_a_chain(found) for found in centroids])
 
 
 _LONGEST, _PAIRS = 1024, 2**21
@@ -229,6 +227,21 @@ _LONGEST, _PAIRS = 1024, 2**21
 
 _TOKENS_OF_A_BATCH = 512
 """Number of tokens of a batch that the centroids are fitted to."""
+
+
+def _points(hidden: Tensor, space: Tensor, parts: int) -> Tensor:
+    """Compute the unit vectors z, (B, G, N, F), of hidden states (B, N, E) by W, (G * F, E)."""
+    return F.normalize((hidden @ space.T).unflatten(-1, (parts, -1)).transpose(1, 2), dim=-1)
+
+
+def _in_a_chain(centroids: Tensor) -> Tensor:
+    """Order centroids (C, F), each beside one like it: neighbouring blocks see each other."""
+    left = list(range(len(centroids)))
+    order = [left.pop(0)]
+    similar = centroids @ centroids.T
+    while left:
+        order.append(left.pop(int(similar[order[-1], left].argmax())))
+    return centroids[order]
 
 
 @torch.no_grad()
@@ -240,54 +253,34 @@ def _principal_directions(tokens: Tensor, count: int) -> Tensor:
     return F.pad(weight, (0, 0, 0, count - len(weight)))
 
 
-def _batches(
-    model: Any, texts: Any, tokenizer: Any, max_length: int, batch_size: int
-) -> Iterator[dict[str, Tensor]]:
-    if isinstance(texts, str):
-        raise InputError("texts must be a list of texts, got one text")
-    first = next(iter(texts), None) if isinstance(texts, Sequence) else None
-    if not isinstance(first, str):
-        for batch in texts:
-            yield {key: x.to(model.device) for key, x in batch.items() if key != "labels"}
-        return
-    if tokenizer is None:
-        raise InputError("texts need their tokenizer; give it, or batches of token ids")
-    for at in range(0, len(texts), batch_size):
-        yield dict(
-            tokenizer(
-                list(texts[at : at + batch_size]),
-                truncation=True, max_length=max_length, padding=True, return_tensors="pt",
-            ).to(model.device)
-        )  # fmt: skip
-
-
 def _to_learn(core: Any, batch: _Batch) -> tuple[Tensor, Tensor]:
-    """Pairs of tokens that clusters are for, and their weights, (B, N, N) each.
+    """Pairs of tokens that clusters are for, (B, 1, N, N), and their weights, (B, G, N, N).
 
     Local heads, and tokens that all see anyway, need no clusters.
     """
     allowed, ends = _allowed(core, batch), core.ends(batch.hidden, batch.mask)
-    weights = _weights(core, batch, core.local_heads % core.num_heads)
+    weights = _weights(core, batch)[:, core.local_heads % core.num_heads :]
+    weights = weights.unflatten(1, (core.num_clusterings, -1)).mean(2)
     if ends is not None:
         inner = ~at_ends(ends, batch.mask.shape[1])
         own = torch.eye(batch.mask.shape[1], dtype=torch.bool, device=batch.mask.device)
-        allowed = allowed & inner[:, None] | own
-        weights = (weights * inner[:, None] * inner[..., None]).masked_fill(~allowed, 0.0)
+        allowed = allowed & inner[:, None, None] | own
+        weights = weights * inner[:, None, None] * inner[:, None, :, None]
+        weights = weights.masked_fill(~allowed, 0.0)
     return allowed, weights
 
 
-def _weights(core: Any, batch: _Batch, first_head: int = 0) -> Tensor:
-    """Weights of full attention, mean over the heads, (B, N, N); 0 in rows of padding."""
-    logits = (
-        batch.q[:, first_head:] @ batch.k[:, first_head:].transpose(2, 3) * core.head_width**-0.5
-    )
-    logits = logits.masked_fill(~_allowed(core, batch)[:, None], float("-inf"))
-    return logits.softmax(-1).mean(1) * batch.mask[..., None]
+def _weights(core: Any, batch: _Batch) -> Tensor:
+    """Weights of full attention, (B, H, N, N); 0 in rows of padding."""
+    logits = batch.q @ batch.k.transpose(2, 3) * core.head_width**-0.5
+    logits = logits.masked_fill(~_allowed(core, batch), float("-inf"))
+    return logits.softmax(-1) * batch.mask[:, None, :, None]
 
 
 def _allowed(core: Any, batch: _Batch) -> Tensor:
+    """Pairs of tokens that meet in full attention, (B, 1, N, N)."""
     own = torch.eye(batch.mask.shape[1], dtype=torch.bool, device=batch.mask.device)
-    allowed = batch.mask[:, None, :] | own
+    allowed = batch.mask[:, None, None, :] | own
     return allowed.tril() if core.causal else allowed
 
 
@@ -308,9 +301,9 @@ def attention_seen(core: Any, batch: _Batch) -> tuple[float, float]:
             query_mask=batch.mask, key_mask=batch.mask,
         )  # fmt: skip
         seen.append(mixed[..., : one_hot.shape[1]] > 0)
-    visible = torch.cat(seen, -1).float().mean(1)  # (B, N, N)
+    visible = torch.cat(seen, -1)  # (B, H, N, N)
     real = batch.mask.sum()
     counts = batch.mask.sum(1)[:, None].clamp(min=1)
-    keys = (visible.sum(-1) / counts)[batch.mask].sum() / real
-    mass = (visible * _weights(core, batch)).sum() / real
+    keys = (visible.sum(-1).float().mean(1) / counts)[batch.mask].sum() / real
+    mass = (visible * _weights(core, batch)).sum() / (real * heads)
     return float(keys), float(mass)

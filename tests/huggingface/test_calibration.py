@@ -43,6 +43,27 @@ def test_clusters_gather_tokens_that_attend_to_each_other(tiny) -> None:
             assert torch.equal(x, before[name])
 
 
+def test_each_clustering_follows_its_own_heads(tiny) -> None:
+    """Half of the heads look at one grouping of the tokens, half at another one across it."""
+    torch.manual_seed(0)
+    model = grouped(tiny)
+    words = model.embeddings.word_embeddings.weight.data
+    for token in range(3, 47):
+        words[token, 16:32] = torch.randn(16, generator=torch.Generator().manual_seed(token % 4))
+    attention = model.encoder.layer[0].attention.self
+    for projection in (attention.query, attention.key):
+        projection.weight.data[32:] = torch.eye(64)[16:32].repeat(2, 1)
+    found = {}
+    for parts in (1, 2):
+        options = {"num_clusters": 8, "num_clusterings": parts}
+        huggingface.attach(model, "NeuralClusteringAttention", **options)
+        torch.manual_seed(1)
+        (found[parts],) = huggingface.calibrate(model, batches(12), steps=20)
+        huggingface.detach(model)
+    assert found[2].mass_after > found[1].mass_after + 0.1
+    assert found[2].mass_after > 0.75
+
+
 def test_what_all_see_and_near_heads_need_no_clusters(tiny) -> None:
     """The first token takes most of the attention, and a local head looks elsewhere."""
     model = grouped(tiny)
@@ -82,7 +103,3 @@ def test_what_cannot_be_calibrated_is_refused(tiny) -> None:
         huggingface.calibrate(model, [])
     with pytest.raises(ValueError, match="need their tokenizer"):
         huggingface.calibrate(model, ["a text"])
-    huggingface.detach(model)
-    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=4, num_clusterings=2)
-    with pytest.raises(ValueError, match="calibrate needs num_clusterings=1"):
-        huggingface.calibrate(model, batches(1))

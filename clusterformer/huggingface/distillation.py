@@ -1,0 +1,120 @@
+"""Training without labels: a model with a mechanism learns to do what it did before.
+
+B batch   N tokens   E model width
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.errors import InputError, require_at_least, require_positive
+from clusterformer.huggingface.attaching import detach
+from clusterformer.huggingface.dispatch import SLOT, slots
+from clusterformer.huggingface.texts import to_batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Distilled(NamedTuple):
+    """How near a model is to what it was with its own attention.
+
+    Attributes:
+        before: Cosine of each token's last hidden state with that of the original, mean over the
+            first batch, before it was learnt from.
+        after: The same of the last batch, before it was learnt from.
+    """
+
+    before: float
+    after: float
+
+
+def distill(
+    model: PreTrainedModel,
+    texts: Sequence[str] | Iterable[dict[str, Tensor]],
+    tokenizer: Any = None,
+    *,
+    steps: int = 200,
+    lr: float = 1e-4,
+    mechanism_lr: float = 1e-3,
+    max_length: int = 256,
+    batch_size: int = 8,
+) -> Distilled:
+    """Train a model with a mechanism to give the hidden states that it gave without it.
+
+    Its original, a copy with its own attention, is the teacher. The loss is the squared distance
+    between the hidden states of both as a share of the teacher's squared norm, mean over tokens and
+    layers; all weights learn, by AdamW with a rate that falls to zero. No labels are needed, and heads on top of the hidden states keep their meaning.
+
+    Args:
+        model: Model with a mechanism attached, best after `calibrate`.
+        texts: Texts like those that the model is for, or batches as the model takes them; again
+            from the start if `steps` need more.
+        tokenizer: Tokenizer of the model, for texts.
+        steps: Number of training steps.
+        lr: Learning rate of the weights that the model had.
+        mechanism_lr: Learning rate of the mechanism's weights.
+        max_length: Maximum number of tokens of a text, for texts.
+        batch_size: Number of texts of a batch, for texts.
+
+    Raises:
+        ValueError: if no mechanism is attached, or there is no text.
+    """
+    require_at_least(1, steps=steps)
+    require_positive(lr=lr, mechanism_lr=mechanism_lr)
+    if not slots(model):
+        raise InputError("distill needs a model with a mechanism attached")
+    teacher = detach(copy.deepcopy(model)).base_model.eval()
+    new, own = [], []
+    for name, parameter in model.base_model.named_parameters():
+        if parameter.requires_grad:
+            (new if f"{SLOT}." in name else own).append(parameter)
+    groups = [{"params": own, "lr": lr}, {"params": new, "lr": mechanism_lr}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    falling = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, 10 * (step + 1) / steps) * (1 - step / steps)
+    )
+    training, cosines = model.training, []
+    model.eval()  # dropout would be learnt to be undone
+    for batch in _repeated(model, texts, tokenizer, max_length, batch_size, steps):
+        with torch.no_grad():
+            wanted = teacher(**batch, output_hidden_states=True).hidden_states[1:]
+        found = model.base_model(**batch, output_hidden_states=True).hidden_states[1:]
+        real = batch.get("attention_mask", torch.ones_like(found[0][..., 0])).bool()
+        pairs = [(x[real].float(), y[real].float()) for x, y in zip(found, wanted, strict=True)]
+        cosines.append(float(F.cosine_similarity(*pairs[-1], dim=-1).detach().mean()))
+        optimizer.zero_grad()
+        torch.stack([_relative_error(*pair) for pair in pairs]).mean().backward()
+        optimizer.step()
+        falling.step()
+    model.train(training)
+    return Distilled(cosines[0], cosines[-1])
+
+
+def _relative_error(found: Tensor, wanted: Tensor) -> Tensor:
+    """Mean over tokens (n, E) of the squared distance, as a share of the wanted squared norm."""
+    return ((found - wanted).square().sum(-1) / wanted.square().sum(-1)).mean()
+
+
+def _repeated(
+    model: Any, texts: Any, tokenizer: Any, max_length: int, batch_size: int, steps: int
+) -> Iterator[dict[str, Tensor]]:
+    """Batches for so many steps; texts begin again where they end."""
+    if not isinstance(texts, Sequence):
+        texts = list(texts)
+    done = 0
+    while done < steps:
+        begun = done
+        for batch in to_batches(model, texts, tokenizer, max_length, batch_size):
+            if done == steps:
+                return
+            yield batch
+            done += 1
+        if done == begun:
+            raise InputError("distill needs at least one text, got none")

@@ -1,0 +1,62 @@
+"""Training without labels: a converted model learns to do what it did before."""
+
+import pytest
+import torch
+
+from clusterformer import huggingface
+
+pytest.importorskip("transformers")
+
+SMALL = {"num_clusters": 6, "block_size": 4, "dense_length": 0}
+
+
+def texts(count: int = 6) -> list[dict[str, torch.Tensor]]:
+    tokens = torch.randint(3, 50, (count, 4, 24), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(24) < torch.tensor([24, 24, 17, 9])[:, None]).long()
+    return [{"input_ids": ids * mask, "attention_mask": mask} for ids in tokens]
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Llama"])
+def test_a_converted_model_comes_near_its_original(tiny, kind) -> None:
+    torch.manual_seed(0)
+    model = tiny(kind)
+    batch = texts()[0]
+    mask = batch["attention_mask"].bool()
+    expected = model(**batch).last_hidden_state[mask].detach()
+    small = SMALL | ({"chunk_size": 4} if kind == "Llama" else {})
+    huggingface.attach(model, "NeuralClusteringAttention", **small)
+    far = (model(**batch).last_hidden_state[mask] - expected).norm()
+    found = huggingface.distill(model, texts(), steps=60, lr=1e-3, mechanism_lr=1e-2)
+    near = (model(**batch).last_hidden_state[mask] - expected).norm()
+    assert near < 0.75 * far
+    assert found.before < found.after <= 1 + 1e-6
+
+
+def test_padding_and_what_is_frozen_stay_out_of_it(tiny) -> None:
+    found = []
+    for filler in (0, 7):
+        torch.manual_seed(0)
+        model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", **SMALL)
+        model.embeddings.requires_grad_(False)
+        kept = {name: x.clone() for name, x in model.embeddings.named_parameters()}
+        given = texts()
+        for batch in given:
+            batch["input_ids"][batch["attention_mask"] == 0] = filler
+        huggingface.distill(model, given, steps=4)
+        assert all(torch.equal(x, kept[name]) for name, x in model.embeddings.named_parameters())
+        found.append({name: x.detach() for name, x in model.named_parameters()})
+    for name, x in found[0].items():
+        torch.testing.assert_close(x, found[1][name], rtol=0, atol=1e-5)
+
+
+def test_what_cannot_be_distilled_is_refused(tiny) -> None:
+    model = tiny("Bert")
+    with pytest.raises(ValueError, match="a mechanism attached"):
+        huggingface.distill(model, texts())
+    huggingface.attach(model, "NeuralClusteringAttention", **SMALL)
+    with pytest.raises(ValueError, match="at least one text"):
+        huggingface.distill(model, [])
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        huggingface.distill(model, texts(), steps=0)
+    with pytest.raises(ValueError, match="need their tokenizer"):
+        huggingface.distill(model, ["a text"])
