@@ -64,6 +64,7 @@ ON_ARRAYS = {
 PRETRAINED = {
     "clusterformer.bench.recording",
     "clusterformer.bench.similarity",
+    "clusterformer.export.conversion",
     "clusterformer.export.modeling",
     "clusterformer.export.tokenizer_files",
     "clusterformer.models.pretrained",

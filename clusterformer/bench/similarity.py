@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional import spearman_corrcoef
 
+from clusterformer import huggingface
 from clusterformer.errors import InputError
+from clusterformer.huggingface.dispatch import slots
 from clusterformer.models.pooling import pool
 
 
@@ -89,16 +91,38 @@ class MeanPoolingEncoder:
         vectors = torch.empty(len(texts), self.model.config.hidden_size)
         for at in range(0, len(order), batch_size):
             some = order[at : at + batch_size]
-            batch = self.tokenizer(
-                [texts[i] for i in some],
+            batch = self._batch([texts[i] for i in some])
+            hidden = self.model(**batch).last_hidden_state
+            vectors[some] = pool(hidden, batch["attention_mask"].bool(), "mean")
+        return F.normalize(vectors, dim=-1)
+
+    @torch.no_grad()
+    def keys_seen(self, texts: Sequence[str]) -> float | None:
+        """Compute the share of its text that a token sees, mean over tokens and layers.
+
+        1 in the model's own attention; None where a mechanism does not say.
+        """
+        batch = self._batch(texts)
+        mask, shares = batch["attention_mask"].bool(), []
+        with huggingface.groupings(self.model) as groupings:
+            self.model(**batch)
+        for slot, grouping in zip(slots(self.model), groupings, strict=True):
+            found = slot.core.keys_seen(grouping, mask)
+            if found is None:
+                return None
+            shares.append(float(found[mask].mean()))
+        return sum(shares) / len(shares) if shares else 1.0
+
+    def _batch(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        return dict(
+            self.tokenizer(
+                list(texts),
                 padding=True,
                 truncation=True,
                 max_length=self.length,
                 return_tensors="pt",
             )
-            hidden = self.model(**batch).last_hidden_state
-            vectors[some] = pool(hidden, batch["attention_mask"].bool(), "mean")
-        return F.normalize(vectors, dim=-1)
+        )
 
 
 def similarities(encoder: MeanPoolingEncoder, pairs: ScoredPairs) -> Tensor:

@@ -19,6 +19,7 @@ COMMANDS = {
     "translate": "translate your own texts with a trained model",
     "generate": "continue a text with a trained language model",
     "export": "write a trained model as a folder for transformers",
+    "convert": "give a pretrained model of transformers another attention",
     "prepare": "fetch named data sets",
     "cluster": "cluster any points, and compare methods",
     "compare": "train the models of a file, write a table and a page",

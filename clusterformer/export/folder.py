@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,27 +59,44 @@ def export(
     Raises:
         InputError: if the run cannot be read, or the folder holds something.
     """
-    folder = Path(folder).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: already there and not empty; give another folder")
+    folder = unused_folder(folder)
     saved = open_saved(run, trust)
     if average is not None:
         saved = saved._replace(weights=averaged(run, average, saved.mode or "max"))
     rebuilt = rebuild(saved)
-    draft = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as draft:
         ours = is_row_classifier(rebuilt) and _has_tokenizer(rebuilt.task)
         _write(draft, saved, rebuilt, ours)
         card = _card(run, folder.resolve().name, saved, rebuilt.task, ours, licence)
         (draft / "README.md").write_text(card.text(), encoding="utf-8")
+    return Exported(folder, ours)
+
+
+def unused_folder(folder: str | Path) -> Path:
+    """Return the path of a folder that may be made.
+
+    Raises:
+        InputError: if it holds something, or is a file.
+    """
+    folder = Path(folder).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: already there and not empty; give another folder")
+    return folder
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to write into, which becomes `folder` if all goes well."""
+    draft = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
         if folder.exists():
             folder.rmdir()
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return Exported(folder, ours)
 
 
 def _has_tokenizer(task: Task) -> bool:

@@ -6,6 +6,7 @@ B batch   N tokens   E model width
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,8 @@ from clusterformer.huggingface.texts import to_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_log = logging.getLogger(__name__)
 
 
 class Distilled(NamedTuple):
@@ -49,8 +52,9 @@ def distill(
     """Train a model with a mechanism to give the hidden states that it gave without it.
 
     Its original, a copy with its own attention, is the teacher. The loss is the squared distance
-    between the hidden states of both as a share of the teacher's squared norm, mean over tokens and
-    layers; all weights learn, by AdamW with a rate that falls to zero. No labels are needed, and heads on top of the hidden states keep their meaning.
+    between the hidden states of both, as a share of the teacher's squared norm, mean over tokens
+    and layers. All weights learn, by AdamW with a rate that falls to zero. No labels are needed,
+    and heads on top of the hidden states keep their meaning.
 
     Args:
         model: Model with a mechanism attached, best after `calibrate`.
@@ -82,7 +86,9 @@ def distill(
     )
     training, cosines = model.training, []
     model.eval()  # dropout would be learnt to be undone
-    for batch in _repeated(model, texts, tokenizer, max_length, batch_size, steps):
+    for step, batch in enumerate(
+        _repeated(model, texts, tokenizer, max_length, batch_size, steps), 1
+    ):
         with torch.no_grad():
             wanted = teacher(**batch, output_hidden_states=True).hidden_states[1:]
         found = model.base_model(**batch, output_hidden_states=True).hidden_states[1:]
@@ -93,6 +99,8 @@ def distill(
         torch.stack([_relative_error(*pair) for pair in pairs]).mean().backward()
         optimizer.step()
         falling.step()
+        if step % max(1, steps // 10) == 0:
+            _log.info(f"step {step:,} of {steps:,}: cosine with the original {cosines[-1]:.4f}")
     model.train(training)
     return Distilled(cosines[0], cosines[-1])
 

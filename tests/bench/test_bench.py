@@ -184,6 +184,17 @@ def test_a_pretrained_encoder_is_measured_under_each_attention(encoder: Path, ca
     printed = capsys.readouterr().out
     assert "+0.0000 ±0.0000" in printed
     assert "exact_clusters=2" in printed
+    made = encoder / "made"
+    texts = ["--text", str(pairs), "--steps", "1", "--calibration", "2", "--max_length", "8"]
+    wide = ["--attention.block_size", "8", "--attention.dense_length", "0"]
+    assert main(["convert", str(encoder), str(made), *texts, *wide]) == 0
+    arguments += ["--converted", str(made), "--out", str(out)]
+    assert main(["bench", "pretrained", *arguments]) == 0
+    full, found = json.loads(out.read_text())["rows"]
+    assert (full["keys_seen"], found["mechanism"]) == (1, "made")
+    assert found["converted"]["options"]["block_size"] == 8
+    assert found["spearman_with_full"][0] > 0.5
+    capsys.readouterr()
     for option in ("--seeds", "--join", "--length", "--num_clusters"):
         assert main(["bench", "pretrained", *arguments, option, "0"]) == 2
         assert capsys.readouterr().err.endswith(f"{option} must be at least 1, got 0\n")
@@ -297,7 +308,7 @@ def test_a_converted_encoder_is_compared_with_itself(encoder: Path, capsys) -> N
     model.save_pretrained(encoder)
     assert main(["bench", "converted", *arguments, "--keys", "4", "0.2", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 20
+    assert len(rows) == 28
     for row in rows:
         assert len(row["text"]) == len(row["token"]) == 3
         if row["share"] == 4:

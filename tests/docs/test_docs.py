@@ -137,7 +137,7 @@ def trained(folder: Path) -> Path:
 
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
-    others = commands("prepare", "compare", "cluster", "bench", "export")
+    others = commands("prepare", "compare", "cluster", "bench", "export", "convert")
     assert not set(COMMANDS) - {*FIT, *ON_A_RUN, *others}
     assert len(FIT) > 20
     assert len(ON_A_RUN) > 8
@@ -174,7 +174,9 @@ def test_training_on_own_data_runs(
 
 @pytest.mark.parametrize(
     "line",
-    commands("translate", "generate", "predict", "compare", "cluster", "bench", "export"),
+    commands(
+        "translate", "generate", "predict", "compare", "cluster", "bench", "export", "convert"
+    ),
 )
 def test_options_are_in_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, *options = arguments(line)

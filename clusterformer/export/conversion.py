@@ -1,0 +1,83 @@
+"""A pretrained model with another attention: read, converted, and written as a folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clusterformer import huggingface
+from clusterformer.attention import NeuralClusteringAttention, mechanisms
+from clusterformer.errors import InputError
+from clusterformer.export.folder import whole_folder
+from clusterformer.huggingface.dispatch import slots
+from clusterformer.models.pretrained import loading, num_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def read_model(name: str, folder: Path) -> tuple[PreTrainedModel, Any]:
+    """Read a model, of the class that was saved, and its tokenizer.
+
+    Args:
+        name: Name of the model, for messages.
+        folder: Its folder.
+
+    Raises:
+        InputError: if transformers cannot load it.
+    """
+    import transformers
+
+    with loading(name):
+        config = transformers.AutoConfig.from_pretrained(folder)
+        kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
+        model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return model.eval(), tokenizer
+
+
+def extend(model: PreTrainedModel, tokenizer: Any, length: int) -> None:
+    """Make room for texts of `length` tokens."""
+    positions = num_positions(model)
+    if positions is not None and positions < length:
+        huggingface.extend_positions(model, length)
+        tokenizer.model_max_length = length
+
+
+def attach(model: PreTrainedModel, mechanism: str, options: dict[str, Any]) -> None:
+    """Attach a mechanism, with what pretrained encoders need of it.
+
+    Neural clustering where nothing is causal begins with `global_tokens=1` and half of the heads
+    local; `options` override both.
+
+    Raises:
+        InputError: if there is no such mechanism.
+        ValueError: if it does not fit the model, or an option is wrong.
+    """
+    if mechanism not in (names := [kind.__name__ for kind in mechanisms()]):
+        raise InputError(f"no mechanism {mechanism!r}, there are {', '.join(names)}")
+    huggingface.attach(model, mechanism, **options)
+    core = slots(model)[0].core
+    if isinstance(core, NeuralClusteringAttention) and not core.causal:
+        start = {"global_tokens": 1, "local_heads": core.num_heads // 2}
+        huggingface.attach(model, mechanism, **(start | options))
+
+
+def write_model(model: PreTrainedModel, tokenizer: Any, source: Path, folder: Path) -> None:
+    """Write a model and its tokenizer as a folder, which appears whole or not at all.
+
+    What sentence-transformers keeps beside the model in `source`, its modules and their settings,
+    is copied.
+    """
+    with whole_folder(folder) as draft:
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        beside = ("modules.json", "*sentence*.json", "[0-9]_*")
+        for path in [path for pattern in beside for path in source.glob(pattern)]:
+            if path.is_dir():
+                shutil.copytree(path, draft / path.name)
+            else:
+                shutil.copy(path, draft)

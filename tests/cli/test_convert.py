@@ -1,0 +1,112 @@
+"""`clusterformer convert`: a pretrained model with another attention, taught by its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from clusterformer import huggingface
+from clusterformer.cli.main import main
+
+pytest.importorskip("transformers")
+
+WORDS = [f"word{number}" for number in range(60)]
+SMALL = ["--max_length", "24", "--batch_size", "4", "--calibration", "8", "--steps", "3"]
+CLUSTERS = ["--attention.num_clusters", "4", "--attention.block_size=4"]
+CLUSTERS += ["--attention.dense_length", "0"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A random encoder with its tokenizer, and texts."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    root = tmp_path_factory.mktemp("models")
+    vocabulary = {word: n for n, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *WORDS])}
+    library = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    PreTrainedTokenizerFast(
+        tokenizer_object=library, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(root / "encoder")
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=32, max_position_embeddings=16, num_labels=3,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(root / "encoder")
+    (root / "encoder" / "1_Pooling").mkdir()
+    (root / "encoder" / "1_Pooling" / "config.json").write_text("{}")
+    numbers = torch.randint(60, (40, 30), generator=torch.Generator().manual_seed(0)).tolist()
+    lines = [" ".join(WORDS[n] for n in row) for row in numbers]
+    (root / "texts.txt").write_text("\n".join(lines))
+    (root / "texts.jsonl").write_text("\n".join(json.dumps({"said": line}) for line in lines))
+    return root
+
+
+def convert(folder: Path, made: Path, *options: str, text: str = "texts.txt") -> int:
+    given = ["--text", str(folder / text), *SMALL, *options]
+    return main(["convert", str(folder / "encoder"), str(made), *given])
+
+
+def test_a_converted_folder_is_an_ordinary_model(folder, tmp_path, capsys) -> None:
+    assert convert(folder, tmp_path / "made", *CLUSTERS) == 0, capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "cosine with the original" in told.out
+    assert "a token sees" in told.err
+    model = huggingface.load(tmp_path / "made")
+    assert type(model).__name__ == "BertForSequenceClassification"
+    assert model.config.num_labels == 3
+    saved = model.config.clusterformer["options"]
+    assert (saved["block_size"], saved["global_tokens"], saved["local_heads"]) == (4, 1, 2)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
+    batch = tokenizer(" ".join(WORDS[:20]), return_tensors="pt")  # more than it had positions for
+    assert model(**batch).logits.isfinite().all()
+    assert (tmp_path / "made" / "1_Pooling" / "config.json").is_file()
+
+
+def test_the_same_command_makes_the_same_weights(folder, tmp_path) -> None:
+    found = []
+    for name, text in (("a", "texts.txt"), ("b", "texts.txt"), ("c", "texts.jsonl")):
+        assert convert(folder, tmp_path / name, *CLUSTERS, text=text) == 0
+        found.append(huggingface.load(tmp_path / name).state_dict())
+    assert all(torch.equal(x, found[1][key]) for key, x in found[0].items())
+    assert not all(torch.equal(x, found[2][key]) for key, x in found[0].items())  # other windows
+
+
+def test_mechanisms_without_clusters_of_ours_are_taught_too(folder, tmp_path, capsys) -> None:
+    options = ["--attention", "ImprovedClusteredAttention", "--attention.num_clusters", "4"]
+    assert convert(folder, tmp_path / "made", *options, "--attention.top_k", "3") == 0
+    assert "cosine with the original" in capsys.readouterr().out
+    assert huggingface.load(tmp_path / "made").config.clusterformer["options"]["top_k"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--attention", "NoAttention"], "no mechanism 'NoAttention'"),
+        (["--attention.clusters", "many"], "clusters must be"),
+        (["--attention.colour", "red"], "colour"),
+        (["--attention.num_clusters"], "needs a value"),
+        (["--text", "missing.txt"], "missing.txt"),
+        (["--max_length", "4"], "--max_length must be at least 8"),
+        (["--steps", "-1"], "--steps"),
+        (["--colour", "red"], "--colour"),
+    ],
+)
+def test_bad_input_gives_one_line_and_no_folder(folder, tmp_path, capsys, options, said) -> None:
+    assert convert(folder, tmp_path / "made", *options) == 2
+    error = capsys.readouterr().err
+    assert said in error.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_is_kept(folder, tmp_path, capsys) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert convert(folder, tmp_path) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
