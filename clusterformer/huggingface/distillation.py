@@ -75,7 +75,8 @@ def distill(
     if not slots(model):
         raise InputError("distill needs a model with a mechanism attached")
     teacher = detach(copy.deepcopy(model)).base_model.eval()
-    new, own = [], []
+    new: list[Tensor] = []
+    own: list[Tensor] = []
     for name, parameter in model.base_model.named_parameters():
         if parameter.requires_grad:
             (new if f"{SLOT}." in name else own).append(parameter)
