@@ -1,7 +1,8 @@
-"""A process of a training dies: one line names it, the others end, and the run goes on."""
+"""Processes that die, come late or stand still, and what becomes of the training."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,8 +15,9 @@ from clusterformer.training.checkpoints import read
 TOYS = str(Path(__file__).parents[1] / "toy")
 COMMAND = [sys.executable, "-m", "clusterformer", "fit", "--data=toy_task.Toy"]
 COMMAND += ["--model.d_model=8", "--model.num_heads=2", "--model.num_layers=1"]
-COMMAND += ["--trainer.accelerator=cpu", "--trainer.devices=2"]
+COMMAND += ["--trainer.accelerator=cpu"]
 COMMAND += ["--trainer.max_epochs=20", "--checkpoint_every=2", "--data.pause=0.2"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": TOYS, "OMP_NUM_THREADS": "1"}
 
 
 def children(process: int) -> list[int]:
@@ -32,8 +34,13 @@ def test_a_killed_process_is_named_and_no_other_stays(
     run, errors = tmp_path / "runs" / "toy" / "1", tmp_path / "errors"
     with errors.open("wb") as file:
         main = subprocess.Popen(
-            [*COMMAND, f"--trainer.strategy={strategy}", f"--runs={tmp_path / 'runs'}"],
-            env={**os.environ, "PYTHONPATH": TOYS},
+            [
+                *COMMAND,
+                "--trainer.devices=2",
+                f"--trainer.strategy={strategy}",
+                f"--runs={tmp_path / 'runs'}",
+            ],
+            env=ENVIRONMENT,
             stdout=subprocess.DEVNULL,
             stderr=file,
         )
@@ -53,3 +60,37 @@ def test_a_killed_process_is_named_and_no_other_stays(
     assert f"{name}, of 2 that trained together, at step" in printed[0]
     assert "Traceback" not in errors.read_text()
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] >= 2
+
+
+def node(folder: Path, port: int, script: list[str]) -> subprocess.Popen:
+    """One of two nodes, of one process each."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
+         "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", *script,
+         "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.max_epochs=2",
+         f"--runs={folder}"],
+        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_node_that_comes_late_and_one_that_stands_still_change_nothing(tmp_path: Path) -> None:
+    written = []
+    for name, pause in (("plain", 0), ("late", 8)):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        nodes = [node(tmp_path / name, port, COMMAND[1:])]
+        time.sleep(pause)
+        nodes.append(node(tmp_path / name, port, COMMAND[1:]))
+        run, deadline = tmp_path / name / "toy" / "1", time.monotonic() + 240
+        if pause:
+            while not (run / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            [halted] = children(nodes[1].pid)
+            os.kill(halted, signal.SIGSTOP)
+            time.sleep(pause)
+            os.kill(halted, signal.SIGCONT)
+        assert [process.wait(240) for process in nodes] == [0, 0]
+        written.append((run / "metrics.csv").read_bytes())
+    assert written[0] == written[1]
