@@ -19,6 +19,7 @@ from clusterformer.bench.similarity import (
     similarities,
 )
 from clusterformer.bench.subjects import choose_mechanisms
+from clusterformer.models.pretrained import quiet
 
 DEFAULT = ("ClusteredAttention", "ImprovedClusteredAttention", "MultipoleAttention")
 FURTHER_OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -60,7 +61,8 @@ def measure(
     forms: list[tuple[str, dict[str, Any], Any]] = [("FullAttention", {}, None)]
     for name in kinds:
         forms += [(name, options, None) for options in ({}, *FURTHER_OPTIONS.get(name, ()))]
-    forms += [(folder.name, {}, huggingface.load(folder, "AutoModel")) for folder in converted]
+    with quiet():
+        forms += [(folder.name, {}, huggingface.load(folder, "AutoModel")) for folder in converted]
     for name, options, model in forms:
         encoder.model = model or original
         if full and model is None:

@@ -19,6 +19,7 @@ from clusterformer import huggingface
 from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import slots
 from clusterformer.models.pooling import pool
+from clusterformer.models.pretrained import quiet
 
 
 class ScoredPairs(NamedTuple):
@@ -80,7 +81,8 @@ class MeanPoolingEncoder:
 
         if not (folder / "config.json").is_file():
             raise InputError(f"{folder}: no config.json; give the folder of a pretrained model")
-        self.model = AutoModel.from_pretrained(folder).eval()
+        with quiet():
+            self.model = AutoModel.from_pretrained(folder).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.length = length
 

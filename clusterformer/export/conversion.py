@@ -13,7 +13,7 @@ from clusterformer.attention import NeuralClusteringAttention, mechanisms
 from clusterformer.errors import InputError
 from clusterformer.export.folder import whole_folder
 from clusterformer.huggingface.dispatch import slots
-from clusterformer.models.pretrained import loading, num_positions
+from clusterformer.models.pretrained import loading, num_positions, quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,7 +73,8 @@ def write_model(model: PreTrainedModel, tokenizer: Any, source: Path, folder: Pa
     is copied.
     """
     with whole_folder(folder) as draft:
-        model.save_pretrained(draft)
+        with quiet():
+            model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
         beside = ("modules.json", "*sentence*.json", "[0-9]_*")
         for path in [path for pattern in beside for path in source.glob(pattern)]:

@@ -160,7 +160,8 @@ class _Fit(FullAttention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, None]:
         if self.last is not None:
-            self._learn(self.last)
+            with torch.autocast(q.device.type, enabled=False):
+                self._learn(self.last)
         hidden, mask = given["hidden"].float(), given["key_mask"]
         if mask is None:
             mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
@@ -171,19 +172,22 @@ class _Fit(FullAttention):
         self.last = _Batch(hidden, query, key, mask)
         return super().forward(q, k, v, **given)
 
-    @torch.no_grad()
     def finish(self, alpha: float | None) -> Calibrated:
         """Write W, the centroids and alpha into the mechanism."""
-        core: Any = self.fitted[0]
         assert self.last is not None
+        with torch.no_grad(), torch.autocast(self.last.hidden.device.type, enabled=False):
+            return self._finish(self.last, alpha)
+
+    def _finish(self, last: _Batch, alpha: float | None) -> Calibrated:
+        core: Any = self.fitted[0]
         if self.space is None:
-            self._learn(self.last)
-        seen, before = attention_seen(core, self.last)
+            self._learn(last)
+        seen, before = attention_seen(core, last)
         core.space.weight.data.copy_(self.space)
         core.own_centroids().data.copy_(self._fit_centroids(core).squeeze(0))
         if core.log_alpha is not None and alpha is not None:
             core.log_alpha.data.fill_(alpha).log_()
-        seen, after = attention_seen(core, self.last)
+        seen, after = attention_seen(core, last)
         return Calibrated(seen, before, after)
 
     @torch.enable_grad()

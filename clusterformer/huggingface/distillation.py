@@ -100,6 +100,7 @@ def distill(
         torch.stack([_relative_error(*pair) for pair in pairs]).mean().backward()
         optimizer.step()
         falling.step()
+        torch.clear_autocast_cache()  # of weights before the step, where the caller has autocast on
         if step % max(1, steps // 10) == 0:
             _log.info(f"step {step:,} of {steps:,}: cosine with the original {cosines[-1]:.4f}")
     model.train(training)

@@ -182,6 +182,22 @@ def _make(model_config: dict[str, Any], weights: Path | None) -> PreTrainedModel
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from drawing bars and noting what a user can do nothing about."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
 def loading(name: str) -> Iterator[None]:
     """Keep transformers quiet, and turn what it raises about a model into one line.
 
@@ -191,22 +207,14 @@ def loading(name: str) -> Iterator[None]:
     Raises:
         InputError: for any exception.
     """
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        yield
+        with quiet():
+            yield
     except InputError:
         raise
     except Exception as error:
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"pretrained {name}: no model that transformers loads: {said}") from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def mechanism(make: MakeCore) -> tuple[type[AttentionCore], dict[str, Any]]:

@@ -32,6 +32,22 @@ def test_a_converted_model_comes_near_its_original(tiny, kind) -> None:
     assert found.before < found.after <= 1 + 1e-6
 
 
+def test_autocast_around_it_changes_little(tiny) -> None:
+    cosines = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        model = tiny("Bert")
+        expected = model(**texts()[0]).last_hidden_state.detach()
+        huggingface.attach(model, "NeuralClusteringAttention", **SMALL)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            huggingface.distill(model, texts(), steps=40, lr=1e-3, mechanism_lr=1e-2)
+        found = model(**texts()[0]).last_hidden_state
+        mask = texts()[0]["attention_mask"].bool()
+        cosines.append(torch.cosine_similarity(found[mask], expected[mask], dim=-1).mean())
+    assert cosines[0] > 0.8
+    assert cosines[1] > cosines[0] - 0.02
+
+
 def test_padding_and_what_is_frozen_stay_out_of_it(tiny) -> None:
     found = []
     for filler in (0, 7):
