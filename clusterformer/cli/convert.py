@@ -10,6 +10,7 @@ from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 HELP = """
@@ -124,10 +125,7 @@ def _teach(model: PreTrainedModel, tokenizer: Any, options: argparse.Namespace) 
         options.text, tokenizer, options.max_length, wanted, column=options.text_column
     )
     _log.info(f"{len(rows):,} texts of up to {options.max_length:,} tokens")
-    batches = [
-        tokenizer.pad({"input_ids": rows[at : at + size]}, return_tensors="pt")
-        for at in range(0, len(rows), size)
-    ]
+    batches = [_batch(rows[at : at + size]) for at in range(0, len(rows), size)]
     to_fit = -(-fitted // size)
     with torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bf16"):
         if fitted:
@@ -145,3 +143,14 @@ def _teach(model: PreTrainedModel, tokenizer: Any, options: argparse.Namespace) 
                 mechanism_lr=5 * options.lr,
             )  # fmt: skip
             print(f"cosine with the original: {found.before:.4f} -> {found.after:.4f}")
+
+
+def _batch(rows: list[list[int]]) -> dict[str, Tensor]:
+    """Pad token ids behind; a decoder's tokenizer may have no token for it, so it is token 0."""
+    import torch
+
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = [torch.tensor(row) for row in rows]
+    ids = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    return {"input_ids": ids, "attention_mask": mask.long()}

@@ -27,7 +27,8 @@ def read_model(name: str, folder: Path) -> tuple[PreTrainedModel, Any]:
         folder: Its folder.
 
     Raises:
-        InputError: if transformers cannot load it.
+        InputError: if transformers cannot load it, or its tokenizer is none of the tokenizers
+            library.
     """
     import transformers
 
@@ -36,6 +37,8 @@ def read_model(name: str, folder: Path) -> tuple[PreTrainedModel, Any]:
         kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
         model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if not tokenizer.is_fast:
+        raise InputError(f"pretrained {name}: no tokenizer of the tokenizers library")
     return model.eval(), tokenizer
 
 

@@ -6,6 +6,7 @@ B batch   N tokens   E model width
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,14 +86,17 @@ def distill(
     falling = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, 10 * (step + 1) / steps) * (1 - step / steps)
     )
+    options: dict[str, Any] = {"output_hidden_states": True}
+    if "use_cache" in inspect.signature(teacher.forward).parameters:
+        options["use_cache"] = False
     training, cosines = model.training, []
     model.eval()  # dropout would be learnt to be undone
     for step, batch in enumerate(
         _repeated(model, texts, tokenizer, max_length, batch_size, steps), 1
     ):
         with torch.no_grad():
-            wanted = teacher(**batch, output_hidden_states=True).hidden_states[1:]
-        found = model.base_model(**batch, output_hidden_states=True).hidden_states[1:]
+            wanted = teacher(**batch, **options).hidden_states[1:]
+        found = model.base_model(**batch, **options).hidden_states[1:]
         real = batch.get("attention_mask", torch.ones_like(found[0][..., 0])).bool()
         pairs = [(x[real].float(), y[real].float()) for x, y in zip(found, wanted, strict=True)]
         cosines.append(float(F.cosine_similarity(*pairs[-1], dim=-1).detach().mean()))

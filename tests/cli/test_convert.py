@@ -85,6 +85,29 @@ def test_mechanisms_without_clusters_of_ours_are_taught_too(folder, tmp_path, ca
     assert huggingface.load(tmp_path / "made").config.clusterformer["options"]["top_k"] == 3
 
 
+def test_a_decoder_without_a_padding_token_stays_strictly_causal(folder, tmp_path, capsys) -> None:
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=32,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "decoder")
+    given = [str(tmp_path / "decoder"), str(tmp_path / "made"), *SMALL]
+    texts = ["--text", str(folder / "texts.txt"), "--attention.chunk_size", "4"]
+    assert main(["convert", *given, *texts, *CLUSTERS[:2]]) == 0, capsys.readouterr().err
+    model = huggingface.load(tmp_path / "made")
+    tokens = torch.randint(4, 60, (1, 30))
+    changed = tokens.clone()
+    changed[:, 20:] = 5
+    with torch.no_grad():
+        pair = [model(x).logits[:, :20] for x in (tokens, changed)]
+    assert torch.equal(*pair)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
