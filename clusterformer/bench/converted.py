@@ -20,6 +20,7 @@ from clusterformer.bench.similarity import MeanPoolingEncoder
 from clusterformer.data.labelled_text import read_text
 from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import slots
+from clusterformer.huggingface.visibility import share_seen
 from clusterformer.models.pretrained import num_positions
 
 
@@ -154,9 +155,7 @@ def _encode(model: Any, texts: Tensor) -> tuple[Tensor, float]:
     for batch in texts.split(4):
         with huggingface.groupings(model) as groupings:
             hidden.append(model(input_ids=batch).last_hidden_state)
-        mask = torch.ones_like(batch, dtype=torch.bool)
-        for slot, grouping in zip(slots(model), groupings, strict=True):
-            share = slot.core.keys_seen(grouping, mask)
-            assert share is not None
-            seen.append(float(share.mean()))
-    return torch.cat(hidden), sum(seen) / len(seen) if seen else 1.0
+        share = share_seen(model, groupings, torch.ones_like(batch, dtype=torch.bool))
+        assert share is not None
+        seen.append(share)
+    return torch.cat(hidden), sum(seen) / len(seen)

@@ -17,7 +17,6 @@ from torchmetrics.functional import spearman_corrcoef
 
 from clusterformer import huggingface
 from clusterformer.errors import InputError
-from clusterformer.huggingface.dispatch import slots
 from clusterformer.models.pooling import pool
 from clusterformer.models.pretrained import quiet
 
@@ -98,22 +97,9 @@ class MeanPoolingEncoder:
             vectors[some] = pool(hidden, batch["attention_mask"].bool(), "mean")
         return F.normalize(vectors, dim=-1)
 
-    @torch.no_grad()
     def keys_seen(self, texts: Sequence[str]) -> float | None:
-        """Compute the share of its text that a token sees, mean over tokens and layers.
-
-        1 in the model's own attention; None where a mechanism does not say.
-        """
-        batch = self._batch(texts)
-        mask, shares = batch["attention_mask"].bool(), []
-        with huggingface.groupings(self.model) as groupings:
-            self.model(**batch)
-        for slot, grouping in zip(slots(self.model), groupings, strict=True):
-            found = slot.core.keys_seen(grouping, mask)
-            if found is None:
-                return None
-            shares.append(float(found[mask].mean()))
-        return sum(shares) / len(shares) if shares else 1.0
+        """Compute the share of its text that a token sees, as `huggingface.keys_seen` does."""
+        return huggingface.keys_seen(self.model, self._batch(texts))
 
     def _batch(self, texts: Sequence[str]) -> dict[str, Tensor]:
         return dict(

@@ -130,19 +130,22 @@ def _teach(model: PreTrainedModel, tokenizer: Any, options: argparse.Namespace) 
     with torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bf16"):
         if fitted:
             report = huggingface.calibrate(model, batches[:to_fit])
-            seen, before, after = (
-                sum(column) / len(report) for column in zip(*report, strict=True)
-            )
-            _log.info(
-                f"clusters fitted: a token sees {seen:.0%} of a text, and {before:.0%} -> "
-                f"{after:.0%} of the model's own attention"
-            )
+            before, after = (sum(x) / len(report) for x in list(zip(*report, strict=True))[1:])
+            _log.info(f"clusters fitted: {before:.0%} -> {after:.0%} of the attention is seen")
         if options.steps:
             found = huggingface.distill(
                 model, batches[to_fit:] or batches, steps=options.steps, lr=options.lr,
                 mechanism_lr=5 * options.lr,
             )  # fmt: skip
             print(f"cosine with the original: {found.before:.4f} -> {found.after:.4f}")
+        seen = huggingface.keys_seen(model, {k: x.to(model.device) for k, x in batches[-1].items()})
+    if seen is not None:
+        print(f"a token sees {seen:.0%} of a text")
+    if seen == 1:
+        _log.warning(
+            f"at this length {options.attention} selects nothing: give --max_length and longer "
+            "texts, or its options, such as --attention.dense_length 0"
+        )
 
 
 def _batch(rows: list[list[int]]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clusterformer import huggingface
-from clusterformer.attention import NeuralClusteringAttention, mechanisms
+from clusterformer.attention import NeuralClusteringAttention
 from clusterformer.errors import InputError
 from clusterformer.export.folder import whole_folder
 from clusterformer.huggingface.dispatch import slots
@@ -57,11 +57,8 @@ def attach(model: PreTrainedModel, mechanism: str, options: dict[str, Any]) -> N
     local; `options` override both.
 
     Raises:
-        InputError: if there is no such mechanism.
-        ValueError: if it does not fit the model, or an option is wrong.
+        ValueError: if there is no such mechanism, it does not fit the model, or an option is wrong.
     """
-    if mechanism not in (names := [kind.__name__ for kind in mechanisms()]):
-        raise InputError(f"no mechanism {mechanism!r}, there are {', '.join(names)}")
     huggingface.attach(model, mechanism, **options)
     core = slots(model)[0].core
     if isinstance(core, NeuralClusteringAttention) and not core.causal:

@@ -18,6 +18,7 @@ from clusterformer.huggingface.distillation import distill
 from clusterformer.huggingface.positions import extend_positions
 from clusterformer.huggingface.saving import load
 from clusterformer.huggingface.shared_heads import share_heads
+from clusterformer.huggingface.visibility import keys_seen
 
 __all__ = [
     "attach",
@@ -27,6 +28,7 @@ __all__ = [
     "extend_positions",
     "groupings",
     "is_attached",
+    "keys_seen",
     "load",
     "share_heads",
 ]

@@ -5,6 +5,7 @@ B batch   H heads   G heads of keys and values   N queries   M keys   D head wid
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -189,6 +190,12 @@ def register() -> None:
 def slots(model: nn.Module) -> list[AttachedMechanism]:
     """List the mechanisms inside a model, from the first layer to the last."""
     return [part for part in model.modules() if isinstance(part, AttachedMechanism)]
+
+
+def without_cache(model: nn.Module) -> dict[str, bool]:
+    """Return options of `model.forward` by which a decoder fills no cache."""
+    taken = inspect.signature(model.forward).parameters
+    return {"use_cache": False} if "use_cache" in taken else {}
 
 
 @contextmanager

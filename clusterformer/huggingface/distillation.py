@@ -6,7 +6,6 @@ B batch   N tokens   E model width
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.huggingface.attaching import detach
-from clusterformer.huggingface.dispatch import SLOT, slots
+from clusterformer.huggingface.dispatch import SLOT, slots, without_cache
 from clusterformer.huggingface.texts import to_batches
 
 if TYPE_CHECKING:
@@ -86,9 +85,7 @@ def distill(
     falling = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, 10 * (step + 1) / steps) * (1 - step / steps)
     )
-    options: dict[str, Any] = {"output_hidden_states": True}
-    if "use_cache" in inspect.signature(teacher.forward).parameters:
-        options["use_cache"] = False
+    options = {"output_hidden_states": True, **without_cache(teacher)}
     training, cosines = model.training, []
     model.eval()  # dropout would be learnt to be undone
     for step, batch in enumerate(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from clusterformer import huggingface
 from clusterformer.attention import AttentionCore, FullAttention
 from clusterformer.errors import InputError
-from clusterformer.huggingface.dispatch import slots
+from clusterformer.huggingface.dispatch import slots, without_cache
 from clusterformer.models.classifier import compare, comparison_head
 from clusterformer.models.config import MakeCore, TransformerConfig
 from clusterformer.models.dropout import Dropout
@@ -84,7 +84,7 @@ class PretrainedEncoder(nn.Module):
         self._pad: int = self.model.config.pad_token_id or 0
         taken = inspect.signature(self.model.forward).parameters
         self._segments = "token_type_ids" in taken and self.model.config.type_vocab_size > 1
-        self._options: dict[str, Any] = {"use_cache": False} if "use_cache" in taken else {}
+        self._options = without_cache(self.model)
         if config.freeze:
             for weight in self.pretrained_parameters():
                 weight.requires_grad_(False)
@@ -112,7 +112,7 @@ class PretrainedEncoder(nn.Module):
         if not torch.compiler.is_compiling():  # a row without any token would give NaN
             first = torch.arange(mask.shape[1], device=mask.device) == 0
             mask = mask | (first & ~mask.any(1, keepdim=True))
-        options = dict(self._options)
+        options: dict[str, Any] = dict(self._options)
         if second is not None and self._segments:
             options["token_type_ids"] = second.long()
         with huggingface.groupings(self.model) as groupings:

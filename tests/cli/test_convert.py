@@ -55,7 +55,8 @@ def test_a_converted_folder_is_an_ordinary_model(folder, tmp_path, capsys) -> No
     assert convert(folder, tmp_path / "made", *CLUSTERS) == 0, capsys.readouterr().err
     told = capsys.readouterr()
     assert "cosine with the original" in told.out
-    assert "a token sees" in told.err
+    assert "a token sees 79% of a text" in told.out
+    assert "selects nothing" not in told.err
     model = huggingface.load(tmp_path / "made")
     assert type(model).__name__ == "BertForSequenceClassification"
     assert model.config.num_labels == 3
@@ -85,6 +86,11 @@ def test_mechanisms_without_clusters_of_ours_are_taught_too(folder, tmp_path, ca
     assert huggingface.load(tmp_path / "made").config.clusterformer["options"]["top_k"] == 3
 
 
+def test_a_conversion_that_selects_nothing_says_so(folder, tmp_path, capsys) -> None:
+    assert convert(folder, tmp_path / "made", "--steps", "0") == 0  # up to 512 tokens: all
+    assert "selects nothing" in capsys.readouterr().err
+
+
 def test_a_decoder_without_a_padding_token_stays_strictly_causal(folder, tmp_path, capsys) -> None:
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -111,7 +117,7 @@ def test_a_decoder_without_a_padding_token_stays_strictly_causal(folder, tmp_pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--attention", "NoAttention"], "no mechanism 'NoAttention'"),
+        (["--attention", "NoAttention"], "got 'NoAttention'"),
         (["--attention.clusters", "many"], "clusters must be"),
         (["--attention.colour", "red"], "colour"),
         (["--attention.num_clusters"], "needs a value"),

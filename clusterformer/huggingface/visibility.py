@@ -1,0 +1,48 @@
+"""What the tokens of a converted model see.
+
+B batch   N tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from clusterformer.attention import Grouping
+from clusterformer.huggingface.dispatch import groupings, slots, without_cache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@torch.no_grad()
+def keys_seen(model: PreTrainedModel, batch: dict[str, Tensor]) -> float | None:
+    """Compute the share of its text that a token sees, mean over tokens and layers.
+
+    Args:
+        model: Model with a mechanism attached, or without one.
+        batch: Texts as the model takes them: `input_ids` (B, N), `attention_mask` (B, N) or none.
+
+    Returns:
+        The share; 1 in the model's own attention, and None where a mechanism does not say.
+    """
+    with groupings(model) as found:
+        model.base_model(**batch, **without_cache(model.base_model))
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    return share_seen(model, found, mask)
+
+
+def share_seen(
+    model: PreTrainedModel, found: Sequence[Grouping | None], mask: Tensor
+) -> float | None:
+    """Compute the same from the groupings of a forward pass; mask (B, N), True at real tokens."""
+    shares = []
+    for slot, grouping in zip(slots(model), found, strict=True):
+        seen = slot.core.keys_seen(grouping, mask)
+        if seen is None:
+            return None
+        shares.append(float(seen[mask].mean()))
+    return sum(shares) / len(shares) if shares else 1.0
