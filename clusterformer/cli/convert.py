@@ -141,7 +141,7 @@ def _teach(model: PreTrainedModel, tokenizer: Any, options: argparse.Namespace) 
         seen = huggingface.keys_seen(model, {k: x.to(model.device) for k, x in batches[-1].items()})
     if seen is not None:
         print(f"a token sees {seen:.0%} of a text")
-    if seen == 1:
+    if seen == 1 and not all(slot.core.sees_all for slot in slots(model)):
         _log.warning(
             f"at this length {options.attention} selects nothing: give --max_length and longer "
             "texts, or its options, such as --attention.dense_length 0"
