@@ -31,11 +31,12 @@ from clusterformer.clustering.evaluation import (
 )
 from clusterformer.clustering.fitted import FittedMixin
 from clusterformer.clustering.fitting import train
-from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
+from clusterformer.clustering.neighbors import PrincipalComponents, mutual_pairs, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.parameters import (
     MIN_PER_CLUSTER,
     SAMPLE,
+    fine_clusters,
     first_clusters,
 )
 from clusterformer.clustering.progress_bar import Progress
@@ -44,7 +45,7 @@ from clusterformer.clustering.weights import join_equal_points
 
 _COMPONENT_SAMPLE = 10_000  # points from which principal components are computed
 _OLD_WEIGHT = 0.5  # weight of the old centers when partial_fit gets new points
-_MERGE_AT = 0.4  # share of the training after which surplus clusters are merged
+_MERGE_AT = {True: 0.4, "information": 0.5, False: 0.0}  # share of the training before merging
 
 Random = np.random.RandomState
 
@@ -57,12 +58,14 @@ class _Data(NamedTuple):
         features: (P, F).
         near: (P, K), indices of the neighbours of each point.
         weights: (P,), with a mean of 1; None for 1.
+        pairs: (R, 2), pairs that training draws; None to draw from the neighbours.
     """
 
     rows: NDArray
     features: Tensor
     near: Tensor
     weights: Tensor | None
+    pairs: Tensor | None
 
 
 class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
@@ -84,10 +87,12 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
             is called at each step. If its second argument is named `generator`, it gets the
             `torch.Generator` to draw from. For images:
             `clusterformer.clustering.images.RandomAffine`.
-        merge: Start with more clusters, and merge surplus ones in training (see `NeuralClusters`);
-            "information" merges those that lose the least information, which is steadier for few
-            clusters.
-        n_neighbors: Number of nearest neighbours from which a point's pair is drawn in training.
+        merge: Start with more clusters, and merge surplus ones in training (see `NeuralClusters`).
+            "information" is for few clusters of points whose kinds are separated, such as images:
+            it starts with up to 300, trains on pairs of mutual neighbours, and merges to the most
+            informative clusters (see `informative_groups`).
+        n_neighbors: Number of nearest neighbours from which a point's pair is drawn in training;
+            mutual neighbours are those among twice as many.
         n_components: Number of principal components of the data that neighbours and clusters see.
         max_iter: Maximum number of training steps.
         batch_size: Number of points in a training step; at least 8 per cluster, if there are.
@@ -160,7 +165,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         data = self._prepare(X, rows, weights, random, first=True)
         best = np.inf
         for _ in range(self.n_init):
-            network, optimizer = self._start(data, random, _MERGE_AT * self.max_iter)
+            network, optimizer = self._start(data, random, _MERGE_AT[self.merge] * self.max_iter)
             steps = self._train(network, optimizer, X, data, random, self.max_iter)
             loss = -np.inf
             if self.n_init > 1:
@@ -220,9 +225,13 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
             self._features = self._learn_features(X, rows, weights, random)
         order = random.permutation(len(rows))
         features = self._compute(X, rows)[order]
-        near = nearest_neighbors(features, self.n_neighbors)
         each = None if weights is None else torch.as_tensor(weights[order]).to(features)
-        return _Data(rows[order], features, near, each)
+        if self.merge != "information":
+            near = nearest_neighbors(features, self.n_neighbors)
+            return _Data(rows[order], features, near, each, None)
+        near = nearest_neighbors(features, 2 * self.n_neighbors)
+        pairs, near = mutual_pairs(near), near[:, : self.n_neighbors]
+        return _Data(rows[order], features, near, each, pairs)
 
     def _learn_features(
         self, X: Any, rows: NDArray, weights: NDArray | None, random: Random
@@ -244,6 +253,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
             first_clusters(self, len(data.features)),
             hidden=self.hidden,
             merge_at=max(auto, round(merge_at)) if self.merge else 0,
+            first=fine_clusters(self, len(data.features)),
             auto=auto,
             by_information=self.merge == "information",
             generator=_restarted(generator),
@@ -288,6 +298,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
                 view=view if augment else None,
                 report=progress,
                 weights=data.weights,
+                pairs=data.pairs,
             )
         if not network(data.features[:1]).isfinite().all():
             raise ValueError(

@@ -1,6 +1,6 @@
 """The mini-batch training of neural clusters, in plain torch.
 
-P points   F features   B batch
+P points   F features   B batch   R pairs
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def train(
     view: View | None = None,
     report: Report | None = None,
     weights: Tensor | None = None,
+    pairs: Tensor | None = None,
 ) -> int:
-    """Train on batches of points, each paired with one of its neighbours, drawn at random.
+    """Train on batches of points, each paired with one of its neighbours, or on batches of pairs.
 
     In the end no cluster is empty, unless too many points are equal.
 
@@ -64,7 +65,7 @@ def train(
         network: Network to train, on the device of the features.
         optimizer: Optimizer of its parameters.
         features: (P, F).
-        near: (P, any), indices of the neighbours of each point.
+        near: (P, any), indices of the neighbours of each point; one is drawn at random.
         steps: Maximum number of steps.
         batch_size: Maximum number of points in a step.
         balance: Option of `neighbor_loss`.
@@ -74,6 +75,7 @@ def train(
         view: Augmented features; None uses `features`.
         report: Function that is told the progress.
         weights: Weight of each point, (P,); None for 1.
+        pairs: Pairs to draw in place of points, (R, 2), all with the same chance.
 
     Returns:
         The number of steps taken.
@@ -81,16 +83,20 @@ def train(
     rates = [group["lr"] for group in optimizer.param_groups]
     probe = features[:PROBE]
     before = _assign(network, probe)
-    batches = _endless(len(features), batch_size, generator)
+    batches = _endless(len(features if pairs is None else pairs), batch_size, generator)
     for step in range(1, steps + 1):
         if anneal:
-            factor = (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+            factor = _factor(step, steps, network)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
         points = next(batches)
-        drawn = torch.randint(near.shape[1], points.shape, generator=generator)
-        points, drawn = points.to(near.device), drawn.to(near.device)
-        both = torch.cat([points, near[points, drawn]])
+        if pairs is None:
+            drawn = torch.randint(near.shape[1], points.shape, generator=generator)
+            points, drawn = points.to(near.device), drawn.to(near.device)
+            both = torch.cat([points, near[points, drawn]])
+        else:
+            both = pairs[points.to(pairs.device)].T.flatten()
+            points = both[: len(points)]
         shown = features[both] if view is None else view(both)
         logits, neighbor_logits = network(shown).chunk(2)
         weight = None if weights is None else weights[points]
@@ -115,6 +121,19 @@ def train(
             break
         network.revive(features, sizes)
     return step
+
+
+def _factor(step: int, steps: int, network: NeuralClusters) -> float:
+    """Compute the factor of the learning rate, half a cosine; two where information merges.
+
+    What is counted there are pairs in clusters that have come to rest.
+    """
+    if network.by_information and 0 < network.merge_at < steps:
+        if step <= network.merge_at:
+            steps = network.merge_at
+        else:
+            step, steps = step - network.merge_at, steps - network.merge_at
+    return (1 + math.cos(math.pi * (step - 1) / steps)) / 2
 
 
 @torch.no_grad()

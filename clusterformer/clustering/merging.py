@@ -76,38 +76,48 @@ def merges(joint: Tensor) -> Iterator[Merge]:
     joint = joint.double().cpu()
     joint = joint / joint.sum().clamp(min=torch.finfo(joint.dtype).tiny)
     left = list(range(len(joint)))
-    sums = torch.stack([_h(row + joint).sum(1) for row in joint])  # (C, C), over the third cluster
+    sums = _sums(joint)
     while len(left) > 1:
         loss = _losses(joint, sums)
         # of each pair the upper triangle, so that the first index is kept
         loss[torch.ones_like(loss, dtype=torch.bool).tril()] = torch.inf
         a, b = divmod(int(loss.argmin()), len(joint))
         sizes = joint.sum(1)[[a, b]]
-        split = _h(sizes.sum()) - _h(sizes).sum()
+        split = h(sizes.sum()) - h(sizes).sum()
         yield Merge(left[a], left.pop(b), max(0.0, float(loss[a, b])), float(split))
-        sums -= sum(_h(column[:, None] + column) for column in (joint[:, a], joint[:, b]))
+        sums -= sum(h(column[:, None] + column) for column in (joint[:, a], joint[:, b]))
         joint[a] += joint[b]
         joint[:, a] += joint[:, b]
         rest = torch.arange(len(joint)) != b
         joint, sums = joint[rest][:, rest], sums[rest][:, rest]
-        sums += _h(joint[:, a, None] + joint[:, a])
-        sums[a] = sums[:, a] = _h(joint[a] + joint).sum(1)
+        sums += h(joint[:, a, None] + joint[:, a])
+        sums[a] = sums[:, a] = h(joint[a] + joint).sum(1)
+
+
+def find_losses(joint: Tensor) -> Tensor:
+    """Compute the loss of information of each merge, (C, C), of a joint distribution (C, C)."""
+    return _losses(joint, _sums(joint))
+
+
+def h(x: Tensor) -> Tensor:
+    """Compute x log x."""
+    return torch.xlogy(x, x)
+
+
+def _sums(joint: Tensor) -> Tensor:
+    """Sum h(J_ac + J_bc) over the third cluster c, (C, C)."""
+    return torch.stack([h(row + joint).sum(1) for row in joint])
 
 
 def _losses(joint: Tensor, sums: Tensor) -> Tensor:
-    """Compute the loss of information of each merge, (C, C)."""
-    h, sizes, inside = _h(joint), joint.sum(1), joint.diagonal()
+    each, sizes, inside = h(joint), joint.sum(1), joint.diagonal()
     a, b = inside[:, None], inside
-    rows = h.sum(1)
+    rows = each.sum(1)
     # the terms of a and b themselves are one block
-    others = rows[:, None] + rows - sums - (_h(a) + 2 * h + _h(b)) + _h(a + joint) + _h(joint + b)
-    block = _h(a) + _h(b) + 2 * h - _h(a + b + 2 * joint)
-    ends = _h(sizes)[:, None] + _h(sizes) - _h(sizes[:, None] + sizes)
+    others = rows[:, None] + rows - sums - (h(a) + 2 * each + h(b)) + h(a + joint) + h(joint + b)
+    block = h(a) + h(b) + 2 * each - h(a + b + 2 * joint)
+    ends = h(sizes)[:, None] + h(sizes) - h(sizes[:, None] + sizes)
     return 2 * others + block - 2 * ends
-
-
-def _h(x: Tensor) -> Tensor:
-    return torch.xlogy(x, x)
 
 
 def natural_count(order: list[Merge]) -> int:

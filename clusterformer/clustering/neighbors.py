@@ -108,6 +108,24 @@ def nearest_neighbors(features: Tensor, count: int) -> Tensor:
     return _search_lists(lifted, count)
 
 
+def mutual_pairs(near: Tensor) -> Tensor:
+    """Find the pairs of points that are neighbours of each other.
+
+    Where kinds of points are separated, more of these pairs are of one kind than of all pairs, and
+    a point that is near to many others is in no more pairs than its own neighbours allow.
+
+    Args:
+        near: Neighbours of each point, (P, K).
+
+    Returns:
+        Indices (pairs, 2), each pair in both orders; all pairs if none is mutual.
+    """
+    points = torch.arange(len(near), device=near.device).repeat_interleave(near.shape[1])
+    pairs = torch.stack([points, near.flatten()], 1)
+    mutual = torch.isin(points * len(near) + pairs[:, 1], pairs[:, 1] * len(near) + points)
+    return pairs[mutual] if mutual.any() else pairs
+
+
 def _search_exactly(lifted: Tensor, count: int, rows: int = 1024) -> Tensor:
     """Compare blocks of rows with all points."""
     found = []

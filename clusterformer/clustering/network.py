@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clusterformer.clustering.informative_groups import informative_groups
 from clusterformer.clustering.merging import merges, merges_above_chance, natural_count
 
 _TEMPERATURE = 0.1  # initial
@@ -42,10 +43,11 @@ class NeuralClusters(nn.Module):
         hidden: Number of units of a hidden layer of W; None for a linear W, as in eq. 2.
         width: Width of the clustering space.
         merge_at: Training step after which C clusters are left; 0 starts with C.
+        first: Number of clusters at the start; None for `initial_clusters`, where they merge.
         auto: Whether `num_clusters` is the number at the start, and merging finds C
             (see `natural_count`).
-        by_information: Whether to merge clusters that lose the least information (`merges`), as
-            `auto` does, and not those that are neighbours most above chance.
+        by_information: Whether to merge to the most informative clusters (`informative_groups`),
+            and not those that are neighbours most above chance.
         generator: Generator on the CPU of the initial weights; None for torch's global one.
 
     Attributes:
@@ -69,6 +71,7 @@ class NeuralClusters(nn.Module):
         hidden: int | None = None,
         width: int = 64,
         merge_at: int = 0,
+        first: int | None = None,
         auto: bool = False,
         by_information: bool = False,
         generator: torch.Generator | None = None,
@@ -82,7 +85,8 @@ class NeuralClusters(nn.Module):
                 nn.ReLU(),
                 _linear(hidden, width, generator),
             )
-        first = initial_clusters(num_clusters) if merge_at and not auto else num_clusters
+        if first is None:
+            first = initial_clusters(num_clusters) if merge_at and not auto else num_clusters
         self.centroids = nn.Parameter(torch.randn(first, width, generator=generator))
         self.register_buffer("alive", torch.ones(first, dtype=torch.bool))
         self.register_buffer("joint", torch.zeros(first, first))
@@ -154,8 +158,8 @@ class NeuralClusters(nn.Module):
         """
         self.step += 1
         left = self.merge_at - int(self.step)
-        if 0 <= left < _JOINT_STEPS:
-            p, q = logits.float().softmax(-1), neighbor_logits.float().softmax(-1)
+        if 0 <= left < (self.merge_at // 3 if self.by_information else _JOINT_STEPS):
+            p, q = self._memberships(logits), self._memberships(neighbor_logits)
             pairs = p.T @ q if weights is None else (p * weights[:, None]).T @ q
             self.joint += pairs + pairs.T
         if left == 0:
@@ -188,6 +192,12 @@ class NeuralClusters(nn.Module):
         if empty and _distributed():
             torch.distributed.broadcast(self.centroids.data, 0)
 
+    def _memberships(self, logits: Tensor) -> Tensor:
+        """Compute what is counted of pairs, (P, C): groups of clusters need to know each alone."""
+        if self.by_information:
+            return F.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+        return logits.float().softmax(-1)
+
     def _merge(self, joint: Tensor) -> None:
         """Merge clusters until C are left; `auto` finds C."""
         order: Iterator[tuple[int, int]] = merges_above_chance(joint)
@@ -195,8 +205,8 @@ class NeuralClusters(nn.Module):
             found = list(merges(joint))
             self.settle(natural_count(found))
             order = ((merge.kept, merge.gone) for merge in found)
-        elif self.by_information:
-            order = ((merge.kept, merge.gone) for merge in merges(joint))
+        if self.by_information:
+            order = _joined(informative_groups(joint, self.num_clusters))
         weights = joint.sum(1).double().cpu()
         merged = F.normalize(self.centroids, dim=-1).double().cpu() * weights[:, None]
         alive = self.alive.cpu().clone()
@@ -210,6 +220,15 @@ class NeuralClusters(nn.Module):
     def settle(self, num_clusters: int) -> None:
         """Set the number of clusters that `auto` found."""
         self.num_clusters, self.sizes = num_clusters, self.sizes.new_zeros(num_clusters)
+
+
+def _joined(group: Tensor) -> Iterator[tuple[int, int]]:
+    """Name the merges that join groups: the first cluster of each is kept."""
+    first: dict[int, int] = {}
+    for cluster, number in enumerate(group.tolist()):
+        kept = first.setdefault(number, cluster)
+        if kept != cluster:
+            yield kept, cluster
 
 
 def _linear(width: int, units: int, generator: torch.Generator | None) -> nn.Linear:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from clusterformer.clustering.network import initial_clusters
+
 MAX_UNITS = 2**20
 """Maximum number of units of the hidden layer."""
 
@@ -20,6 +22,9 @@ SAMPLE = 2**18
 
 AUTO_CLUSTERS = 100
 """Number of clusters with which `n_clusters="auto"` starts: the most that it finds."""
+
+_FINE_CLUSTERS = 300  # with which merging by information starts, if each has so many points:
+_PER_FINE_CLUSTER = 50
 
 _COUNTS = ("n_neighbors", "n_components", "max_iter", "batch_size", "n_init")
 _COPIES = 6  # of the memberships of a batch, in a training step
@@ -64,6 +69,16 @@ def first_clusters(estimator: Any, num_points: int = SAMPLE) -> int:
     if estimator.n_clusters != "auto":
         return estimator.n_clusters
     return max(1, min(AUTO_CLUSTERS, num_points // MIN_PER_CLUSTER))
+
+
+def fine_clusters(estimator: Any, num_points: int) -> int | None:
+    """Return with how many clusters merging by information starts; None for the others."""
+    if estimator.merge != "information":
+        return None
+    fine = min(_FINE_CLUSTERS, num_points // _PER_FINE_CLUSTER)
+    if estimator.n_clusters == "auto":
+        return max(fine, first_clusters(estimator, num_points))
+    return max(fine, initial_clusters(estimator.n_clusters))
 
 
 def least_clusters(estimator: Any) -> int:

@@ -119,9 +119,10 @@ def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArra
         raise ValueError(f"{units} units, but hidden is {estimator.hidden}")
     network = NeuralClusters(
         components,
-        len(arrays["_network.centroids"]) if auto else clusters,
+        clusters,
         hidden=estimator.hidden,
-        merge_at=described["merge_at"],
+        merge_at=int(described["merge_at"]),
+        first=len(arrays.get("_network.centroids", ())),
         auto=auto,
         generator=torch.Generator(),
     )

@@ -3,6 +3,7 @@
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,9 +212,10 @@ def test_merging_does_not_stop_because_clusters_have_become_large() -> None:
 
 
 @pytest.mark.slow
-def test_auto_finds_ten_digits() -> None:
+@pytest.mark.parametrize("merge", [True, "information"])
+def test_auto_finds_ten_digits(merge: Any) -> None:
     x, y = load_digits(return_X_y=True)
-    fitted = NeuralClustering("auto", random_state=0).fit(x)
+    fitted = NeuralClustering("auto", merge=merge, random_state=0).fit(x)
     assert 8 <= fitted.n_clusters_ <= 12
     assert adjusted_rand_score(y, fitted.labels_) > 0.7
 

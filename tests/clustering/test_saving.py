@@ -102,7 +102,7 @@ def changed(saved: Path, path: Path, **arrays: object) -> Path:
         ({"parameters": {"n_clusters": -1}}, "'n_clusters' parameter"),
         ({"parameters": {"what": 1}}, "unexpected keyword argument 'what'"),
         ({"described": {"format": "other"}}, "format 'other', allowed is 'NeuralClustering 1'"),
-        ({"described": {"merge_at": None}}, "size mismatch"),
+        ({"described": {"merge_at": None}}, "not a model of NeuralClustering.save"),
     ],
 )
 def test_what_does_not_fit_is_one_line(
