@@ -85,7 +85,7 @@ class NeuralClusters(nn.Module):
                 nn.ReLU(),
                 _linear(hidden, width, generator),
             )
-        if first is None:
+        if first is None or not merge_at:
             first = initial_clusters(num_clusters) if merge_at and not auto else num_clusters
         self.centroids = nn.Parameter(torch.randn(first, width, generator=generator))
         self.register_buffer("alive", torch.ones(first, dtype=torch.bool))
@@ -158,7 +158,8 @@ class NeuralClusters(nn.Module):
         """
         self.step += 1
         left = self.merge_at - int(self.step)
-        if 0 <= left < (self.merge_at // 3 if self.by_information else _JOINT_STEPS):
+        counted = max(1, self.merge_at // 3) if self.by_information else _JOINT_STEPS
+        if 0 <= left < counted:
             p, q = self._memberships(logits), self._memberships(neighbor_logits)
             pairs = p.T @ q if weights is None else (p * weights[:, None]).T @ q
             self.joint += pairs + pairs.T

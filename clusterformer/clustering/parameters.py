@@ -21,7 +21,7 @@ SAMPLE = 2**18
 """Maximum number of points that `fit` trains on, drawn at random; it assigns all points."""
 
 AUTO_CLUSTERS = 100
-"""Number of clusters with which `n_clusters="auto"` starts: the most that it finds."""
+"""Number of clusters with which `n_clusters="auto"` starts, unless it merges by information."""
 
 _FINE_CLUSTERS = 300  # with which merging by information starts, if each has so many points:
 _PER_FINE_CLUSTER = 50

@@ -243,5 +243,13 @@ def test_surplus_clusters_merge_by_information_on_request(tmp_path: Path) -> Non
     assert adjusted_rand_score(y, fitted.labels_) > 0.95
     fitted.save(tmp_path / "m")
     assert NeuralClustering.load(tmp_path / "m").merge == "information"
+    for steps in (1, 2, 3):
+        few = small(merge="information", max_iter=steps).fit(x)
+        assert few.n_clusters_ == len(np.unique(few.labels_)) == 3
+        assert np.isfinite(few.cluster_centers_).all()
+    parts = small(merge="information")
+    for part in np.array_split(np.random.default_rng(0).permutation(x), 3):
+        parts.partial_fit(part)
+    assert parts.predict(x).max() == 2
     with pytest.raises(ValueError, match="'merge' parameter of NeuralClustering must be True"):
         small(merge="chance").fit(x)
