@@ -52,8 +52,7 @@ probability of each point), memberships.npy, and model.npz, or centers.npy of ot
   --balance 1 --no-merge --n_neighbors 5 --n_init 1 --device cpu
                         further options of the neural methods, those of NeuralClustering
   --merge_by_information
-                        for few clusters of separated kinds, such as images: train on mutual
-                        neighbours, and merge to the most informative clusters
+                        a recipe for few clusters of kinds that are separated, such as images
   --threads N           CPU threads of all methods (default: all cores)
   --runs runs           parent of the run directory, which gets results.csv, results.json,
                         pictures and the directories of the clusters
