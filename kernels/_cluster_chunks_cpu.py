@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.blocks import Blocks, Sorted
+from clusterformer.kernels.causal_attention import gradients, values_and_masses
 from clusterformer.kernels.rows import repeat_rows
 
 SCORES = 2**19
@@ -24,9 +25,6 @@ SCORES = 2**19
 
 LIGHT = 2**21
 """Maximum product of queries, keys and model width of small clusters that are one piece."""
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class _Piece(NamedTuple):
@@ -134,7 +132,7 @@ def _forward(
     out, sums = torch.zeros_like(q), q.new_empty(0, dtype=torch.float32)
     if prefix:
         heads = (_prefix(x, prefix) for x in (q, k, v))
-        first, sums = _flash(*heads, 0.0, True, scale=scale)
+        first, sums = values_and_masses(*heads, scale)
         out[:, :prefix] = first.transpose(1, 2)
     own, seen = _rows(order, counts, prefix)
     query, key, value, *columns = _take((q, k, v, q_extra, k_extra), own, seen, scale)
@@ -205,7 +203,7 @@ def _backward(
     )
     if prefix:
         heads = (_prefix(x, prefix) for x in (grad, q, k, v, out))
-        parts = _flash_backward(*heads, sums, 0.0, True, scale=scale)
+        parts = gradients(*heads, sums, scale)
         for whole, part in zip((dq, dk, dv), parts, strict=True):
             whole[:, :prefix] += part.transpose(1, 2)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dq_extra, dk_extra

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.kernels.blocks import Blocks
+from clusterformer.kernels.causal_attention import causal_attention
 from clusterformer.kernels.dispatch import forced, use_triton
 
 DENSE_LENGTH = 256
@@ -107,11 +108,7 @@ def dense_prefix(
 
     Padding must be last: causality hides it.
     """
-    q, k, v = (x[:, :, :prefix] for x in (q, k, v))
-    with torch.autocast(q.device.type, enabled=False):
-        if q.device.type == "cpu":
-            q, k, v = q.float(), k.float(), v.float()
-        first = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    first = causal_attention(*(x[:, :, :prefix] for x in (q, k, v)), scale)
     return torch.cat([first.to(values.dtype), values[:, :, prefix:]], 2)
 
 

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels.autograd import register_backward
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from clusterformer.kernels.causal_attention import gradients, values_and_masses
 
 
 def merged_attention(q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor) -> Tensor:
@@ -43,7 +41,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute values (B, N, D) and the log-sum-exp (B, N, 1) over near and far keys."""
-    near, near_mass = _flash(q[:, None], k[:, None], v[:, None], 0.0, True, scale=1.0)
+    near, near_mass = values_and_masses(q[:, None], k[:, None], v[:, None], 1.0)
     near_mass = near_mass[:, 0, :, None]
     mass = torch.logaddexp(near_mass, far_mass)
     out = near[:, 0] * (near_mass - mass).exp()
@@ -62,9 +60,7 @@ def _backward(
     mass: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients: the fused backward serves near keys, given values and mass of ALL keys."""
-    near = _flash_backward(
-        *(x[:, None] for x in (grad, q, k, v, out)), mass[:, None, :, 0], 0.0, True, scale=1.0
-    )
+    near = gradients(*(x[:, None] for x in (grad, q, k, v, out)), mass[:, None, :, 0], 1.0)
     dq, dk, dv = (x[:, 0].contiguous() for x in near)
     share = (far_mass - mass).exp()
     return dq, dk, dv, share * grad, share * (grad * (far - out)).sum(-1, keepdim=True)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clusterformer.kernels.causal_attention import causal_attention
 from clusterformer.kernels.ordering import stable_order
 from clusterformer.masks import attention_mask
 
@@ -25,15 +26,14 @@ def full_attention(
     Returns:
         (B, H, N, D) in the dtype of q.
     """
+    if causal and key_mask is None:
+        return causal_attention(q, k, v, q.shape[-1] ** -0.5)
     mask = None if key_mask is None else attention_mask(key_mask, causal=causal)
-    is_causal = mask is None and causal
     if q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     # On CPU bfloat16 attention is up to ten times slower backward than float32 (torch 2.13).
     with torch.autocast("cpu", enabled=False):
-        out = F.scaled_dot_product_attention(
-            q.float(), k.float(), v.float(), attn_mask=mask, is_causal=is_causal
-        )
+        out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
     return out.to(q.dtype)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import clusterformer.kernels.chunk_attention  # noqa: F401  defines the operations counted here
+from clusterformer.kernels.causal_attention import STRIP
 
 
 def count_flops(step: Callable[[], object]) -> int:
@@ -22,6 +23,8 @@ def count_flops(step: Callable[[], object]) -> int:
     formulas: dict[Any, Any] = {
         ours.chunk_attention: lambda *shapes, **_: 2 * _product_in_blocks(*shapes),
         ours.chunk_attention_backward: lambda _, *shapes, **__: 5 * _product_in_blocks(*shapes),
+        ours.causal_attention: lambda *shapes, **_: 2 * _causal_product(*shapes),
+        ours.causal_attention_backward: lambda _, *shapes, **__: 5 * _causal_product(*shapes),
         aten._scaled_dot_product_flash_attention_for_cpu: (
             lambda *shapes, **_: 2 * _full_product(*shapes)
         ),
@@ -37,6 +40,13 @@ def count_flops(step: Callable[[], object]) -> int:
 def _full_product(q: torch.Size, k: torch.Size, *_: Any) -> int:
     """Operations of one product of queries (B, H, N, D) with keys (B, H, M, D)."""
     return 2 * math.prod(q) * k[-2]
+
+
+def _causal_product(q: torch.Size, *_: Any) -> int:
+    """Operations of one product of queries (B, H, N, D), in strips, with the keys up to a strip."""
+    strips, rest = divmod(q[-2], STRIP)
+    keys = STRIP * STRIP * strips * (strips + 1) // 2 + rest * q[-2]
+    return 2 * math.prod(q[:-2]) * q[-1] * keys
 
 
 def _product_in_blocks(
