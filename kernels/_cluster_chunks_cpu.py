@@ -131,8 +131,8 @@ def _forward(
     """
     out, sums = torch.zeros_like(q), q.new_empty(0, dtype=torch.float32)
     if prefix:
-        heads = (_prefix(x, prefix) for x in (q, k, v))
-        first, sums = values_and_masses(*heads, scale)
+        query, key, value = (_prefix(x, prefix) for x in (q, k, v))
+        first, sums = values_and_masses(query, key, value, scale)
         out[:, :prefix] = first.transpose(1, 2)
     own, seen = _rows(order, counts, prefix)
     query, key, value, *columns = _take((q, k, v, q_extra, k_extra), own, seen, scale)
@@ -202,8 +202,8 @@ def _backward(
         for like, part in ((k, dk), (v, dv), (k_extra, dk_extra))
     )
     if prefix:
-        heads = (_prefix(x, prefix) for x in (grad, q, k, v, out))
-        parts = gradients(*heads, sums, scale)
+        d_out, query, key, value, mixed = (_prefix(x, prefix) for x in (grad, q, k, v, out))
+        parts = gradients(d_out, query, key, value, mixed, sums, scale)
         for whole, part in zip((dq, dk, dv), parts, strict=True):
             whole[:, :prefix] += part.transpose(1, 2)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dq_extra, dk_extra

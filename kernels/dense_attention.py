@@ -108,7 +108,8 @@ def dense_prefix(
 
     Padding must be last: causality hides it.
     """
-    first = causal_attention(*(x[:, :, :prefix] for x in (q, k, v)), scale)
+    q, k, v = (x[:, :, :prefix] for x in (q, k, v))
+    first = causal_attention(q, k, v, scale)
     return torch.cat([first.to(values.dtype), values[:, :, prefix:]], 2)
 
 

@@ -60,7 +60,8 @@ def _backward(
     mass: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients: the fused backward serves near keys, given values and mass of ALL keys."""
-    near = gradients(*(x[:, None] for x in (grad, q, k, v, out)), mass[:, None, :, 0], 1.0)
+    given, query, key, value, mixed = (x[:, None] for x in (grad, q, k, v, out))
+    near = gradients(given, query, key, value, mixed, mass[:, None, :, 0], 1.0)
     dq, dk, dv = (x[:, 0].contiguous() for x in near)
     share = (far_mass - mass).exp()
     return dq, dk, dv, share * grad, share * (grad * (far - out)).sum(-1, keepdim=True)
