@@ -36,7 +36,8 @@ def gathered_attention(
         members: (B, G, S) query in each slot; each query stands in at most one filled slot.
         filled: (B, G, S) bool, True where a slot holds a query.
         seen: (B, G, K) keys that the group sees.
-        mask: (B, G, K) bool, False for a key that has no weight. No row may be all False.
+        mask: (B, G, 1 or S, K) bool, False for a key that has no weight, for all slots or for each.
+            No row may be all False.
         scale: Factor on the logits.
 
     Returns:
@@ -66,7 +67,7 @@ def reference(
 ) -> Tensor:
     """Define `gathered_attention`."""
     out = F.scaled_dot_product_attention(
-        _rows(q, members), _rows(k, seen), _rows(v, seen), attn_mask=mask[:, :, None], scale=scale
+        _rows(q, members), _rows(k, seen), _rows(v, seen), attn_mask=mask, scale=scale
     )
     token = members.masked_fill(~filled, q.shape[1]).flatten(1)
     values = out.new_zeros(q.shape[0], q.shape[1] + 1, q.shape[2])
@@ -96,7 +97,7 @@ def _forward(
     Args:
         q: (B * N, D). k, v: (B * M, D).
         members, filled: (B * G, S), rows of q and whether each slot holds one.
-        seen, mask: (B * G, K), rows of k and whether each has weight.
+        seen: (B * G, K) rows of k. mask: (B * G, 1 or S, K), whether each has weight.
         scale: Factor on the logits.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -147,11 +148,11 @@ register_backward(_forward, _backward, gradients=3, save_outputs=False)
 def _pieces(k: Tensor, filled: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
     """Cut groups into pieces whose keys fit the cache; groups without a query are left out."""
     size = max(1, PIECE // max(1, seen.shape[-1] * k.shape[-1]))
-    return filled.any(-1).nonzero()[:, 0].split(size)
+    groups = filled.any(-1).nonzero()[:, 0]
+    return groups.split(size) if len(groups) else ()
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Softmax weights (groups, S, K) of queries (groups, S, D) over keys (groups, K, D)."""
-    seen = mask[:, None]
-    bias = torch.zeros_like(seen, dtype=query.dtype).masked_fill_(~seen, float("-inf"))
+    bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
     return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale).softmax(-1)

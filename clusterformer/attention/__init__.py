@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from clusterformer.attention.neural_clustering import NeuralClusteringAttention
     from clusterformer.attention.oracle_top import OracleTopAttention
     from clusterformer.attention.partly_local import PartlyLocalAttention
+    from clusterformer.attention.query_key_clustering import QueryKeyClusteringAttention
     from clusterformer.attention.reformer import ReformerAttention
     from clusterformer.attention.routing import RoutingAttention
     from clusterformer.attention.shared_full import SharedQKAttention
@@ -61,6 +62,7 @@ __all__ = [
     "NeuralClusteringAttention",
     "OracleTopAttention",
     "PartlyLocalAttention",
+    "QueryKeyClusteringAttention",
     "ReformerAttention",
     "RoutingAttention",
     "SharedQKAttention",

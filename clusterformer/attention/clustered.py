@@ -179,7 +179,8 @@ class ImprovedClusteredAttention(ClusteredAttention):
             mask = torch.ones_like(seen, dtype=torch.bool)
         else:
             mask = key_mask.gather(1, seen.flatten(1)).view(seen.shape)
-        exact = gathered_attention(q, k, v, blocks.members, blocks.filled, seen, mask, scale=scale)
+        index = blocks.members, blocks.filled, seen, mask[:, :, None]
+        exact = gathered_attention(q, k, v, *index, scale=scale)
         return spread(rest, assignment) + spread(mass, assignment) * exact
 
 

@@ -93,7 +93,7 @@ class KeyClusteringAttention(AttentionCore):
                 groups.members,
                 groups.filled,
                 seen.gather(1, index),
-                mask.gather(1, index),
+                mask.gather(1, index)[:, :, None],
                 scale=self.head_width**-0.5,
             )
         assignment, seen = (

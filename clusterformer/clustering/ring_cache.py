@@ -31,8 +31,6 @@ def append(
 ) -> tuple[tuple[Tensor, ...], Tensor, tuple[Tensor, ...]]:
     """Append a token to the ring of its cluster, and return the tokens that it sees.
 
-    It sees its own chunk so far and the chunks before it, as `cluster_chunks` cuts them.
-
     Args:
         cache: Cache from `make_ring_cache` or the last call. It is written to; use the new one
             that is returned.
@@ -41,9 +39,16 @@ def append(
         chunk: Tokens per chunk; divides S.
 
     Returns:
-        The entries of up to S tokens, each (B, at most S, width); the mask of those seen,
-        (B, at most S); the new cache.
+        The entries and the mask that `look_up` returns, and the new cache.
     """
+    cache = insert(cache, cluster, entries)
+    return *look_up(cache, cluster, chunk), cache
+
+
+def insert(
+    cache: tuple[Tensor, ...], cluster: Tensor, entries: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Append a token to the ring of its cluster; the arguments and the new cache of `append`."""
     *pools, positions, counts = cache
     size = positions.shape[2]
     row = torch.arange(len(cluster), device=cluster.device)
@@ -60,13 +65,36 @@ def append(
         pool[row, position] = entry.to(pool.dtype)
     positions[row, cluster, rank % size] = position.to(positions.dtype)
     counts[row, cluster] += 1
+    return *pools, positions, counts
+
+
+def look_up(
+    cache: tuple[Tensor, ...], cluster: Tensor, chunk: int
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return the latest tokens of a cluster: its chunk so far and the chunks before it.
+
+    They are those that the last token of the cluster sees, as `cluster_chunks` cuts them.
+
+    Args:
+        cache: Cache that holds a token.
+        cluster: A cluster of each row, (B,); it may be empty.
+        chunk: Tokens per chunk; divides S.
+
+    Returns:
+        The entries of up to S tokens, each (B, at most S, width), and the mask of those seen,
+        (B, at most S).
+    """
+    *pools, positions, counts = cache
+    size, length = positions.shape[2], pools[0].shape[1]
+    row = torch.arange(len(cluster), device=cluster.device)
+    rank = counts[row, cluster] - 1  # of the last one
     # Slot s of a ring holds the latest token of its cluster whose rank is s modulo its size.
-    slots = torch.arange(min(size, int(rank.max()) + 1), device=rank.device)
+    slots = torch.arange(max(1, min(size, int(rank.max()) + 1)), device=rank.device)
     age = (rank[:, None] - slots) % size
     mask = age <= torch.minimum(rank, rank % chunk + size - chunk)[:, None]
     index = (row[:, None] * length + positions[row, cluster][:, : len(slots)]).flatten()
     seen = (x.flatten(0, 1).index_select(0, index).unflatten(0, mask.shape) for x in pools)
-    return tuple(seen), mask, (*pools, positions, counts)
+    return tuple(seen), mask
 
 
 def fill(

@@ -11,17 +11,26 @@ B batch   N tokens   A pairs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
+from clusterformer.data.batches import EndlessPlan, make_loader, run_seed
 from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE
-from clusterformer.tasks.generated.generated_task import AskingBatch, GeneratedTask, GeneratedTexts
+from clusterformer.tasks.generated.generated_task import (
+    TRAIN,
+    AskingBatch,
+    GeneratedTask,
+    GeneratedTexts,
+)
 
 
 class RecallState(TypedDict):
@@ -41,6 +50,9 @@ class Recall(GeneratedTask):
         num_pairs: Number of pairs (A).
         vocab_size: Number of different tokens (V), above 2 * num_pairs + 1.
         power: Exponent of the power law of distances; 1 for equal chances.
+        also_train: Other lengths and numbers of pairs; every further batch of training has the next
+            of these sizes, and as many tokens. Zoology trains on several sizes too.
+        short_batches: Number of first batches that have the sizes of `also_train` only.
         options: Options of `GeneratedTask`.
     """
 
@@ -53,20 +65,19 @@ class Recall(GeneratedTask):
         num_pairs: int = 64,
         vocab_size: int = 8192,
         power: float = 0.01,
+        also_train: list[tuple[int, int]] | None = None,
+        short_batches: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        require_at_least(1, num_pairs=num_pairs)
-        if length % 2 or length < 4 * num_pairs:
-            raise InputError(
-                f"length must be even and at least 4 * num_pairs = {4 * num_pairs}, got {length}"
-            )
-        if vocab_size < 2 * num_pairs + 2:
-            raise InputError(
-                f"vocab_size must be at least 2 * num_pairs + 2 = {2 * num_pairs + 2}, "
-                f"got {vocab_size}"
-            )
+        self._sizes = [(length, num_pairs), *(also_train or [])]
+        for size in self._sizes:
+            _check_size(*size, vocab_size)
         require_positive(power=power)
+        require_at_least(0, short_batches=short_batches)
+        if short_batches and not also_train:
+            raise InputError("short_batches needs also_train, the sizes of these batches")
+        self._short_batches = short_batches
         self._length, self._num_pairs = length, num_pairs
         self._vocab_size, self._power = vocab_size, power
 
@@ -80,6 +91,19 @@ class Recall(GeneratedTask):
 
     def texts(self, *stream: int) -> RecallTexts:
         return RecallTexts(self._length, self._num_pairs, self._vocab_size, self._power, stream)
+
+    def train_dataloader(self) -> DataLoader:
+        stream, batch = (TRAIN, run_seed()), self._batch_size
+        parts = [
+            RecallTexts(
+                *size, self._vocab_size, self._power, stream, max(1, self._length // size[0])
+            )
+            for size in self._sizes
+        ]
+        plan = EndlessPlan(self._epoch_steps, batch)
+        return make_loader(
+            TakingTurns(parts, batch, self._short_batches), plan, self, training=True
+        )
 
     def build(self, config: TransformerConfig) -> AskedTokens:
         return AskedTokens(config, vocab_size=self._vocab_size, max_length=self._length)
@@ -108,12 +132,20 @@ class RecallTexts(GeneratedTexts):
         vocab_size: Number of different tokens.
         power: Exponent of the power law of distances.
         stream: Numbers that name this list of texts.
+        copies: Number of texts that are made from one index.
     """
 
     def __init__(
-        self, length: int, num_pairs: int, vocab_size: int, power: float, stream: tuple[int, ...]
+        self,
+        length: int,
+        num_pairs: int,
+        vocab_size: int,
+        power: float,
+        stream: tuple[int, ...],
+        copies: int = 1,
     ) -> None:
         super().__init__(stream)
+        self._copies = copies
         self._length, self._num_pairs, self._vocab_size = length, num_pairs, vocab_size
         space = length // 2 - num_pairs  # every other token behind the pairs may ask
         chance = np.arange(1, space + 1) ** (power - 1)
@@ -124,10 +156,11 @@ class RecallTexts(GeneratedTexts):
             zero = torch.zeros(1, 1, dtype=torch.long)
             return AskingBatch(zero, zero.bool(), zero + IGNORE, zero)
         pairs, half = self._num_pairs, self._vocab_size // 2
-        tokens = np.empty((len(indices), self._length), dtype=np.int64)
-        values, asked = (np.empty((len(indices), pairs), dtype=np.int64) for _ in range(2))
-        for row, index in enumerate(indices):
-            generator = self.generator(index)
+        count = len(indices) * self._copies
+        tokens = np.empty((count, self._length), dtype=np.int64)
+        values, asked = (np.empty((count, pairs), dtype=np.int64) for _ in range(2))
+        made = ([self.generator(index)] * self._copies for index in indices)
+        for row, generator in enumerate(chain.from_iterable(made)):
             tokens[row] = generator.integers(1, self._vocab_size, size=self._length)
             keys = 1 + generator.choice(half - 1, pairs, replace=False)
             values[row] = half + generator.choice(self._vocab_size - half, pairs, replace=False)
@@ -138,3 +171,36 @@ class RecallTexts(GeneratedTexts):
         found = torch.from_numpy(tokens)
         mask = torch.ones_like(found, dtype=torch.bool)
         return AskingBatch(found, mask, torch.from_numpy(values), torch.from_numpy(asked))
+
+
+class TakingTurns(Dataset[Any]):
+    """Lists of texts that take turns, batch by batch, on one process or several.
+
+    Args:
+        parts: Lists of texts.
+        batch_size: Number of indices of a batch, over all processes.
+        without_first: Number of batches to which the first part adds nothing.
+    """
+
+    def __init__(
+        self, parts: Sequence[RecallTexts], batch_size: int, without_first: int = 0
+    ) -> None:
+        self._parts, self._batch_size, self._without_first = parts, batch_size, without_first
+
+    def __getitem__(self, indices: list[int]) -> AskingBatch:
+        turn = indices[0] // self._batch_size if indices else 0
+        parts = self._parts[1:] if turn < self._without_first else self._parts
+        return parts[turn % len(parts)][indices]
+
+
+def _check_size(length: int, num_pairs: int, vocab_size: int) -> None:
+    """Refuse texts that cannot hold their pairs and questions, or have too few tokens for them."""
+    require_at_least(1, num_pairs=num_pairs)
+    if length % 2 or length < 4 * num_pairs:
+        raise InputError(
+            f"length must be even and at least 4 * num_pairs = {4 * num_pairs}, got {length}"
+        )
+    if vocab_size < 2 * num_pairs + 2:
+        raise InputError(
+            f"vocab_size must be at least 2 * num_pairs + 2 = {2 * num_pairs + 2}, got {vocab_size}"
+        )

@@ -39,6 +39,7 @@ SMALL = {
     "ImprovedClusteredAttention": {"num_clusters": 3, "top_k": 4},
     "MultipoleAttention": {"num_clusters": 3, "block_size": 4},
     "KeyClusteringAttention": {"num_clusters": 5, "min_width": 1},
+    "QueryKeyClusteringAttention": {"num_clusters": 3, "chunk_size": 4, "dense_length": 5},
     "RoutingAttention": {"num_clusters": 3},
     "BlockTopKAttention": {"block_size": 4, "top_k": 2},
     "IndexerAttention": {"top_k": 3},

@@ -15,6 +15,7 @@ SMALL = {
     "NeuralClusteringAttention": {"num_clusters": 3, "chunk_size": 4, "local_heads": 1},
     "MultipoleAttention": {"num_clusters": 2, "block_size": 4},
     "ReformerAttention": {"num_hashes": 2},
+    "QueryKeyClusteringAttention": {"num_clusters": 3, "chunk_size": 4, "dense_length": 5},
     "RoutingAttention": {"num_clusters": 3},
 }
 GREEDY = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}

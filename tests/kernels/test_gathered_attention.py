@@ -1,27 +1,32 @@
 """The fused version of gathered attention against its definition."""
 
+import pytest
 import torch
 from torch import Tensor
 
 from clusterformer.kernels import gathered_attention as kernel
 
 
-def case() -> tuple[Tensor, ...]:
-    """Three groups of up to 4 queries in each of two sequences, each with 5 keys of its own."""
+def case(slots: int = 1) -> tuple[Tensor, ...]:
+    """Three groups of up to 4 queries in each of two sequences, each with 5 keys of its own.
+
+    The mask is for all slots of a group, or with four for each.
+    """
     q, k, v = torch.randn(2, 9, 8), torch.randn(2, 11, 8), torch.randn(2, 11, 8)
     members = torch.stack([torch.randperm(9) for _ in range(2)])
     members = torch.nn.functional.pad(members, (0, 3)).view(2, 3, 4)
     filled = (torch.arange(12) < 9).view(1, 3, 4).repeat(2, 1, 1)
     filled[1, 0, 2] = False  # this query stands nowhere
     seen = torch.rand(2, 3, 11).topk(5).indices
-    mask = torch.rand(2, 3, 5) < 0.7
+    mask = torch.rand(2, 3, slots, 5) < 0.7
     mask[..., 0] = True
     return q, k, v, members, filled, seen, mask
 
 
-def test_equals_the_definition_with_all_gradients(monkeypatch) -> None:
+@pytest.mark.parametrize("slots", [1, 4])
+def test_equals_the_definition_with_all_gradients(monkeypatch, slots: int) -> None:
     monkeypatch.setattr(kernel, "PIECE", 2 * 5 * 8)  # two groups a piece
-    *rows, members, filled, seen, mask = case()
+    *rows, members, filled, seen, mask = case(slots)
     grad = torch.randn(2, 9, 8)
     results = []
     for function in (kernel.reference, kernel.gathered_attention):
@@ -33,12 +38,13 @@ def test_equals_the_definition_with_all_gradients(monkeypatch) -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_equals_softmax_over_the_keys_seen() -> None:
-    q, k, v, members, filled, seen, mask = case()
+@pytest.mark.parametrize("slots", [1, 4])
+def test_equals_softmax_over_the_keys_seen(slots: int) -> None:
+    q, k, v, members, filled, seen, mask = case(slots)
     out = kernel.gathered_attention(q, k, v, members, filled, seen, mask, scale=0.3)
     expected = torch.zeros_like(q)
     for b, g, s in filled.nonzero().tolist():
-        keys = seen[b, g][mask[b, g]]
+        keys = seen[b, g][mask[b, g, s % slots]]
         query = members[b, g, s]
         expected[b, query] = (0.3 * k[b, keys] @ q[b, query]).softmax(0) @ v[b, keys]
     torch.testing.assert_close(out, expected)
@@ -51,3 +57,12 @@ def test_non_contiguous_input() -> None:
         kernel.gathered_attention(*turned, *index, scale=1.0),
         kernel.gathered_attention(q, k, v, *index, scale=1.0),
     )
+
+
+def test_without_any_query_nothing_is_computed() -> None:
+    *rows, members, filled, seen, mask = case()
+    leaves = [x.requires_grad_() for x in rows]
+    out = kernel.gathered_attention(*leaves, members, filled & False, seen, mask, scale=1.0)
+    out.sum().backward()
+    assert not out.any()
+    assert not leaves[2].grad.any()

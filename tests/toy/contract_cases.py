@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clusterformer.attention import AttentionCore, MultiHeadAttention, mechanisms
+from clusterformer.attention import (
+    AttentionCore,
+    MultiHeadAttention,
+    QueryKeyClusteringAttention,
+    mechanisms,
+)
 
 Form = tuple[type[AttentionCore], Any]
 """A mechanism, and its value of `causal`."""
@@ -90,7 +95,8 @@ def draw_case(form: Form, seed: int) -> Case:
     if "look_ahead" in known and not causal:
         options["look_ahead"] = draw([None, 0, 1, 2])
     if "local_heads" in known:
-        options["local_heads"] = draw([0, heads // 2, heads])
+        most = heads - 1 if cls is QueryKeyClusteringAttention else heads  # some must cluster
+        options["local_heads"] = min(draw([0, heads // 2, heads]), most)
     if "num_clusterings" in known and options.get("similarity") != "dot":
         clustered = heads - options["local_heads"]
         options["num_clusterings"] = draw([n for n in (1, 1, 2, 4) if clustered % n == 0])

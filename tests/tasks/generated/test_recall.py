@@ -1,7 +1,9 @@
 """Multi-query associative recall: its texts are Zoology's, and its network is causal."""
 
 from functools import partial
+from itertools import islice
 
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,18 @@ def test_short_distances_are_more_frequent() -> None:
     assert 60 < np.median(even.texts(0)[list(range(200))].asked.numpy()) < 76
 
 
+def test_batches_of_other_sizes_take_turns() -> None:
+    task = Recall(length=64, num_pairs=8, vocab_size=64, batch_size=4, short_batches=2,
+                  also_train=[(16, 2), (32, 4)])  # fmt: skip
+    lightning.seed_everything(0, verbose=False)
+    batches = list(islice(task.train_dataloader(), 6))
+    sizes = [(tuple(batch.tokens.shape), batch.asked.shape[1]) for batch in batches]
+    short, middle, whole = ((16, 16), 2), ((8, 32), 4), ((4, 64), 8)
+    assert sizes == [short, middle, middle, whole, short, middle]
+    texts = [tuple(text) for batch in batches[:1] for text in batch.tokens.tolist()]
+    assert len(set(texts)) == 16
+
+
 @pytest.mark.parametrize(
     "mechanism",
     [
@@ -77,6 +91,8 @@ def test_no_answer_depends_on_later_tokens(mechanism) -> None:
     [
         ({"length": 63}, "length must be even and at least"),
         ({"length": 32, "num_pairs": 16}, r"at least 4 \* num_pairs = 64, got 32"),
+        ({"also_train": [(32, 16)]}, r"at least 4 \* num_pairs = 64, got 32"),
+        ({"short_batches": 3}, "short_batches needs also_train"),
         ({"vocab_size": 100}, r"vocab_size must be at least 2 \* num_pairs \+ 2 = 130, got 100"),
         ({"power": 0.0}, "power must be above 0 and finite, got 0.0"),
     ],

@@ -1,0 +1,307 @@
+"""Attention of queries to the latest keys of their cluster, with clusters of queries and of keys.
+
+B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   D head width   E model width
+C clusters   S chunk size   G groups of queries   K keys that a group sees
+"""
+
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.ring_steps import ring_step
+from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
+from clusterformer.attention.text_cache import extend
+from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
+from clusterformer.clustering.ring_cache import insert, look_up, make_ring_cache
+from clusterformer.errors import require_at_least, require_positive
+from clusterformer.kernels.blocks import Blocks, Sorted, cluster_chunks, window_blocks
+from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.gathered_attention import gathered_attention
+from clusterformer.kernels.grouping import sort
+from clusterformer.kernels.ordering import ceil_div, count_up_to
+from clusterformer.kernels.rows import repeat_rows
+
+
+class QueryKeyClusteringAttention(AttentionCore):
+    """Attention of each query to keys of its cluster, where a token has two clusters (ours).
+
+    As a query a token looks for something, as a key it offers something else: in `a b ... a` the
+    second `a` looks for what the token `b` offers, to stand behind an `a`. One cluster for both, as
+    in ClusterFormer, Reformer and Routing Transformer, makes tokens meet that are alike. Here each
+    head maps a token to two unit vectors, z_q = W_q x / |W_q x| and z_k likewise, and takes the
+    nearest of C random directions, the anchors, for each. Keys of a cluster are cut into chunks by
+    their rank. A query sees the chunk that its cluster has reached at its position, and the one
+    before it; without causality also the one after it. Where its cluster has no key yet, it takes
+    its own value.
+
+    The weights are softmax(alpha z_q . z_k): what draws weight also draws tokens into one cluster,
+    for nothing else tells a head whom to attend to. alpha is no weight: one that learns grows, and
+    then tokens need not come near one another. Inside clusters the same would teach z to flee from
+    the mean of its own cluster. So z learns where nothing is selected: the first `dense_length`
+    tokens of any text attend to all (before them), with gradients to z; later tokens take z as it
+    is. Train with some texts whose answers lie within `dense_length`.
+
+    Args:
+        d_model: Width of the hidden states (E).
+        num_heads: Number of heads (H).
+        causal: Causal form: False or True.
+        num_clusters: Number of clusters of each head (C).
+        chunk_size: Number of keys in a chunk (S); a query sees up to 2 S keys, or 3 S if not
+            causal.
+        dense_length: Number of first tokens that attend to all before them. Without causality:
+            length up to which a text has full attention.
+        local_heads: Number of heads that attend to near tokens instead; None: half of them,
+            rounded down.
+        local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the
+            one before it and, unless causal, the one after it.
+        alpha: Strength of z_q . z_k, above 0. Some more than log(dense_length): less cannot single
+            out one of that many keys.
+        seed: Seed of the anchors, which are drawn once and kept in a buffer.
+
+    Cost: O(N C D + N S D) time, O(N (C + S)) memory.
+    """
+
+    causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
+    anchors: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        causal: Causal = False,
+        num_clusters: int = 16,
+        chunk_size: int = 32,
+        dense_length: int = 128,
+        local_heads: int | None = None,
+        local_window: int = 64,
+        alpha: float = 7.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(d_model, num_heads, causal=causal)
+        require_at_least(1, num_clusters=num_clusters, chunk_size=chunk_size)
+        require_at_least(1, local_window=local_window)
+        require_at_least(0, dense_length=dense_length)
+        require_positive(alpha=alpha)
+        local_heads = num_heads // 2 if local_heads is None else local_heads
+        if not 0 <= local_heads < num_heads:
+            raise ValueError(
+                f"local_heads must be in 0..num_heads - 1 = {num_heads - 1}, got {local_heads}"
+            )
+        self.num_clusters, self.chunk_size = num_clusters, chunk_size
+        self.dense_length = dense_length
+        self.local_heads, self.local_window = local_heads, local_window
+        self.num_clusterings = num_heads - local_heads
+        width = self.num_clusterings * self.head_width
+        self.query_space = nn.Linear(d_model, width, bias=False)  # W_q of each head
+        self.key_space = nn.Linear(d_model, width, bias=False)
+        self.alpha = alpha
+        generator = torch.Generator().manual_seed(seed)
+        shape = self.num_clusterings, num_clusters, self.head_width
+        anchors = torch.randn(*shape, generator=generator)
+        self.register_buffer("anchors", F.normalize(anchors, dim=-1))
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        hidden: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        previous: Grouping | None = None,
+    ) -> tuple[Tensor, Grouping | None]:
+        causal, local, limit = bool(self.causal), self.local_heads, self.dense_length
+        exporting, parts, grouping = torch.compiler.is_exporting(), [], None
+        if local:
+            near = self._near_blocks(hidden, key_mask)
+            heads, scale = (x[:, :local] for x in (q, k, v)), self.head_width**-0.5
+            parts.append(chunk_attention(*heads, near, scale=scale, causal=causal).to(v.dtype))
+        with torch.autocast(hidden.device.type, enabled=False):
+            value = v[:, local:].float()
+            query, key = self._points(hidden)  # (B, H - L, N, D)
+            scaled = query * (self.alpha * self.head_width**0.5)
+            if not exporting and hidden.shape[1] <= limit:
+                far = full_attention(scaled, key, value, key_mask, causal=causal)
+            else:
+                far, grouping = self._select(query, key, scaled, value, key_mask)
+                if limit and causal:
+                    far = replace_prefix(far, scaled, key, value, key_mask, limit)
+                elif limit and (exporting or key_mask is not None):
+                    mask = (
+                        hidden.new_ones(hidden.shape[:2]).bool() if key_mask is None else key_mask
+                    )
+                    far = replace_short_texts(far, scaled, key, value, mask, limit, causal=causal)
+        parts.append(far.to(v.dtype))
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
+
+    def _points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute z_q and z_k, (B, H - L, N, D), in float32."""
+        spaces = (self.query_space.weight, self.key_space.weight)
+        rows = (F.linear(hidden.float(), weight.float()) for weight in spaces)
+        heads = (x.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2) for x in rows)
+        query, key = (F.normalize(x, dim=-1) for x in heads)
+        return query, key
+
+    def _nearest(self, points: Tensor) -> Tensor:
+        """Find the nearest anchor, (R, N), of points (B, H - L, N, D)."""
+        return (points.detach() @ self.anchors.float().transpose(1, 2)).argmax(-1).flatten(0, 1)
+
+    def _select(
+        self, query: Tensor, key: Tensor, scaled: Tensor, value: Tensor, key_mask: Tensor | None
+    ) -> tuple[Tensor, Grouping]:
+        """Attend to keys of the queries' clusters.
+
+        Returns:
+            Values (B, H - L, N, D), and the grouping, with the number of keys of each token.
+        """
+        causal, reach = bool(self.causal), 2 if self.causal else 3
+        mask = None if key_mask is None else repeat_rows(key_mask, self.num_clusterings)
+        wanted, offered = self._nearest(query), self._nearest(key)  # (R, N)
+        size = self.chunk_size
+        if not torch.compiler.is_exporting():
+            size = min(size, wanted.shape[1])
+        windows = _key_windows(sort(offered, self.num_clusters, mask), size, reach)
+        met = _keys_before(offered, wanted, mask, self.num_clusters)
+        chunk = (met.clamp(min=1) - 1) // size  # of its cluster
+        held = windows.counts.gather(1, wanted)
+        last = met if causal else torch.minimum(held, (chunk + 2) * size)
+        counts = last - (chunk - 1).clamp(min=0) * size
+        none = counts < 1  # of the keys of its cluster has come yet
+
+        owner = windows.first.gather(1, wanted) + chunk
+        owner = owner.masked_fill(none, 0)
+        groups = cluster_chunks(sort(owner, windows.seen.shape[1], mask), size, mask, look_back=0)
+        members = groups.members  # (R, G, S)
+        index = owner.gather(1, members[..., 0])[..., None].expand(-1, -1, reach * size)
+        seen, filled = windows.seen.gather(1, index), windows.filled.gather(1, index)
+        allowed = filled[:, :, None].expand(-1, -1, size, -1)
+        if causal:
+            allowed = allowed & (seen[:, :, None] <= members[..., None])
+        alone = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
+        rows = (x.flatten(0, 1) for x in (scaled.detach(), key.detach(), value))
+        scores = {"mask": allowed | alone[..., None], "scale": self.head_width**-0.5}
+        mixed = gathered_attention(*rows, members, groups.filled, seen, **scores)
+        mixed = torch.where(none[..., None], value.flatten(0, 1), mixed)
+        by_text = query.shape[:2]
+        assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
+        return mixed.unflatten(0, by_text), Grouping(assignment, self.num_clusters, counts=counts)
+
+    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
+        causal, local = bool(self.causal), self.local_heads
+        far = mask.float()
+        if grouping is not None:
+            assert grouping.counts is not None
+            length = mask.cumsum(1) if causal else mask.sum(1, keepdim=True)
+            shares = share_of_tokens(grouping.counts, mask, causal)
+            far = torch.where(length <= self.dense_length, far, shares)
+        if not local:
+            return far
+        near = share_of_tokens(count_in_blocks(self._near_blocks(mask, mask), causal), mask, causal)
+        return (local * near + (self.num_heads - local) * far) / self.num_heads
+
+    def _near_blocks(self, like: Tensor, key_mask: Tensor | None) -> Blocks:
+        """Cut texts, of the shape (B, N) of `like`, into chunks for the local heads."""
+        sizes, ahead = (like.shape[1], len(like), self.local_window), 0 if self.causal else 1
+        return window_blocks(*sizes, key_mask, device=like.device, look_ahead=ahead)
+
+    def cache(self, like: Tensor) -> Cache:
+        """Make a cache: a count, the first `dense_length` keys and values, rings of the last.
+
+        Cost: O(1) time and memory per step, for any length.
+        """
+        if not self.causal:
+            return super().cache(like)
+        batch, heads, width = len(like), self.num_clusterings, self.head_width
+        first = like.new_zeros(batch, heads, 0, width)
+        far, near = first.new_zeros(width), first.new_zeros(self.local_heads * width)
+        rings = make_ring_cache(
+            batch * heads, self.num_clusters, 2 * self.chunk_size, (far.float(), far)
+        )
+        return (
+            like.new_zeros(batch, dtype=torch.long),
+            first.float(),
+            first,
+            *(x.unflatten(0, (batch, heads)) for x in rings),
+            *make_ring_cache(batch, 1, 2 * self.local_window, (near, near)),
+        )
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
+        count, keys, values = cache[:3]
+        far, near = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:]
+        local, parts, position = self.local_heads, [], int(count[0])  # the same in every row
+        if local:
+            heads, one = (x[:, :local] for x in (q, k, v)), torch.zeros_like(count)
+            part, near = ring_step(*heads, one, self.local_window, near, self.head_width**-0.5)
+            parts.append(part)
+        value = v[:, local:]
+        with torch.autocast(hidden.device.type, enabled=False):
+            query, key = self._points(hidden)
+            scaled = query * self.alpha
+            far = insert(far, self._nearest(key)[:, 0], (key.flatten(0, 2), value.flatten(0, 2)))
+            if position < self.dense_length:
+                keys, values = (extend(x, position, y) for x, y in ((keys, key), (values, value)))
+                held = slice(position + 1)
+                seen, mask = (keys[:, :, held], values[:, :, held]), None
+            else:
+                rows, mask = look_up(far, self._nearest(query)[:, 0], self.chunk_size)
+                mask = mask.unflatten(0, value.shape[:2])[:, :, None]
+                seen = tuple(x.unflatten(0, value.shape[:2]) for x in rows)
+                none = ~mask.any(-1, keepdim=True)
+                mask = mask | none
+            mixed = F.scaled_dot_product_attention(
+                scaled, seen[0], seen[1].float(), attn_mask=mask, scale=1.0
+            )
+            if mask is not None:
+                mixed = torch.where(none, value.float(), mixed)
+        parts.append(mixed.to(v.dtype))
+        far = tuple(x.unflatten(0, value.shape[:2]) for x in far)
+        return torch.cat(parts, 1), (count + 1, keys, values, *far, *near)
+
+
+class _KeyWindows(NamedTuple):
+    """Keys around each chunk of each cluster.
+
+    Attributes:
+        seen: (R, chunks, K) keys of the chunk before, of the chunk, and of those after it.
+        filled: (R, chunks, K) bool, True where a slot holds a key of the same cluster.
+        first: (R, C) number of the first chunk of each cluster.
+        counts: (R, C) number of keys of each cluster.
+    """
+
+    seen: Tensor
+    filled: Tensor
+    first: Tensor
+    counts: Tensor
+
+
+def _key_windows(grouped: Sorted, size: int, reach: int) -> _KeyWindows:
+    """Cut the sorted keys of each cluster into chunks, and join `reach` of them around each."""
+    order, _, counts = grouped
+    (batch, length), clusters, device = order.shape, counts.shape[1], order.device
+    number = (length + clusters * (size - 1)) // size  # of chunks, however the keys fall
+    chunks = ceil_div(counts, size)
+    chunk_end, key_start = chunks.cumsum(1), counts.cumsum(1) - counts
+    chunk = torch.arange(number, device=device).expand(batch, -1).contiguous()
+    owner = count_up_to(chunk_end, chunk).clamp(max=clusters - 1)
+    within = chunk - (chunk_end - chunks).gather(1, owner)
+    rank = (within - 1)[..., None] * size + torch.arange(reach * size, device=device)
+    filled = (rank >= 0) & (rank < counts.gather(1, owner)[..., None])
+    position = (key_start.gather(1, owner)[..., None] + rank).clamp(0, length - 1)
+    seen = order.gather(1, position.flatten(1)).view(rank.shape)
+    return _KeyWindows(seen, filled, chunk_end - chunks, counts)
+
+
+def _keys_before(offered: Tensor, wanted: Tensor, mask: Tensor | None, clusters: int) -> Tensor:
+    """Count, (R, N), the keys up to each token that its cluster as a query holds."""
+    members = offered[..., None] == torch.arange(clusters, device=offered.device)
+    if mask is not None:
+        members = members & mask[..., None]
+    return members.cumsum(1).gather(2, wanted[..., None])[..., 0]

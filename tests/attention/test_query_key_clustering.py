@@ -1,0 +1,106 @@
+"""Clusters of queries and of keys: the equations, what learns, and what each token meets."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clusterformer.attention import QueryKeyClusteringAttention
+from clusterformer.clustering.ring_cache import insert, look_up, make_ring_cache
+
+WIDTH, HEADS, LENGTH = 32, 4, 41
+SMALL = {"num_clusters": 3, "chunk_size": 4, "dense_length": 9, "local_heads": 1, "local_window": 5}
+
+
+def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Tensor:
+    """Attend head by head and token by token, as the docstring says, (H - L, N, D)."""
+    causal, size, length = bool(core.causal), core.chunk_size, len(hidden)
+    out = torch.zeros(core.num_clusterings, length, core.head_width)
+    heads = (core.num_clusterings, core.head_width)
+    query = F.normalize((hidden @ core.query_space.weight.T).view(-1, *heads), dim=-1)
+    key = F.normalize((hidden @ core.key_space.weight.T).view(-1, *heads), dim=-1)
+    for h in range(core.num_clusterings):
+        wanted, offered = ((z[:, h] @ core.anchors[h].T).argmax(-1) for z in (query, key))
+        for t in range(length):
+            if (t if causal else length - 1) < core.dense_length:
+                seen = list(range(t + 1 if causal else length))
+            else:
+                held = [s for s in range(length) if offered[s] == wanted[t]]
+                reached = sum(s <= t for s in held)
+                chunk = max(0, reached - 1) // size
+                last = reached if causal else (chunk + 2) * size
+                seen = held[max(0, chunk - 1) * size : last]
+            if not seen:
+                out[h, t] = v[core.local_heads + h, t]
+                continue
+            logits = core.alpha * key[seen, h] @ query[t, h]
+            out[h, t] = logits.softmax(0) @ v[core.local_heads + h, seen]
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("options", [{}, {"dense_length": 0}, {"chunk_size": 64}], ids=str)
+def test_equals_the_equations(causal: bool, options: dict) -> None:
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=causal, **{**SMALL, **options})
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    hidden = torch.randn(2, LENGTH, WIDTH)
+    values, _ = core(q, k, v, hidden=hidden)
+    for row in range(2):
+        expected = literal(core, v[row], hidden[row])
+        torch.testing.assert_close(values[row, core.local_heads :], expected)
+
+
+def test_a_token_meets_by_its_query_whom_its_key_does_not_meet() -> None:
+    """With W_q = P W_k, a token finds the one whose hidden state is its own, permuted by P."""
+    core = QueryKeyClusteringAttention(8, 1, causal=True, num_clusters=4, dense_length=0, alpha=1e4)
+    turn = torch.linalg.qr(torch.randn(8, 8))[0]
+    core.key_space.weight.data = torch.eye(8)
+    core.query_space.weight.data = turn
+    hidden, v = torch.randn(1, 30, 8), torch.randn(1, 1, 30, 8)
+    hidden[0, 29] = turn.T @ hidden[0, 3]
+    values, _ = core(v, v, v, hidden=hidden)
+    torch.testing.assert_close(values[0, 0, 29], v[0, 0, 3])
+
+
+@pytest.mark.parametrize(("dense", "learns"), [(0, False), (9, True), (64, True)])
+def test_the_spaces_learn_where_nothing_is_selected(dense: int, learns: bool) -> None:
+    core = QueryKeyClusteringAttention(
+        WIDTH, HEADS, causal=True, **{**SMALL, "dense_length": dense}
+    )
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    hidden = torch.randn(2, LENGTH, WIDTH, requires_grad=True)
+    v.requires_grad_()
+    core(q, k, v, hidden=hidden)[0].square().sum().backward()
+    assert v.grad is not None
+    assert (v.grad[:, core.local_heads :].abs().sum(-1) > 0).any()
+    for weight in (core.query_space.weight, core.key_space.weight):
+        assert (weight.grad is not None and bool(weight.grad.any())) == learns
+    moved = (
+        torch.zeros(LENGTH, dtype=torch.bool)
+        if hidden.grad is None
+        else hidden.grad.abs().sum((0, 2)) > 0
+    )
+    assert torch.equal(moved, torch.arange(LENGTH) < dense)
+
+
+def test_an_empty_ring_shows_nothing() -> None:
+    like = torch.zeros(2)
+    cache = make_ring_cache(1, 3, 4, (like, like))
+    cache = insert(cache, torch.tensor([1]), (torch.ones(1, 2), torch.ones(1, 2)))
+    assert not look_up(cache, torch.tensor([2]), 2)[1].any()
+    (seen, _), mask = look_up(cache, torch.tensor([1]), 2)
+    assert torch.equal(seen[mask], torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"local_heads": 4}, "local_heads must be in 0..num_heads - 1 = 3, got 4"),
+        ({"alpha": 0.0}, "alpha must be"),
+        ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
+        ({"dense_length": -1}, "dense_length must be at least 0, got -1"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        QueryKeyClusteringAttention(WIDTH, HEADS, **options)
