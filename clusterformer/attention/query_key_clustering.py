@@ -41,8 +41,8 @@ class QueryKeyClusteringAttention(AttentionCore):
     for nothing else tells a head whom to attend to. alpha is no weight: one that learns grows, and
     then tokens need not come near one another. Inside clusters the same would teach z to flee from
     the mean of its own cluster. So z learns where nothing is selected: the first `dense_length`
-    tokens of any text attend to all (before them), with gradients to z; later tokens take z as it
-    is. Train with some texts whose answers lie within `dense_length`.
+    tokens of any text attend to all (before them), and in training so do `probes` other tokens,
+    drawn anew each time. The rest take z as it is.
 
     Args:
         d_model: Width of the hidden states (E).
@@ -53,6 +53,7 @@ class QueryKeyClusteringAttention(AttentionCore):
             causal.
         dense_length: Number of first tokens that attend to all before them. Without causality:
             length up to which a text has full attention.
+        probes: Number of tokens of longer texts that attend to all (before them) in training.
         local_heads: Number of heads that attend to near tokens instead; None: half of them,
             rounded down.
         local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the
@@ -61,7 +62,7 @@ class QueryKeyClusteringAttention(AttentionCore):
             out one of that many keys.
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
-    Cost: O(N C D + N S D) time, O(N (C + S)) memory.
+    Cost: O(N C D + N S D) time, O(N (C + S)) memory; in training O(N probes D) more.
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
@@ -76,6 +77,7 @@ class QueryKeyClusteringAttention(AttentionCore):
         num_clusters: int = 16,
         chunk_size: int = 32,
         dense_length: int = 128,
+        probes: int = 64,
         local_heads: int | None = None,
         local_window: int = 64,
         alpha: float = 7.0,
@@ -84,7 +86,7 @@ class QueryKeyClusteringAttention(AttentionCore):
         super().__init__(d_model, num_heads, causal=causal)
         require_at_least(1, num_clusters=num_clusters, chunk_size=chunk_size)
         require_at_least(1, local_window=local_window)
-        require_at_least(0, dense_length=dense_length)
+        require_at_least(0, dense_length=dense_length, probes=probes)
         require_positive(alpha=alpha)
         local_heads = num_heads // 2 if local_heads is None else local_heads
         if not 0 <= local_heads < num_heads:
@@ -92,7 +94,7 @@ class QueryKeyClusteringAttention(AttentionCore):
                 f"local_heads must be in 0..num_heads - 1 = {num_heads - 1}, got {local_heads}"
             )
         self.num_clusters, self.chunk_size = num_clusters, chunk_size
-        self.dense_length = dense_length
+        self.dense_length, self.probes = dense_length, probes
         self.local_heads, self.local_window = local_heads, local_window
         self.num_clusterings = num_heads - local_heads
         width = self.num_clusterings * self.head_width
@@ -129,6 +131,8 @@ class QueryKeyClusteringAttention(AttentionCore):
                 far = full_attention(scaled, key, value, key_mask, causal=causal)
             else:
                 far, grouping = self._select(query, key, scaled, value, key_mask)
+                if self.training and self.probes:
+                    far = self._probe(far, scaled, key, value, key_mask)
                 if limit and causal:
                     far = replace_prefix(far, scaled, key, value, key_mask, limit)
                 elif limit and (exporting or key_mask is not None):
@@ -190,6 +194,20 @@ class QueryKeyClusteringAttention(AttentionCore):
         by_text = query.shape[:2]
         assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
         return mixed.unflatten(0, by_text), Grouping(assignment, self.num_clusters, counts=counts)
+
+    def _probe(
+        self, values: Tensor, scaled: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None
+    ) -> Tensor:
+        """Replace the values of random tokens, the same in all texts, by those of all keys."""
+        length, device = key.shape[2], key.device
+        chosen = torch.randperm(length, device=device)[: self.probes]
+        position = torch.arange(length, device=device)
+        own = position == chosen[:, None]  # (probes, N)
+        mask = (position <= chosen[:, None] if self.causal else own | True)[None, None]
+        if key_mask is not None:
+            mask = (mask & key_mask[:, None, None]) | own
+        probed = F.scaled_dot_product_attention(scaled[:, :, chosen], key, value, attn_mask=mask)
+        return values.index_copy(2, chosen, probed)
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         causal, local = bool(self.causal), self.local_heads

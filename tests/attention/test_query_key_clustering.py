@@ -9,7 +9,8 @@ from clusterformer.attention import QueryKeyClusteringAttention
 from clusterformer.clustering.ring_cache import insert, look_up, make_ring_cache
 
 WIDTH, HEADS, LENGTH = 32, 4, 41
-SMALL = {"num_clusters": 3, "chunk_size": 4, "dense_length": 9, "local_heads": 1, "local_window": 5}
+SMALL = {"num_clusters": 3, "chunk_size": 4, "dense_length": 9, "local_heads": 1, "local_window": 5,
+         "probes": 0}  # fmt: skip
 
 
 def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Tensor:
@@ -81,6 +82,39 @@ def test_the_spaces_learn_where_nothing_is_selected(dense: int, learns: bool) ->
         else hidden.grad.abs().sum((0, 2)) > 0
     )
     assert torch.equal(moved, torch.arange(LENGTH) < dense)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_probes_attend_to_all_in_training(causal: bool, padded: bool) -> None:
+    """As many probes as tokens make every token one: full attention with logits alpha z . z."""
+    options = {**SMALL, "local_heads": 0, "dense_length": 0, "probes": LENGTH}
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=causal, **options)
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    hidden, mask = torch.randn(2, LENGTH, WIDTH), torch.ones(2, LENGTH, dtype=torch.bool)
+    if padded:
+        mask[1, 30:] = False
+    key_mask = mask if padded else None
+    values, _ = core(q, k, v, hidden=hidden, key_mask=key_mask)
+    query, key = core._points(hidden)
+    logits = core.alpha * query @ key.transpose(2, 3)
+    seen = mask[:, None, None].expand_as(logits)
+    seen = seen.tril() if causal else seen
+    expected = logits.masked_fill(~seen, -1e9).softmax(-1) @ v
+    torch.testing.assert_close(values.transpose(1, 2)[mask], expected.transpose(1, 2)[mask])
+    selected, _ = core.eval()(q, k, v, hidden=hidden, key_mask=key_mask)
+    assert not torch.allclose(selected, values)
+
+
+def test_probes_teach_the_spaces() -> None:
+    options = {**SMALL, "dense_length": 0, "probes": 5}
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, **options)
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    values, _ = core(q, k, v, hidden=torch.randn(2, LENGTH, WIDTH))
+    values.square().sum().backward()
+    for weight in (core.query_space.weight, core.key_space.weight):
+        assert weight.grad is not None
+        assert weight.grad.any()
 
 
 def test_an_empty_ring_shows_nothing() -> None:
