@@ -120,9 +120,9 @@ class QueryKeyClusteringAttention(AttentionCore):
         causal, local, limit = bool(self.causal), self.local_heads, self.dense_length
         exporting, parts, grouping = torch.compiler.is_exporting(), [], None
         if local:
-            near = self._near_blocks(hidden, key_mask)
-            heads, scale = (x[:, :local] for x in (q, k, v)), self.head_width**-0.5
-            parts.append(chunk_attention(*heads, near, scale=scale, causal=causal).to(v.dtype))
+            blocks, scale = self._near_blocks(hidden, key_mask), self.head_width**-0.5
+            near = q[:, :local], k[:, :local], v[:, :local]
+            parts.append(chunk_attention(*near, blocks, scale=scale, causal=causal).to(v.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
             value = v[:, local:].float()
             query, key = self._points(hidden)  # (B, H - L, N, D)
@@ -187,10 +187,10 @@ class QueryKeyClusteringAttention(AttentionCore):
         if causal:
             allowed = allowed & (seen[:, :, None] <= members[..., None])
         alone = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
-        rows = (x.flatten(0, 1) for x in (scaled.detach(), key.detach(), value))
-        scores = {"mask": allowed | alone[..., None], "scale": self.head_width**-0.5}
-        mixed = gathered_attention(*rows, members, groups.filled, seen, **scores)
-        mixed = torch.where(none[..., None], value.flatten(0, 1), mixed)
+        q, k, v = (x.flatten(0, 1) for x in (scaled.detach(), key.detach(), value))
+        mask, scale = allowed | alone[..., None], self.head_width**-0.5
+        mixed = gathered_attention(q, k, v, members, groups.filled, seen, mask, scale=scale)
+        mixed = torch.where(none[..., None], v, mixed)
         by_text = query.shape[:2]
         assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
         return mixed.unflatten(0, by_text), Grouping(assignment, self.num_clusters, counts=counts)
@@ -256,7 +256,7 @@ class QueryKeyClusteringAttention(AttentionCore):
         far, near = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:]
         local, parts, position = self.local_heads, [], int(count[0])  # the same in every row
         if local:
-            heads, one = (x[:, :local] for x in (q, k, v)), torch.zeros_like(count)
+            heads, one = (q[:, :local], k[:, :local], v[:, :local]), torch.zeros_like(count)
             part, near = ring_step(*heads, one, self.local_window, near, self.head_width**-0.5)
             parts.append(part)
         value = v[:, local:]

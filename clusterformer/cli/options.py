@@ -19,7 +19,6 @@ from clusterformer.task import Task
 from clusterformer.training.config_files import locate, resolve
 from clusterformer.training.fit import make_trainer
 from clusterformer.training.monitoring import mode_of
-from clusterformer.training.other_classes import restore_defaults
 from clusterformer.training.parser import Parser, instantiate, make_parser
 from clusterformer.training.parser_messages import offender
 from clusterformer.working_folder import import_from_working_folder
@@ -62,7 +61,6 @@ class Options:
         try:
             with making("options"):
                 self.config = self.parser.parse_args(arguments)
-                restore_defaults(self.config, arguments)
         except InputError as error:
             raise InputError(f"{locate(offender(str(error)), self._files)}{error}") from error
         with making("seed_everything"):

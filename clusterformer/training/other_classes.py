@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 
-from clusterformer.training.parser import MECHANISMS
+MECHANISMS = ("attention", "outer_attention", "decoder_attention", "cross_attention")
+"""Options of the model that choose a mechanism."""
 
 
 def restore_defaults(config: Namespace, arguments: Sequence[str]) -> None:
@@ -39,7 +40,7 @@ def restore_defaults(config: Namespace, arguments: Sequence[str]) -> None:
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Split a command line into options and values."""
-    following = [*arguments[1:], ""]
+    following = [*arguments, ""][1:]
     for argument, after in zip(arguments, following, strict=True):
         option, equals, value = argument.partition("=")
         if option.startswith("-"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, NoReturn, get_args
 
@@ -11,14 +13,29 @@ from lightning.pytorch.cli import LightningArgumentParser
 from clusterformer.errors import InputError, making, require_finite
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
+from clusterformer.training.other_classes import MECHANISMS, restore_defaults
 from clusterformer.training.parser_messages import explain, refuse_abstract
-
-MECHANISMS = ("attention", "outer_attention", "decoder_attention", "cross_attention")
-"""Options of the model that choose a mechanism."""
 
 
 class Parser(LightningArgumentParser):
-    """A parser whose errors fit in one line."""
+    """A parser whose errors fit in one line.
+
+    A mechanism that replaces another has its own defaults: see `restore_defaults`.
+    """
+
+    _arguments: Sequence[str] = ()
+
+    def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # type: ignore[override]
+        self._arguments = sys.argv[1:] if args is None else args
+        config = super().parse_args(args, *others, **options)
+        restore_defaults(config, self._arguments)
+        return config
+
+    def dump(self, cfg: Namespace, *others: Any, **options: Any) -> str:
+        """Write a configuration; `--print_config` does so before `parse_args` has ended."""
+        config = cfg.clone()
+        restore_defaults(config, self._arguments)
+        return super().dump(config, *others, **options)
 
     def add_class_arguments(self, *args: Any, **options: Any) -> list[str]:
         """Add the options of a class; none takes its value from a file of that name.

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from clusterformer.attention import QueryKeyClusteringAttention, RoutingAttention
 from clusterformer.cli.options import Options
@@ -60,3 +61,11 @@ def test_a_whole_mechanism_on_the_command_line(tmp_path) -> None:
         tmp_path, {}, "--model.decoder_attention", json.dumps(tree), option="decoder_attention"
     )
     assert (found["local_heads"], found["local_window"]) == (3, 64)
+
+
+def test_the_printed_configuration_is_the_one_that_trains(capsys) -> None:
+    arguments = ["--config", "mr.yaml", "--model.attention", "RoutingAttention", "--print_config"]
+    with pytest.raises(SystemExit):
+        Options(arguments, fitting=True)
+    printed = yaml.safe_load(capsys.readouterr().out)["model"]["attention"]["init_args"]
+    assert printed["local_heads"] is None
