@@ -119,6 +119,7 @@ class QueryKeyClusteringAttention(AttentionCore):
     ) -> tuple[Tensor, Grouping | None]:
         causal, local, limit = bool(self.causal), self.local_heads, self.dense_length
         exporting, parts, grouping = torch.compiler.is_exporting(), [], None
+        probes = self.probes if self.training else 0
         if local:
             blocks, scale = self._near_blocks(hidden, key_mask), self.head_width**-0.5
             near = q[:, :local], k[:, :local], v[:, :local]
@@ -127,11 +128,11 @@ class QueryKeyClusteringAttention(AttentionCore):
             value = v[:, local:].float()
             query, key = self._points(hidden)  # (B, H - L, N, D)
             scaled = query * (self.alpha * self.head_width**0.5)
-            if not exporting and hidden.shape[1] <= limit:
+            if not exporting and hidden.shape[1] <= max(limit, probes):
                 far = full_attention(scaled, key, value, key_mask, causal=causal)
             else:
                 far, grouping = self._select(query, key, scaled, value, key_mask)
-                if self.training and self.probes:
+                if probes:
                     far = self._probe(far, scaled, key, value, key_mask)
                 if limit and causal:
                     far = replace_prefix(far, scaled, key, value, key_mask, limit)

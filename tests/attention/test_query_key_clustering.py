@@ -86,9 +86,10 @@ def test_the_spaces_learn_where_nothing_is_selected(dense: int, learns: bool) ->
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_probes_attend_to_all_in_training(causal: bool, padded: bool) -> None:
-    """As many probes as tokens make every token one: full attention with logits alpha z . z."""
-    options = {**SMALL, "local_heads": 0, "dense_length": 0, "probes": LENGTH}
+@pytest.mark.parametrize("probes", [LENGTH - 1, LENGTH])
+def test_probes_attend_to_all_in_training(causal: bool, padded: bool, probes: int) -> None:
+    """They have full attention with logits alpha z . z; here all tokens but one, or all."""
+    options = {**SMALL, "local_heads": 0, "dense_length": 0, "probes": probes}
     core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=causal, **options)
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
     hidden, mask = torch.randn(2, LENGTH, WIDTH), torch.ones(2, LENGTH, dtype=torch.bool)
@@ -101,7 +102,8 @@ def test_probes_attend_to_all_in_training(causal: bool, padded: bool) -> None:
     seen = mask[:, None, None].expand_as(logits)
     seen = seen.tril() if causal else seen
     expected = logits.masked_fill(~seen, -1e9).softmax(-1) @ v
-    torch.testing.assert_close(values.transpose(1, 2)[mask], expected.transpose(1, 2)[mask])
+    far = ((values - expected).abs().amax((1, 3)) > 1e-5) & mask
+    assert far.any(0).sum() <= LENGTH - probes
     selected, _ = core.eval()(q, k, v, hidden=hidden, key_mask=key_mask)
     assert not torch.allclose(selected, values)
 
