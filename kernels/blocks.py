@@ -145,7 +145,11 @@ def equal_blocks(
 
 
 def cluster_chunks(
-    grouped: Sorted, chunk_size: int, key_mask: Tensor | None = None, look_back: int = 1
+    grouped: Sorted,
+    chunk_size: int,
+    key_mask: Tensor | None = None,
+    look_back: int = 1,
+    look_ahead: int = 0,
 ) -> Blocks:
     """Chunk each cluster separately, so that a chunk is known as soon as its tokens are.
 
@@ -157,13 +161,14 @@ def cluster_chunks(
         chunk_size: S, tokens per chunk.
         key_mask: (B, N), True at real tokens; None means all real.
         look_back: Number of chunks seen before the own one.
+        look_ahead: Number of chunks seen after it; then a later token does change what is seen.
     """
     order, inverse, counts = grouped
     batch, length = order.shape
     clusters = counts.shape[1]
     device, padded, short = order.device, key_mask is not None, False
     if not torch.compiler.is_exporting():
-        short = length <= (look_back + 1) * chunk_size
+        short = length <= (look_back + 1 + look_ahead) * chunk_size
         chunk_size = min(chunk_size, length)  # a text shorter than a chunk pays for its tokens
     # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall.
     blocks = (length + clusters * (chunk_size - 1)) // chunk_size
@@ -171,7 +176,9 @@ def cluster_chunks(
     chunk_end, token_end = chunks.cumsum(1), counts.cumsum(1)
     chunk_start, token_start = chunk_end - chunks, token_end - counts
 
-    block = torch.arange(-look_back, blocks, device=device).expand(batch, -1).contiguous()
+    block = (
+        torch.arange(-look_back, blocks + look_ahead, device=device).expand(batch, -1).contiguous()
+    )
     owner = count_up_to(chunk_end, block).clamp(max=clusters - 1)
     within = block - chunk_start.gather(1, owner)  # chunk of its cluster; negative before all
     rank = within[..., None] * chunk_size + torch.arange(chunk_size, device=device)
@@ -185,9 +192,13 @@ def cluster_chunks(
     if key_mask is not None:
         slot = slot.masked_fill(~key_mask, -1)
 
-    offset = torch.arange(-look_back, 1, device=device)
-    live = filled[:, look_back:].any(-1, keepdim=True)  # (B, G, 1)
-    visible = live & (within[:, look_back:, None] + offset >= 0)
+    offset, own = (
+        torch.arange(-look_back, look_ahead + 1, device=device),
+        slice(look_back, -look_ahead or None),
+    )
+    live = filled[:, own].any(-1, keepdim=True)  # (B, G, 1)
+    place = within[:, own, None] + offset
+    visible = live & (place >= 0) & (place < chunks.gather(1, owner[:, own])[..., None])
     return Blocks(
         members, filled, slot, slot[..., None], visible, look_back, padded,
         short=short, grouped=grouped,

@@ -4,7 +4,7 @@ B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   D head widt
 C clusters   S chunk size   G groups of queries   K keys that a group sees
 """
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +17,17 @@ from clusterformer.attention.text_cache import extend
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.clustering.ring_cache import insert, look_up, make_ring_cache
 from clusterformer.errors import require_at_least, require_positive
-from clusterformer.kernels.blocks import Blocks, Sorted, cluster_chunks, window_blocks
+from clusterformer.kernels.blocks import (
+    Blocks,
+    cluster_chunks,
+    window_blocks,
+    window_mask,
+    windows,
+)
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
-from clusterformer.kernels.ordering import ceil_div, count_up_to
+from clusterformer.kernels.ordering import ceil_div
 from clusterformer.kernels.rows import repeat_rows
 
 
@@ -53,7 +59,8 @@ class QueryKeyClusteringAttention(AttentionCore):
             causal.
         dense_length: Number of first tokens that attend to all before them. Without causality:
             length up to which a text has full attention.
-        probes: Number of tokens of longer texts that attend to all (before them) in training.
+        probes: Number of tokens of a text that attend to all (before them) in training; all tokens
+            of a text that has no more. `keys_seen` does not count what they see.
         local_heads: Number of heads that attend to near tokens instead; None: half of them,
             rounded down.
         local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the
@@ -164,26 +171,27 @@ class QueryKeyClusteringAttention(AttentionCore):
         Returns:
             Values (B, H - L, N, D), and the grouping, with the number of keys of each token.
         """
-        causal, reach = bool(self.causal), 2 if self.causal else 3
+        causal = bool(self.causal)
         mask = None if key_mask is None else repeat_rows(key_mask, self.num_clusterings)
         wanted, offered = self._nearest(query), self._nearest(key)  # (R, N)
-        size = self.chunk_size
-        if not torch.compiler.is_exporting():
-            size = min(size, wanted.shape[1])
-        windows = _key_windows(sort(offered, self.num_clusters, mask), size, reach)
+        grouped = sort(offered, self.num_clusters, mask)
+        chunks = cluster_chunks(grouped, self.chunk_size, mask, look_ahead=0 if causal else 1)
+        size = chunks.members.shape[-1]
         met = _keys_before(offered, wanted, mask, self.num_clusters)
         chunk = (met.clamp(min=1) - 1) // size  # of its cluster
-        held = windows.counts.gather(1, wanted)
+        held = grouped.counts.gather(1, wanted)
         last = met if causal else torch.minimum(held, (chunk + 2) * size)
         counts = last - (chunk - 1).clamp(min=0) * size
         none = counts < 1  # of the keys of its cluster has come yet
 
-        owner = windows.first.gather(1, wanted) + chunk
-        owner = owner.masked_fill(none, 0)
-        groups = cluster_chunks(sort(owner, windows.seen.shape[1], mask), size, mask, look_back=0)
+        taken = ceil_div(grouped.counts, size)  # chunks of each cluster
+        owner = ((taken.cumsum(1) - taken).gather(1, wanted) + chunk).masked_fill(none, 0)
+        number, reach = chunks.visible.shape[1:]
+        groups = cluster_chunks(sort(owner, number, mask), size, mask, look_back=0)
         members = groups.members  # (R, G, S)
         index = owner.gather(1, members[..., 0])[..., None].expand(-1, -1, reach * size)
-        seen, filled = windows.seen.gather(1, index), windows.filled.gather(1, index)
+        seen, filled = windows(chunks.members, reach), window_mask(chunks)[:, :, 0]
+        seen, filled = seen.gather(1, index), filled.gather(1, index)
         allowed = filled[:, :, None].expand(-1, -1, size, -1)
         if causal:
             allowed = allowed & (seen[:, :, None] <= members[..., None])
@@ -283,39 +291,6 @@ class QueryKeyClusteringAttention(AttentionCore):
         parts.append(mixed.to(v.dtype))
         far = tuple(x.unflatten(0, value.shape[:2]) for x in far)
         return torch.cat(parts, 1), (count + 1, keys, values, *far, *near)
-
-
-class _KeyWindows(NamedTuple):
-    """Keys around each chunk of each cluster.
-
-    Attributes:
-        seen: (R, chunks, K) keys of the chunk before, of the chunk, and of those after it.
-        filled: (R, chunks, K) bool, True where a slot holds a key of the same cluster.
-        first: (R, C) number of the first chunk of each cluster.
-        counts: (R, C) number of keys of each cluster.
-    """
-
-    seen: Tensor
-    filled: Tensor
-    first: Tensor
-    counts: Tensor
-
-
-def _key_windows(grouped: Sorted, size: int, reach: int) -> _KeyWindows:
-    """Cut the sorted keys of each cluster into chunks, and join `reach` of them around each."""
-    order, _, counts = grouped
-    (batch, length), clusters, device = order.shape, counts.shape[1], order.device
-    number = (length + clusters * (size - 1)) // size  # of chunks, however the keys fall
-    chunks = ceil_div(counts, size)
-    chunk_end, key_start = chunks.cumsum(1), counts.cumsum(1) - counts
-    chunk = torch.arange(number, device=device).expand(batch, -1).contiguous()
-    owner = count_up_to(chunk_end, chunk).clamp(max=clusters - 1)
-    within = chunk - (chunk_end - chunks).gather(1, owner)
-    rank = (within - 1)[..., None] * size + torch.arange(reach * size, device=device)
-    filled = (rank >= 0) & (rank < counts.gather(1, owner)[..., None])
-    position = (key_start.gather(1, owner)[..., None] + rank).clamp(0, length - 1)
-    seen = order.gather(1, position.flatten(1)).view(rank.shape)
-    return _KeyWindows(seen, filled, chunk_end - chunks, counts)
 
 
 def _keys_before(offered: Tensor, wanted: Tensor, mask: Tensor | None, clusters: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from types import NoneType
 from typing import Any, NoReturn, get_args
 
@@ -13,7 +13,11 @@ from lightning.pytorch.cli import LightningArgumentParser
 from clusterformer.errors import InputError, making, require_finite
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
-from clusterformer.training.other_classes import MECHANISMS, restore_defaults
+from clusterformer.training.mechanism_defaults import (
+    MECHANISMS,
+    given_options,
+    restore_defaults,
+)
 from clusterformer.training.parser_messages import explain, refuse_abstract
 
 
@@ -23,18 +27,18 @@ class Parser(LightningArgumentParser):
     A mechanism that replaces another has its own defaults: see `restore_defaults`.
     """
 
-    _arguments: Sequence[str] = ()
+    _given: Set[str] = frozenset()
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # type: ignore[override]
-        self._arguments = sys.argv[1:] if args is None else args
+        self._given = given_options(sys.argv[1:] if args is None else args)
         config = super().parse_args(args, *others, **options)
-        restore_defaults(config, self._arguments)
+        restore_defaults(config, self._given)
         return config
 
     def dump(self, cfg: Namespace, *others: Any, **options: Any) -> str:
         """Write a configuration; `--print_config` does so before `parse_args` has ended."""
         config = cfg.clone()
-        restore_defaults(config, self._arguments)
+        restore_defaults(config, self._given)
         return super().dump(config, *others, **options)
 
     def add_class_arguments(self, *args: Any, **options: Any) -> list[str]:

@@ -19,7 +19,7 @@ from clusterformer.errors import InputError
 from clusterformer.structure import require_structure
 from clusterformer.task import Task
 from clusterformer.training.config_files import parse_yaml, read_yaml, resolve
-from clusterformer.training.other_classes import MECHANISMS
+from clusterformer.training.mechanism_defaults import MECHANISMS
 from clusterformer.training.parser_messages import subclasses
 
 WORDS = {"accelerator", "strategy", "devices", "precision", "max_time", "val_check_interval"}

@@ -70,8 +70,8 @@ class Recall(GeneratedTask):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._sizes = [(length, num_pairs), *(also_train or [])]
-        for size in self._sizes:
+        self._also_train = also_train or []
+        for size in [(length, num_pairs), *self._also_train]:
             _check_size(*size, vocab_size)
         require_positive(power=power)
         require_at_least(0, short_batches=short_batches)
@@ -94,11 +94,12 @@ class Recall(GeneratedTask):
 
     def train_dataloader(self) -> DataLoader:
         stream, batch = (TRAIN, run_seed()), self._batch_size
+        sizes = [(self._length, self._num_pairs), *self._also_train]
         parts = [
             RecallTexts(
                 *size, self._vocab_size, self._power, stream, max(1, self._length // size[0])
             )
-            for size in self._sizes
+            for size in sizes
         ]
         plan = EndlessPlan(self._epoch_steps, batch)
         return make_loader(

@@ -1,21 +1,31 @@
-"""Options of a mechanism that were chosen for another one, when `--model.attention` changes it."""
+"""The defaults of a mechanism that replaces another, as `--model.attention` does."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from pydoc import locate
 from typing import Any
 
-import yaml
 from jsonargparse import Namespace
+
+from clusterformer.training.config_files import parse_yaml, read_yaml
 
 MECHANISMS = ("attention", "outer_attention", "decoder_attention", "cross_attention")
 """Options of the model that choose a mechanism."""
 
 
-def restore_defaults(config: Namespace, arguments: Sequence[str]) -> None:
+def given_options(arguments: Sequence[str]) -> set[str]:
+    """Name the options of mechanisms that a command line and its files give a value.
+
+    Returns:
+        Names such as `attention.num_clusters`.
+    """
+    return {name for option, value in _pairs(arguments) for name in _given(option, value)}
+
+
+def restore_defaults(config: Namespace, given: Set[str]) -> None:
     """Give each mechanism its own default where no file and no argument gives a value.
 
     jsonargparse hands the values of a class to the class that replaces it, those that were its
@@ -23,9 +33,8 @@ def restore_defaults(config: Namespace, arguments: Sequence[str]) -> None:
 
     Args:
         config: The parsed options; changed in place.
-        arguments: The command line that they were parsed from.
+        given: Options that were given, from `given_options`.
     """
-    given = {name for option, value in _pairs(arguments) for name in _given(option, value)}
     for mechanism in MECHANISMS:
         chosen = config.get(f"model.{mechanism}")
         if chosen is None or not chosen.get("init_args"):
@@ -50,9 +59,9 @@ def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _given(option: str, value: str) -> Iterator[str]:
     """Name the options of mechanisms, such as `attention.num_clusters`, that an option gives."""
     if option in ("--config", "-c"):
-        path = Path(value)
-        text = value if value.lstrip().startswith("{") else path.read_text(encoding="utf-8-sig")
-        model = (yaml.safe_load(text) or {}).get("model") or {}
+        written = value.lstrip().startswith("{")
+        tree = parse_yaml(value, "--config") if written else read_yaml(Path(value))
+        model = tree.get("model") or {}
         for mechanism in MECHANISMS:
             yield from _keys(mechanism, model.get(mechanism))
         return
@@ -63,7 +72,7 @@ def _given(option: str, value: str) -> Iterator[str]:
     if name:
         yield f"{mechanism}.{name.removeprefix('init_args.')}"
     elif value.lstrip().startswith("{"):
-        yield from _keys(mechanism, yaml.safe_load(value))
+        yield from _keys(mechanism, parse_yaml(value, option))
 
 
 def _keys(mechanism: str, tree: Any) -> Iterator[str]:
