@@ -19,7 +19,7 @@ from clusterformer.attention.text_ends import TextEnds, attend_with_ends, count_
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_at_least, require_one_of, require_positive
-from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
+from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, near_blocks
 from clusterformer.kernels.grouping import assign, explore, sort
 from clusterformer.kernels.rows import repeat_rows
 from clusterformer.masks import padded_last
@@ -267,8 +267,7 @@ class NeuralClusteringAttention(ClusterDecoding):
 
     def near_blocks(self, like: Tensor, key_mask: Tensor | None) -> Blocks:
         """Cut texts, of the shape (B, N) of `like`, into chunks for the local heads."""
-        sizes, ahead = (like.shape[1], len(like), self.local_window), 0 if self.causal else 1
-        return window_blocks(*sizes, key_mask, device=like.device, look_ahead=ahead)
+        return near_blocks(like, self.local_window, key_mask, causal=bool(self.causal))
 
     def ends(self, like: Tensor, key_mask: Tensor | None) -> TextEnds | None:
         """Find the tokens that all see, in texts of the shape (B, N) of `like`; None for none."""

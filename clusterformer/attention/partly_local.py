@@ -12,7 +12,7 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.blocks import Blocks, window_blocks
+from clusterformer.kernels.blocks import near_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.masks import attention_mask
 
@@ -69,19 +69,20 @@ class PartlyLocalAttention(AttentionCore):
     ) -> tuple[Tensor, None]:
         local, parts = self.local_heads, []
         if local:
-            near = self._windows(q.shape[0], q.shape[2], key_mask, q.device)
+            causal = bool(self.causal)
+            near = near_blocks(hidden, self.local_window, key_mask, causal=causal)
             heads = q[:, :local], k[:, :local], v[:, :local]
             scale = self.head_width**-0.5
-            parts.append(chunk_attention(*heads, near, scale=scale, causal=bool(self.causal)))
+            parts.append(chunk_attention(*heads, near, scale=scale, causal=causal))
         if local < self.num_heads:
             parts.append(self._full(q[:, local:], k[:, local:], v[:, local:], key_mask))
         return torch.cat([part.to(q.dtype) for part in parts], 1), None
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         causal, local = bool(self.causal), self.local_heads
-        near = count_in_blocks(self._windows(len(mask), mask.shape[1], mask, mask.device), causal)
-        seen = mask.float() * (self.num_heads - local)
-        return (seen + local * share_of_tokens(near, mask, causal)) / self.num_heads
+        blocks = near_blocks(mask, self.local_window, mask, causal=causal)
+        near = share_of_tokens(count_in_blocks(blocks, causal), mask, causal)
+        return (local * near + (self.num_heads - local) * mask.float()) / self.num_heads
 
     def _full(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         mask = None if key_mask is None else attention_mask(key_mask, causal=bool(self.causal))
@@ -93,14 +94,6 @@ class PartlyLocalAttention(AttentionCore):
             return F.scaled_dot_product_attention(
                 q.float(), k.float(), v.float(), attn_mask=mask, is_causal=is_causal
             )
-
-    def _windows(
-        self, batch: int, length: int, mask: Tensor | None, device: torch.device
-    ) -> Blocks:
-        ahead = 0 if self.causal else 1
-        return window_blocks(
-            length, batch, self.local_window, mask, device=device, look_ahead=ahead
-        )
 
     def cache(self, like: Tensor) -> Cache:
         if not self.causal:

@@ -17,13 +17,7 @@ from clusterformer.attention.text_cache import extend
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.clustering.ring_cache import insert, look_up, make_ring_cache
 from clusterformer.errors import require_at_least, require_positive
-from clusterformer.kernels.blocks import (
-    Blocks,
-    cluster_chunks,
-    window_blocks,
-    window_mask,
-    windows,
-)
+from clusterformer.kernels.blocks import cluster_chunks, near_blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
@@ -128,9 +122,9 @@ class QueryKeyClusteringAttention(AttentionCore):
         exporting, parts, grouping = torch.compiler.is_exporting(), [], None
         probes = self.probes if self.training else 0
         if local:
-            blocks, scale = self._near_blocks(hidden, key_mask), self.head_width**-0.5
-            near = q[:, :local], k[:, :local], v[:, :local]
-            parts.append(chunk_attention(*near, blocks, scale=scale, causal=causal).to(v.dtype))
+            blocks = near_blocks(hidden, self.local_window, key_mask, causal=causal)
+            heads, scale = (q[:, :local], k[:, :local], v[:, :local]), self.head_width**-0.5
+            parts.append(chunk_attention(*heads, blocks, scale=scale, causal=causal).to(v.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
             value = v[:, local:].float()
             query, key = self._points(hidden)  # (B, H - L, N, D)
@@ -228,13 +222,9 @@ class QueryKeyClusteringAttention(AttentionCore):
             far = torch.where(length <= self.dense_length, far, shares)
         if not local:
             return far
-        near = share_of_tokens(count_in_blocks(self._near_blocks(mask, mask), causal), mask, causal)
+        blocks = near_blocks(mask, self.local_window, mask, causal=causal)
+        near = share_of_tokens(count_in_blocks(blocks, causal), mask, causal)
         return (local * near + (self.num_heads - local) * far) / self.num_heads
-
-    def _near_blocks(self, like: Tensor, key_mask: Tensor | None) -> Blocks:
-        """Cut texts, of the shape (B, N) of `like`, into chunks for the local heads."""
-        sizes, ahead = (like.shape[1], len(like), self.local_window), 0 if self.causal else 1
-        return window_blocks(*sizes, key_mask, device=like.device, look_ahead=ahead)
 
     def cache(self, like: Tensor) -> Cache:
         """Make a cache: a count, the first `dense_length` keys and values, rings of the last.

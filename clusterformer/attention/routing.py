@@ -18,7 +18,7 @@ from clusterformer.attention.visibility import (
 from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_at_least, require_share
-from clusterformer.kernels.blocks import Blocks, cluster_chunks, single_block, window_blocks
+from clusterformer.kernels.blocks import Blocks, cluster_chunks, near_blocks, single_block
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.reference import argmax_first
@@ -119,7 +119,7 @@ class RoutingAttention(AttentionCore):
         parts: list[Tensor] = []
         grouping = None
         if local:
-            near = self._windows(q.shape[0], q.shape[2], key_mask, q.device)
+            near = near_blocks(hidden, self.local_window, key_mask, causal=bool(self.causal))
             parts.append(self._chunks(q[:, :local], k[:, :local], v[:, :local], near))
         if local < self.num_heads:
             if self.training:
@@ -143,7 +143,7 @@ class RoutingAttention(AttentionCore):
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         causal, counts = bool(self.causal), []
         if self.local_heads:
-            windows = self._windows(mask.shape[0], mask.shape[1], mask, mask.device)
+            windows = near_blocks(mask, self.local_window, mask, causal=causal)
             near = count_in_blocks(windows, causal)
             counts.append(near[:, None].expand(-1, self.local_heads, -1))
         if grouping is not None and grouping.keys is not None:
@@ -152,14 +152,6 @@ class RoutingAttention(AttentionCore):
         elif grouping is not None and grouping.blocks is not None:
             counts.append(count_in_blocks(grouping.blocks, causal).unflatten(0, (len(mask), -1)))
         return share_of_tokens(torch.cat([count.float() for count in counts], 1), mask, causal)
-
-    def _windows(
-        self, batch: int, length: int, mask: Tensor | None, device: torch.device
-    ) -> Blocks:
-        ahead = 0 if self.causal else 1
-        return window_blocks(
-            length, batch, self.local_window, mask, device=device, look_ahead=ahead
-        )
 
     def _chunks(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
         return chunk_attention(
