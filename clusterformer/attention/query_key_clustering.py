@@ -1,7 +1,7 @@
 """Attention of queries to the latest keys of their cluster, with clusters of queries and of keys.
 
 B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   D head width   E model width
-C clusters   S chunk size   G groups of queries   K keys that a group sees
+C clusters   P clusters of a key   S chunk size   G groups of queries   K keys that a group sees
 """
 
 from typing import ClassVar
@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
-from clusterformer.attention.ring_steps import ring_step
+from clusterformer.attention.base import Causal, Grouping
+from clusterformer.attention.query_key_decoding import QueryKeyDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
-from clusterformer.attention.text_cache import extend
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
-from clusterformer.clustering.ring_cache import insert, look_up, make_ring_cache
 from clusterformer.errors import require_at_least, require_positive
 from clusterformer.kernels.blocks import cluster_chunks, near_blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
@@ -25,7 +23,7 @@ from clusterformer.kernels.ordering import ceil_div
 from clusterformer.kernels.rows import repeat_rows
 
 
-class QueryKeyClusteringAttention(AttentionCore):
+class QueryKeyClusteringAttention(QueryKeyDecoding):
     """Attention of each query to keys of its cluster, where a token has two clusters (ours).
 
     As a query a token looks for something, as a key it offers something else: in `a b ... a` the
@@ -49,6 +47,8 @@ class QueryKeyClusteringAttention(AttentionCore):
         num_heads: Number of heads (H).
         causal: Causal form: False or True.
         num_clusters: Number of clusters of each head (C).
+        key_clusters: Number of clusters that a key stands in (P), its nearest ones. A query that
+            looks for it, but falls beyond the border of the first, meets it in the second.
         chunk_size: Number of keys in a chunk (S); a query sees up to 2 S keys, or 3 S if not
             causal.
         dense_length: Number of first tokens that attend to all before them. Without causality:
@@ -63,11 +63,10 @@ class QueryKeyClusteringAttention(AttentionCore):
             out one of that many keys.
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
-    Cost: O(N C D + N S D) time, O(N (C + S)) memory; in training O(N probes D) more.
+    Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
-    anchors: Tensor
 
     def __init__(
         self,
@@ -76,6 +75,7 @@ class QueryKeyClusteringAttention(AttentionCore):
         *,
         causal: Causal = False,
         num_clusters: int = 16,
+        key_clusters: int = 1,
         chunk_size: int = 32,
         dense_length: int = 128,
         probes: int = 64,
@@ -86,6 +86,10 @@ class QueryKeyClusteringAttention(AttentionCore):
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
         require_at_least(1, num_clusters=num_clusters, chunk_size=chunk_size)
+        if not 1 <= key_clusters <= num_clusters:
+            raise ValueError(
+                f"key_clusters must be in 1..num_clusters = {num_clusters}, got {key_clusters}"
+            )
         require_at_least(1, local_window=local_window)
         require_at_least(0, dense_length=dense_length, probes=probes)
         require_positive(alpha=alpha)
@@ -94,7 +98,8 @@ class QueryKeyClusteringAttention(AttentionCore):
             raise ValueError(
                 f"local_heads must be in 0..num_heads - 1 = {num_heads - 1}, got {local_heads}"
             )
-        self.num_clusters, self.chunk_size = num_clusters, chunk_size
+        self.num_clusters, self.key_clusters = num_clusters, key_clusters
+        self.chunk_size = chunk_size
         self.dense_length, self.probes = dense_length, probes
         self.local_heads, self.local_window = local_heads, local_window
         self.num_clusterings = num_heads - local_heads
@@ -127,7 +132,7 @@ class QueryKeyClusteringAttention(AttentionCore):
             parts.append(chunk_attention(*heads, blocks, scale=scale, causal=causal).to(v.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
             value = v[:, local:].float()
-            query, key = self._points(hidden)  # (B, H - L, N, D)
+            query, key = self.points(hidden)  # (B, H - L, N, D)
             scaled = query * (self.alpha * self.head_width**0.5)
             if not exporting and hidden.shape[1] <= max(limit, probes):
                 far = full_attention(scaled, key, value, key_mask, causal=causal)
@@ -145,18 +150,6 @@ class QueryKeyClusteringAttention(AttentionCore):
         parts.append(far.to(v.dtype))
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
 
-    def _points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute z_q and z_k, (B, H - L, N, D), in float32."""
-        spaces = (self.query_space.weight, self.key_space.weight)
-        rows = (F.linear(hidden.float(), weight.float()) for weight in spaces)
-        heads = (x.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2) for x in rows)
-        query, key = (F.normalize(x, dim=-1) for x in heads)
-        return query, key
-
-    def _nearest(self, points: Tensor) -> Tensor:
-        """Find the nearest anchor, (R, N), of points (B, H - L, N, D)."""
-        return (points.detach() @ self.anchors.float().transpose(1, 2)).argmax(-1).flatten(0, 1)
-
     def _select(
         self, query: Tensor, key: Tensor, scaled: Tensor, value: Tensor, key_mask: Tensor | None
     ) -> tuple[Tensor, Grouping]:
@@ -167,9 +160,11 @@ class QueryKeyClusteringAttention(AttentionCore):
         """
         causal = bool(self.causal)
         mask = None if key_mask is None else repeat_rows(key_mask, self.num_clusterings)
-        wanted, offered = self._nearest(query), self._nearest(key)  # (R, N)
-        grouped = sort(offered, self.num_clusters, mask)
-        chunks = cluster_chunks(grouped, self.chunk_size, mask, look_ahead=0 if causal else 1)
+        wanted, places = self.nearest(query)[..., 0], self.key_clusters
+        offered = self.nearest(key, places)  # (R, N, P)
+        each = None if mask is None else mask[..., None].expand_as(offered).flatten(1)
+        grouped = sort(offered.flatten(1), self.num_clusters, each)
+        chunks = cluster_chunks(grouped, self.chunk_size, each, look_ahead=0 if causal else 1)
         size = chunks.members.shape[-1]
         met = _keys_before(offered, wanted, mask, self.num_clusters)
         chunk = (met.clamp(min=1) - 1) // size  # of its cluster
@@ -184,9 +179,9 @@ class QueryKeyClusteringAttention(AttentionCore):
         groups = cluster_chunks(sort(owner, number, mask), size, mask, look_back=0)
         members = groups.members  # (R, G, S)
         index = owner.gather(1, members[..., 0])[..., None].expand(-1, -1, reach * size)
-        seen, filled = windows(chunks.members, reach), window_mask(chunks)[:, :, 0]
+        seen, filled = windows(chunks.members // places, reach), window_mask(chunks)[:, :, 0]
         seen, filled = seen.gather(1, index), filled.gather(1, index)
-        allowed = filled[:, :, None].expand(-1, -1, size, -1)
+        allowed = filled[:, :, None].expand(-1, -1, members.shape[2], -1)
         if causal:
             allowed = allowed & (seen[:, :, None] <= members[..., None])
         alone = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
@@ -226,66 +221,10 @@ class QueryKeyClusteringAttention(AttentionCore):
         near = share_of_tokens(count_in_blocks(blocks, causal), mask, causal)
         return (local * near + (self.num_heads - local) * far) / self.num_heads
 
-    def cache(self, like: Tensor) -> Cache:
-        """Make a cache: a count, the first `dense_length` keys and values, rings of the last.
-
-        Cost: O(1) time and memory per step, for any length.
-        """
-        if not self.causal:
-            return super().cache(like)
-        batch, heads, width = len(like), self.num_clusterings, self.head_width
-        first = like.new_zeros(batch, heads, 0, width)
-        far, near = first.new_zeros(width), first.new_zeros(self.local_heads * width)
-        rings = make_ring_cache(
-            batch * heads, self.num_clusters, 2 * self.chunk_size, (far.float(), far)
-        )
-        return (
-            like.new_zeros(batch, dtype=torch.long),
-            first.float(),
-            first,
-            *(x.unflatten(0, (batch, heads)) for x in rings),
-            *make_ring_cache(batch, 1, 2 * self.local_window, (near, near)),
-        )
-
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
-        count, keys, values = cache[:3]
-        far, near = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:]
-        local, parts, position = self.local_heads, [], int(count[0])  # the same in every row
-        if local:
-            heads, one = (q[:, :local], k[:, :local], v[:, :local]), torch.zeros_like(count)
-            part, near = ring_step(*heads, one, self.local_window, near, self.head_width**-0.5)
-            parts.append(part)
-        value = v[:, local:]
-        with torch.autocast(hidden.device.type, enabled=False):
-            query, key = self._points(hidden)
-            scaled = query * self.alpha
-            far = insert(far, self._nearest(key)[:, 0], (key.flatten(0, 2), value.flatten(0, 2)))
-            if position < self.dense_length:
-                keys, values = (extend(x, position, y) for x, y in ((keys, key), (values, value)))
-                held = slice(position + 1)
-                seen, mask = (keys[:, :, held], values[:, :, held]), None
-            else:
-                rows, mask = look_up(far, self._nearest(query)[:, 0], self.chunk_size)
-                mask = mask.unflatten(0, value.shape[:2])[:, :, None]
-                seen = tuple(x.unflatten(0, value.shape[:2]) for x in rows)
-                none = ~mask.any(-1, keepdim=True)
-                mask = mask | none
-            mixed = F.scaled_dot_product_attention(
-                scaled, seen[0], seen[1].float(), attn_mask=mask, scale=1.0
-            )
-            if mask is not None:
-                mixed = torch.where(none, value.float(), mixed)
-        parts.append(mixed.to(v.dtype))
-        far = tuple(x.unflatten(0, value.shape[:2]) for x in far)
-        return torch.cat(parts, 1), (count + 1, keys, values, *far, *near)
-
 
 def _keys_before(offered: Tensor, wanted: Tensor, mask: Tensor | None, clusters: int) -> Tensor:
     """Count, (R, N), the keys up to each token that its cluster as a query holds."""
-    members = offered[..., None] == torch.arange(clusters, device=offered.device)
+    members = (offered[..., None] == torch.arange(clusters, device=offered.device)).any(2)
     if mask is not None:
         members = members & mask[..., None]
     return members.cumsum(1).gather(2, wanted[..., None])[..., 0]

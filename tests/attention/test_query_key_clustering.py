@@ -21,12 +21,13 @@ def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Ten
     query = F.normalize((hidden @ core.query_space.weight.T).view(-1, *heads), dim=-1)
     key = F.normalize((hidden @ core.key_space.weight.T).view(-1, *heads), dim=-1)
     for h in range(core.num_clusterings):
-        wanted, offered = ((z[:, h] @ core.anchors[h].T).argmax(-1) for z in (query, key))
+        wanted = (query[:, h] @ core.anchors[h].T).argmax(-1)
+        offered = (key[:, h] @ core.anchors[h].T).topk(core.key_clusters).indices
         for t in range(length):
             if (t if causal else length - 1) < core.dense_length:
                 seen = list(range(t + 1 if causal else length))
             else:
-                held = [s for s in range(length) if offered[s] == wanted[t]]
+                held = [s for s in range(length) if wanted[t] in offered[s]]
                 reached = sum(s <= t for s in held)
                 chunk = max(0, reached - 1) // size
                 last = reached if causal else (chunk + 2) * size
@@ -40,7 +41,11 @@ def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Ten
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("options", [{}, {"dense_length": 0}, {"chunk_size": 64}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dense_length": 0}, {"chunk_size": 64}, {"key_clusters": 2}, {"key_clusters": 3}],
+    ids=str,
+)
 def test_equals_the_equations(causal: bool, options: dict) -> None:
     core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=causal, **{**SMALL, **options})
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
@@ -61,6 +66,21 @@ def test_a_token_meets_by_its_query_whom_its_key_does_not_meet() -> None:
     hidden[0, 29] = turn.T @ hidden[0, 3]
     values, _ = core(v, v, v, hidden=hidden)
     torch.testing.assert_close(values[0, 0, 29], v[0, 0, 3])
+
+
+def test_a_key_in_two_clusters_is_met_across_a_border() -> None:
+    """The query is nearest to anchor 1; its key is nearest to anchor 0, and anchor 1 comes next."""
+    hidden, v, found = torch.tensor([0.0, 1.0, 0.1]).repeat(1, 30, 1), torch.randn(1, 1, 30, 3), []
+    hidden[0, 7], hidden[0, 29] = torch.tensor([[0.95, 0.0, 1.0], [0.9, 1.0, 0.0]])
+    for key_clusters in (1, 2):
+        core = QueryKeyClusteringAttention(
+            3, 1, causal=True, num_clusters=3, key_clusters=key_clusters, dense_length=0, alpha=1e3
+        ).eval()
+        core.anchors[0] = core.query_space.weight.data = torch.eye(3)
+        core.key_space.weight.data = torch.eye(3).roll(1, 0)
+        found.append(core(v, v, v, hidden=hidden)[0][0, 0, 29])
+    torch.testing.assert_close(found[0], v[0, 0, 29])
+    torch.testing.assert_close(found[1], v[0, 0, 7])
 
 
 @pytest.mark.parametrize(("dense", "learns"), [(0, False), (9, True), (64, True)])
@@ -97,7 +117,7 @@ def test_probes_attend_to_all_in_training(causal: bool, padded: bool, probes: in
         mask[1, 30:] = False
     key_mask = mask if padded else None
     values, _ = core(q, k, v, hidden=hidden, key_mask=key_mask)
-    query, key = core._points(hidden)
+    query, key = core.points(hidden)
     logits = core.alpha * query @ key.transpose(2, 3)
     seen = mask[:, None, None].expand_as(logits)
     seen = seen.tril() if causal else seen
@@ -133,6 +153,7 @@ def test_an_empty_ring_shows_nothing() -> None:
     [
         ({"local_heads": 4}, "local_heads must be in 0..num_heads - 1 = 3, got 4"),
         ({"alpha": 0.0}, "alpha must be"),
+        ({"num_clusters": 3, "key_clusters": 4}, "key_clusters must be in 1..num_clusters = 3"),
         ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
         ({"dense_length": -1}, "dense_length must be at least 0, got -1"),
     ],

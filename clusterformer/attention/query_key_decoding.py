@@ -1,0 +1,127 @@
+"""Cached decoding of attention with clusters of queries and of keys.
+
+B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   P clusters of a key
+D head width
+
+The cache has a count, the keys and values of the first `dense_length` tokens, and rings: the last
+keys and values of each cluster of each head, and of the local heads.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clusterformer.attention.base import AttentionCore, Cache
+from clusterformer.attention.ring_steps import ring_entries, ring_step
+from clusterformer.attention.text_cache import extend
+from clusterformer.clustering.ring_cache import fill, insert, look_up, make_ring_cache
+
+
+class QueryKeyDecoding(AttentionCore):
+    """Decoding of `QueryKeyClusteringAttention`, which has the options declared here."""
+
+    num_clusters: int
+    num_clusterings: int
+    key_clusters: int
+    chunk_size: int
+    dense_length: int
+    local_heads: int
+    local_window: int
+    alpha: float
+    query_space: nn.Linear
+    key_space: nn.Linear
+    anchors: Tensor
+
+    def points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute z_q and z_k, (B, H - L, N, D), in float32."""
+        spaces = (self.query_space.weight, self.key_space.weight)
+        rows = (F.linear(hidden.float(), weight.float()) for weight in spaces)
+        heads = (x.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2) for x in rows)
+        query, key = (F.normalize(x, dim=-1) for x in heads)
+        return query, key
+
+    def nearest(self, points: Tensor, count: int = 1) -> Tensor:
+        """Find the `count` nearest anchors, (R, N, count), of points (B, H - L, N, D)."""
+        similarity = points.detach() @ self.anchors.float().transpose(1, 2)
+        return similarity.topk(count).indices.flatten(0, 1)
+
+    def cache(self, like: Tensor) -> Cache:
+        """Make a cache: a count, the first `dense_length` keys and values, rings of the last.
+
+        Cost: O(1) time and memory per step, for any length.
+        """
+        if not self.causal:
+            return super().cache(like)
+        batch, heads, width = len(like), self.num_clusterings, self.head_width
+        first = like.new_zeros(batch, heads, 0, width)
+        far, near = first.new_zeros(width), first.new_zeros(self.local_heads * width)
+        rings = make_ring_cache(
+            batch * heads, self.num_clusters, 2 * self.chunk_size, (far.float(), far)
+        )
+        return (
+            like.new_zeros(batch, dtype=torch.long),
+            first.float(),
+            first,
+            *(x.unflatten(0, (batch, heads)) for x in rings),
+            *make_ring_cache(batch, 1, 2 * self.local_window, (near, near)),
+        )
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
+        count, keys, values = cache[:3]
+        far, near = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:]
+        local, parts, position = self.local_heads, [], int(count[0])  # the same in every row
+        if local:
+            heads, one = (q[:, :local], k[:, :local], v[:, :local]), torch.zeros_like(count)
+            part, near = ring_step(*heads, one, self.local_window, near, self.head_width**-0.5)
+            parts.append(part)
+        value = v[:, local:]
+        with torch.autocast(hidden.device.type, enabled=False):
+            query, key = self.points(hidden)
+            scaled = query * self.alpha
+            rows = key.flatten(0, 2), value.flatten(0, 2)
+            for cluster in self.nearest(key, self.key_clusters)[:, 0].unbind(1):
+                far = insert(far, cluster, rows)
+            if position < self.dense_length:
+                keys, values = (extend(x, position, y) for x, y in ((keys, key), (values, value)))
+                held = slice(position + 1)
+                seen, mask = (keys[:, :, held], values[:, :, held]), None
+            else:
+                found, mask = look_up(far, self.nearest(query)[:, 0, 0], self.chunk_size)
+                mask = mask.unflatten(0, value.shape[:2])[:, :, None]
+                seen = tuple(x.unflatten(0, value.shape[:2]) for x in found)
+                none = ~mask.any(-1, keepdim=True)
+                mask = mask | none
+            mixed = F.scaled_dot_product_attention(
+                scaled, seen[0], seen[1].float(), attn_mask=mask, scale=1.0
+            )
+            if mask is not None:
+                mixed = torch.where(none, value.float(), mixed)
+        parts.append(mixed.to(v.dtype))
+        far = tuple(x.unflatten(0, value.shape[:2]) for x in far)
+        return torch.cat(parts, 1), (count + 1, keys, values, *far, *near)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, _ = self.forward(q, k, v, hidden=hidden)
+        local, length, places = self.local_heads, k.shape[2], self.key_clusters
+        far, near, value = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:], v[:, local:]
+        with torch.autocast(hidden.device.type, enabled=False):
+            _, key = self.points(hidden)
+            slots = self.nearest(key, places).flatten(1)  # (R, N * P)
+        far = fill(far, slots, (_each(key, places), _each(value, places)))
+        if local:
+            one, entries = slots.new_zeros(len(k), length), ring_entries(k[:, :local], v[:, :local])
+            near = fill(near, one, entries)
+        first = (x[:, :, : self.dense_length].contiguous() for x in (key, value))
+        far = tuple(x.unflatten(0, value.shape[:2]) for x in far)
+        return mixed, (cache[0] + length, *first, *far, *near)
+
+
+def _each(rows: Tensor, places: int) -> Tensor:
+    """Repeat each of rows (B, H - L, N, D), giving (R, N * P, D)."""
+    rows = rows.flatten(0, 1)
+    return rows[:, :, None].expand(-1, -1, places, -1).flatten(1, 2)
