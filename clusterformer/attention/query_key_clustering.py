@@ -15,11 +15,11 @@ from clusterformer.attention.query_key_decoding import QueryKeyDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.errors import require_at_least, require_positive
-from clusterformer.kernels.blocks import cluster_chunks, near_blocks, window_mask, windows
+from clusterformer.kernels.blocks import Sorted, cluster_chunks, near_blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
-from clusterformer.kernels.ordering import ceil_div
+from clusterformer.kernels.ordering import ceil_div, count_up_to
 from clusterformer.kernels.rows import repeat_rows
 
 
@@ -30,7 +30,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
     second `a` looks for what the token `b` offers, to stand behind an `a`. One cluster for both, as
     in ClusterFormer, Reformer and Routing Transformer, makes tokens meet that are alike. Here each
     head maps a token to two unit vectors, z_q = W_q x / |W_q x| and z_k likewise, and takes the
-    nearest of C random directions, the anchors, for each. Keys of a cluster are cut into chunks by
+    nearest of C fixed directions, the anchors, for each. Keys of a cluster are cut into chunks by
     their rank. A query sees the chunk that its cluster has reached at its position, and the one
     before it; without causality also the one after it. Where its cluster has no key yet, it takes
     its own value.
@@ -107,10 +107,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         self.query_space = nn.Linear(d_model, width, bias=False)  # W_q of each head
         self.key_space = nn.Linear(d_model, width, bias=False)
         self.alpha = alpha
-        generator = torch.Generator().manual_seed(seed)
         shape = self.num_clusterings, num_clusters, self.head_width
-        anchors = torch.randn(*shape, generator=generator)
-        self.register_buffer("anchors", F.normalize(anchors, dim=-1))
+        self.register_buffer("anchors", _axes(*shape, torch.Generator().manual_seed(seed)))
 
     def forward(
         self,
@@ -166,7 +164,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         grouped = sort(offered.flatten(1), self.num_clusters, each)
         chunks = cluster_chunks(grouped, self.chunk_size, each, look_ahead=0 if causal else 1)
         size = chunks.members.shape[-1]
-        met = _keys_before(offered, wanted, mask, self.num_clusters)
+        met = _keys_before(grouped, offered, wanted, each)
         chunk = (met.clamp(min=1) - 1) // size  # of its cluster
         held = grouped.counts.gather(1, wanted)
         last = met if causal else torch.minimum(held, (chunk + 2) * size)
@@ -222,9 +220,35 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         return (local * near + (self.num_heads - local) * far) / self.num_heads
 
 
-def _keys_before(offered: Tensor, wanted: Tensor, mask: Tensor | None, clusters: int) -> Tensor:
-    """Count, (R, N), the keys up to each token that its cluster as a query holds."""
-    members = (offered[..., None] == torch.arange(clusters, device=offered.device)).any(2)
-    if mask is not None:
-        members = members & mask[..., None]
-    return members.cumsum(1).gather(2, wanted[..., None])[..., 0]
+def _axes(heads: int, count: int, width: int, generator: torch.Generator) -> Tensor:
+    """Draw `count` directions for each head, (heads, count, width): axes of random rotations.
+
+    Both ends of each axis; as many rotations as it takes. They lie farther apart than directions
+    drawn one by one (cross-polytope hashing, Andoni et al., 2015), as the buckets of Reformer.
+    """
+    rotations = -(-count // (2 * width))
+    drawn = torch.randn(rotations, heads, width, width, generator=generator)
+    axes = torch.linalg.qr(drawn).Q.mT  # rows
+    ends = torch.stack([axes, -axes], 3).transpose(0, 1)  # (heads, rotations, width, 2, width)
+    return ends.flatten(1, 3)[:, :count].contiguous()
+
+
+def _keys_before(
+    grouped: Sorted, offered: Tensor, wanted: Tensor, key_mask: Tensor | None
+) -> Tensor:
+    """Count, (R, N), the keys up to each token that its cluster as a query holds.
+
+    Args:
+        grouped: The N * P places of keys in the order of their clusters.
+        offered: (R, N, P) clusters of each key.
+        wanted: (R, N) cluster of each query.
+        key_mask: (R, N * P), True at places of real tokens; None means all real.
+    """
+    places, slots = offered.shape[2], offered.shape[1] * offered.shape[2]
+    position = torch.arange(slots, device=offered.device)
+    rank = offered.flatten(1) * slots + position  # by cluster, then by place
+    if key_mask is not None:
+        rank = rank.masked_fill(~key_mask, grouped.counts.shape[1] * slots)
+    last = wanted * slots + position[places - 1 :: places]
+    start = (grouped.counts.cumsum(1) - grouped.counts).gather(1, wanted)
+    return count_up_to(rank.gather(1, grouped.order), last) - start
