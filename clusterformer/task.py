@@ -160,6 +160,8 @@ class Task(LightningDataModule, ABC):
         causal_input: Name of the field of a batch, tokens (B, N), that the network reads from left
             to right: its logits (B, N, ...) must not depend on later tokens. None if there is none.
         state_type: Type of `state()`, a subclass of TypedDict; that of a checkpoint must fit it.
+        sizes: Names in `state()` of bounds of a text, such as its length: they do not change what a
+            token means.
         decodes: Whether `update` runs the network again, as decoding does, and on some rows only.
         reads_pretrained: Whether the network can be a pretrained model of transformers.
         restored: Whether its state, and so the network's weights, come from a checkpoint.
@@ -170,6 +172,7 @@ class Task(LightningDataModule, ABC):
     mode: str = "max"
     causal_input: str | None = None
     state_type: Any = dict[str, Any]
+    sizes: tuple[str, ...] = ()
     reads_pretrained: bool = False
     decodes: bool = False
     learnt: Any = None

@@ -80,6 +80,7 @@ class SpeechRecognition(Task):
     monitor = "val/error_rate"
     mode = "min"
     state_type = SpeechState
+    sizes = ("longest",)
 
     def __init__(
         self,

@@ -47,6 +47,7 @@ class MaskedCopy(GeneratedTask):
     """
 
     state_type = MaskedCopyState
+    sizes = ("length",)
 
     def __init__(
         self, *, length: int = 63, symbols: int = 10, masked: float = 0.2, **options: Any

@@ -57,6 +57,7 @@ class Recall(GeneratedTask):
     """
 
     state_type = RecallState
+    sizes = ("length",)
 
     def __init__(
         self,
