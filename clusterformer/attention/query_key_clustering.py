@@ -47,8 +47,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         num_heads: Number of heads (H).
         causal: Causal form: False or True.
         num_clusters: Number of clusters of each head (C).
-        key_clusters: Number of clusters that a key stands in (P), its nearest ones. A query that
-            looks for it, but falls beyond the border of the first, meets it in the second.
+        key_clusters: Number of clusters that a key stands in (P), its nearest ones; all, if there
+            are no more. A query that looks for it, but falls beyond the border of the first,
+            meets it in the second.
         chunk_size: Number of keys in a chunk (S); a query sees up to 2 S keys, or 3 S if not
             causal.
         dense_length: Number of first tokens that attend to all before them. Without causality:
@@ -60,7 +61,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the
             one before it and, unless causal, the one after it.
         alpha: Strength of z_q . z_k, above 0. Some more than log(dense_length): less cannot single
-            out one of that many keys.
+            out one of that many keys, and with much more z_q and z_k may stay farther apart.
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
     Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.
@@ -74,8 +75,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         num_heads: int,
         *,
         causal: Causal = False,
-        num_clusters: int = 16,
-        key_clusters: int = 1,
+        num_clusters: int = 64,
+        key_clusters: int = 4,
         chunk_size: int = 32,
         dense_length: int = 128,
         probes: int = 64,
@@ -86,11 +87,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
         require_at_least(1, num_clusters=num_clusters, chunk_size=chunk_size)
-        if not 1 <= key_clusters <= num_clusters:
-            raise ValueError(
-                f"key_clusters must be in 1..num_clusters = {num_clusters}, got {key_clusters}"
-            )
-        require_at_least(1, local_window=local_window)
+        require_at_least(1, key_clusters=key_clusters, local_window=local_window)
         require_at_least(0, dense_length=dense_length, probes=probes)
         require_positive(alpha=alpha)
         local_heads = num_heads // 2 if local_heads is None else local_heads
@@ -98,7 +95,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             raise ValueError(
                 f"local_heads must be in 0..num_heads - 1 = {num_heads - 1}, got {local_heads}"
             )
-        self.num_clusters, self.key_clusters = num_clusters, key_clusters
+        self.num_clusters, self.key_clusters = num_clusters, min(key_clusters, num_clusters)
         self.chunk_size = chunk_size
         self.dense_length, self.probes = dense_length, probes
         self.local_heads, self.local_window = local_heads, local_window
@@ -174,7 +171,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         taken = ceil_div(grouped.counts, size)  # chunks of each cluster
         owner = ((taken.cumsum(1) - taken).gather(1, wanted) + chunk).masked_fill(none, 0)
         number, reach = chunks.visible.shape[1:]
-        groups = cluster_chunks(sort(owner, number, mask), size, mask, look_back=0)
+        slots = max(4, size // places)  # a chunk of S keys meets about S / P queries
+        groups = cluster_chunks(sort(owner, number, mask), slots, mask, look_back=0)
         members = groups.members  # (R, G, S)
         index = owner.gather(1, members[..., 0])[..., None].expand(-1, -1, reach * size)
         seen, filled = windows(chunks.members // places, reach), window_mask(chunks)[:, :, 0]

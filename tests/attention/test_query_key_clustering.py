@@ -153,7 +153,7 @@ def test_an_empty_ring_shows_nothing() -> None:
     [
         ({"local_heads": 4}, "local_heads must be in 0..num_heads - 1 = 3, got 4"),
         ({"alpha": 0.0}, "alpha must be"),
-        ({"num_clusters": 3, "key_clusters": 4}, "key_clusters must be in 1..num_clusters = 3"),
+        ({"key_clusters": 0}, "key_clusters must be at least 1, got 0"),
         ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
         ({"dense_length": -1}, "dense_length must be at least 0, got -1"),
     ],

@@ -98,7 +98,7 @@ def draw_case(form: Form, seed: int) -> Case:
         most = heads - 1 if cls is QueryKeyClusteringAttention else heads  # some must cluster
         options["local_heads"] = min(draw([0, heads // 2, heads]), most)
     if "key_clusters" in known:
-        options["key_clusters"] = min(draw([1, 2, 3]), options["num_clusters"])
+        options["key_clusters"] = draw([1, 2, 3])
     if "num_clusterings" in known and options.get("similarity") != "dot":
         clustered = heads - options["local_heads"]
         options["num_clusterings"] = draw([n for n in (1, 1, 2, 4) if clustered % n == 0])
