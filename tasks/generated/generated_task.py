@@ -6,6 +6,7 @@ B batch   N tokens   A tokens that ask   L labels
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,10 +38,16 @@ class GeneratedTexts(Dataset[Any]):
 
     Args:
         stream: Numbers that name this list of texts.
+        copies: Number of texts that are made from one index.
     """
 
-    def __init__(self, stream: tuple[int, ...]) -> None:
-        self._stream = stream
+    def __init__(self, stream: tuple[int, ...], copies: int = 1) -> None:
+        self._stream, self._copies = stream, copies
+
+    def generators(self, indices: list[int]) -> Iterator[np.random.Generator]:
+        """Random numbers of each text of a batch."""
+        for index in indices:
+            yield from [self.generator(index)] * self._copies
 
     def generator(self, index: int) -> np.random.Generator:
         """Random numbers of one text."""

@@ -11,14 +11,12 @@ B batch   N tokens   A pairs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from clusterformer.data.batches import EndlessPlan, make_loader, run_seed
 from clusterformer.errors import InputError, require_at_least, require_positive
@@ -31,6 +29,7 @@ from clusterformer.tasks.generated.generated_task import (
     GeneratedTask,
     GeneratedTexts,
 )
+from clusterformer.tasks.generated.several_lengths import SeveralLengths, require_sizes
 
 
 class RecallState(TypedDict):
@@ -75,9 +74,7 @@ class Recall(GeneratedTask):
         for size in [(length, num_pairs), *self._also_train]:
             _check_size(*size, vocab_size)
         require_positive(power=power)
-        require_at_least(0, short_batches=short_batches)
-        if short_batches and not also_train:
-            raise InputError("short_batches needs also_train, the sizes of these batches")
+        require_sizes(short_batches, also_train)
         self._short_batches = short_batches
         self._length, self._num_pairs = length, num_pairs
         self._vocab_size, self._power = vocab_size, power
@@ -104,7 +101,7 @@ class Recall(GeneratedTask):
         ]
         plan = EndlessPlan(self._epoch_steps, batch)
         return make_loader(
-            TakingTurns(parts, batch, self._short_batches), plan, self, training=True
+            SeveralLengths(parts, batch, self._short_batches), plan, self, training=True
         )
 
     def build(self, config: TransformerConfig) -> AskedTokens:
@@ -146,8 +143,7 @@ class RecallTexts(GeneratedTexts):
         stream: tuple[int, ...],
         copies: int = 1,
     ) -> None:
-        super().__init__(stream)
-        self._copies = copies
+        super().__init__(stream, copies)
         self._length, self._num_pairs, self._vocab_size = length, num_pairs, vocab_size
         space = length // 2 - num_pairs  # every other token behind the pairs may ask
         chance = np.arange(1, space + 1) ** (power - 1)
@@ -161,8 +157,7 @@ class RecallTexts(GeneratedTexts):
         count = len(indices) * self._copies
         tokens = np.empty((count, self._length), dtype=np.int64)
         values, asked = (np.empty((count, pairs), dtype=np.int64) for _ in range(2))
-        made = ([self.generator(index)] * self._copies for index in indices)
-        for row, generator in enumerate(chain.from_iterable(made)):
+        for row, generator in enumerate(self.generators(indices)):
             tokens[row] = generator.integers(1, self._vocab_size, size=self._length)
             keys = 1 + generator.choice(half - 1, pairs, replace=False)
             values[row] = half + generator.choice(self._vocab_size - half, pairs, replace=False)
@@ -173,26 +168,6 @@ class RecallTexts(GeneratedTexts):
         found = torch.from_numpy(tokens)
         mask = torch.ones_like(found, dtype=torch.bool)
         return AskingBatch(found, mask, torch.from_numpy(values), torch.from_numpy(asked))
-
-
-class TakingTurns(Dataset[Any]):
-    """Lists of texts that take turns, batch by batch, on one process or several.
-
-    Args:
-        parts: Lists of texts.
-        batch_size: Number of indices of a batch, over all processes.
-        without_first: Number of batches to which the first part adds nothing.
-    """
-
-    def __init__(
-        self, parts: Sequence[RecallTexts], batch_size: int, without_first: int = 0
-    ) -> None:
-        self._parts, self._batch_size, self._without_first = parts, batch_size, without_first
-
-    def __getitem__(self, indices: list[int]) -> AskingBatch:
-        turn = indices[0] // self._batch_size if indices else 0
-        parts = self._parts[1:] if turn < self._without_first else self._parts
-        return parts[turn % len(parts)][indices]
 
 
 def _check_size(length: int, num_pairs: int, vocab_size: int) -> None:
