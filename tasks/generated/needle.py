@@ -16,8 +16,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, MetricCollection
 
+from clusterformer.data.batches import EndlessPlan, make_loader, run_seed
 from clusterformer.data.documents import (
     LanguageModelingCorpus,
     named_documents,
@@ -37,6 +39,7 @@ from clusterformer.tasks.generated.generated_task import (
     GeneratedTask,
     GeneratedTexts,
 )
+from clusterformer.tasks.generated.several_lengths import SeveralLengths, require_sizes
 
 DIGITS = 5
 """A: digits of the number."""
@@ -59,6 +62,9 @@ class Needle(GeneratedTask):
         form: Form of the sentences: "numbers", one of several keys is asked; or "variables", a
             chain of variables is followed to its number.
         needles: Number of sentences in a text: 1 is the single needle.
+        also_train: Other lengths; every further batch of training has the next of them, and as many
+            bytes.
+        short_batches: Number of first batches that have the lengths of `also_train` only.
         options: Options of `GeneratedTask`.
     """
 
@@ -73,6 +79,8 @@ class Needle(GeneratedTask):
         length: int = 1024,
         form: Literal["numbers", "variables"] = "numbers",
         needles: int = 1,
+        also_train: list[int] | None = None,
+        short_batches: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -85,10 +93,13 @@ class Needle(GeneratedTask):
         if form not in ("numbers", "variables"):
             raise InputError(f'form must be "numbers" or "variables", got {form!r}')
         require_at_least(1, needles=needles)
-        if length < (shortest := 64 * (needles + 1)):
-            raise InputError(
-                f"length must be at least 64 * (needles + 1) = {shortest}, got {length}"
-            )
+        for each in (lengths := [length, *(also_train or [])]):
+            if each < (shortest := 64 * (needles + 1)):
+                raise InputError(
+                    f"length must be at least 64 * (needles + 1) = {shortest}, got {each}"
+                )
+        require_sizes(short_batches, also_train)
+        self._lengths, self._short_batches = lengths, short_batches
         self._name, self._root, self._files = name, root, files
         self._length, self._form, self._needles = length, form, needles
         self._books: dict[Split, np.ndarray] = {}
@@ -102,8 +113,19 @@ class Needle(GeneratedTask):
         return 257
 
     def texts(self, *stream: int) -> NeedleTexts:
+        return self._texts(self._length, stream)
+
+    def train_dataloader(self) -> DataLoader:
+        stream, batch = (TRAIN, run_seed()), self._batch_size
+        parts = [
+            self._texts(length, stream, max(1, self._length // length)) for length in self._lengths
+        ]
+        texts = SeveralLengths(parts, batch, self._short_batches)
+        return make_loader(texts, EndlessPlan(self._epoch_steps, batch), self, training=True)
+
+    def _texts(self, length: int, stream: tuple[int, ...], copies: int = 1) -> NeedleTexts:
         book = self._book(SPLITS[stream[0]])
-        return NeedleTexts(book, self._length, self._form, self._needles, stream)
+        return NeedleTexts(book, length, self._form, self._needles, stream, copies)
 
     def _book(self, split: Split) -> np.ndarray:
         """Bytes of all texts of a part, one after the other."""
@@ -162,12 +184,19 @@ class NeedleTexts(GeneratedTexts):
         form: "numbers" or "variables".
         needles: Number of sentences in a text.
         stream: Numbers that name this list of texts.
+        copies: Number of texts that are made from one index.
     """
 
     def __init__(
-        self, book: np.ndarray, length: int, form: str, needles: int, stream: tuple[int, ...]
+        self,
+        book: np.ndarray,
+        length: int,
+        form: str,
+        needles: int,
+        stream: tuple[int, ...],
+        copies: int = 1,
     ) -> None:
-        super().__init__(stream)
+        super().__init__(stream, copies)
         self._book, self._length, self._form, self._needles = book, length, form, needles
 
     def __getitem__(self, indices: list[int]) -> AskingBatch:
@@ -175,16 +204,19 @@ class NeedleTexts(GeneratedTexts):
             zero = torch.zeros(1, 1, dtype=torch.long)
             target = torch.full((1, DIGITS), IGNORE)
             return AskingBatch(zero, zero.bool(), target, torch.zeros_like(target))
-        rows = np.stack([np.frombuffer(self.text(index), dtype=np.uint8) for index in indices])
+        texts = (self._text(generator) for generator in self.generators(indices))
+        rows = np.stack([np.frombuffer(text, dtype=np.uint8) for text in texts])
         whole = torch.from_numpy(rows.astype(np.int64)) + 1  # (B, N + 1), the last digit with it
         tokens, answer = whole[:, :-1], whole[:, -DIGITS:]
         mask = torch.ones_like(tokens, dtype=torch.bool)
-        asked = torch.arange(self._length - DIGITS, self._length).expand(len(indices), -1)
+        asked = torch.arange(self._length - DIGITS, self._length).expand(len(tokens), -1)
         return AskingBatch(tokens, mask, answer, asked)
 
     def text(self, index: int) -> bytes:
         """One text: N bytes, and the last digit of the answer behind them."""
-        generator = self.generator(index)
+        return self._text(self.generator(index))
+
+    def _text(self, generator: np.random.Generator) -> bytes:
         names = _names(generator, self._needles)
         drawn = generator.integers(10 ** (DIGITS - 1), 10**DIGITS, self._needles)
         numbers = [str(number) for number in drawn]

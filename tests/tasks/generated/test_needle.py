@@ -1,9 +1,12 @@
 """Needles: the answer stands in the text once, away from the question, in text of another split."""
 
 import re
+from itertools import islice
 from pathlib import Path
 
+import lightning
 import pytest
+import torch
 
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
@@ -54,6 +57,18 @@ def test_the_target_is_what_follows_each_asking_byte(books) -> None:
             assert text[at + 1] == byte - 1
 
 
+def test_batches_of_other_lengths_take_turns(books) -> None:
+    task = Needle(**books, length=600, also_train=[150], batch_size=4, short_batches=2)
+    lightning.seed_everything(0, verbose=False)
+    batches = list(islice(task.train_dataloader(), 4))
+    short, whole = (16, 150), (4, 600)
+    assert [tuple(batch.tokens.shape) for batch in batches] == [short, short, whole, short]
+    assert len({tuple(text) for text in batches[0].tokens.tolist()}) == 16
+    for batch in batches:
+        asked = torch.arange(batch.tokens.shape[1])[-5:]
+        assert torch.equal(batch.asked, asked.expand(len(batch.tokens), -1))
+
+
 def test_each_part_has_its_own_books(books) -> None:
     task = Needle(**books, length=300)
     for stream, word in ((0, "apple"), (1, "river"), (2, "mountain")):
@@ -82,6 +97,8 @@ def test_it_trains_and_is_tested_on_longer_texts(books, tmp_path, monkeypatch, c
     [
         ({"length": 100}, r"at least 64 \* \(needles \+ 1\) = 128, got 100"),
         ({"form": "poems"}, 'form must be "numbers" or "variables"'),
+        ({"also_train": [100]}, r"at least 64 \* \(needles \+ 1\) = 128, got 100"),
+        ({"short_batches": 3}, "short_batches needs also_train"),
         ({"needles": 0}, "needles must be at least 1, got 0"),
         ({"valid": None}, "give either a named set"),
     ],
