@@ -62,7 +62,6 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             one before it and, unless causal, the one after it.
         alpha: Strength of z_q . z_k, above 0. Some more than log(dense_length): less cannot single
             out one of that many keys, and with much more z_q and z_k may stay farther apart.
-        sink: Similarity z_q . z_k at which a key draws as much as the token's own value.
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
     Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.
@@ -84,7 +83,6 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         local_heads: int | None = None,
         local_window: int = 64,
         alpha: float = 7.0,
-        sink: float = 0.85,
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
@@ -105,7 +103,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         width = self.num_clusterings * self.head_width
         self.query_space = nn.Linear(d_model, width, bias=False)  # W_q of each head
         self.key_space = nn.Linear(d_model, width, bias=False)
-        self.alpha, self.sink = alpha, sink
+        self.alpha = alpha
         shape = self.num_clusterings, num_clusters, self.head_width
         self.register_buffer("anchors", _axes(*shape, torch.Generator().manual_seed(seed)))
 
@@ -182,29 +180,14 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         allowed = filled[:, :, None].expand(-1, -1, members.shape[2], -1)
         if causal:
             allowed = allowed & (seen[:, :, None] <= members[..., None])
-        allowed = allowed & ~none.gather(1, members.flatten(1)).view_as(members)[..., None]
-        seen, allowed = F.pad(seen, (0, 1), value=key.shape[2]), F.pad(allowed, (0, 1), value=True)
-        q, k, v = self._with_sink(scaled.detach(), key.detach(), value)
-        scale = self.head_width**-0.5
-        mixed = gathered_attention(q, k, v, members, groups.filled, seen, allowed, scale=scale)
-        mixed = mixed[..., :-1] + (1 - mixed[..., -1:]) * value.flatten(0, 1)
+        alone = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
+        q, k, v = (x.flatten(0, 1) for x in (scaled.detach(), key.detach(), value))
+        mask, scale = allowed | alone[..., None], self.head_width**-0.5
+        mixed = gathered_attention(q, k, v, members, groups.filled, seen, mask, scale=scale)
+        mixed = torch.where(none[..., None], v, mixed)
         by_text = query.shape[:2]
-        counts = counts.clamp(min=0) + (offered != wanted[..., None]).all(-1)  # its own value too
-        assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts))
+        assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
         return mixed.unflatten(0, by_text), Grouping(assignment, self.num_clusters, counts=counts)
-
-    def _with_sink(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """Append a column and, as key N, the sink: its value is 0, that of the others 1 there.
-
-        So what is missing to 1 in the last column of the mixed values is the weight of the sink.
-        """
-        one = query.new_ones(*query.shape[:3], 1)
-        sink = key.new_zeros(*key.shape[:2], 1, self.head_width + 1)
-        sink[..., -1] = self.sink * self.alpha * self.head_width**0.5
-        keys = torch.cat([F.pad(key, (0, 1)), sink], 2)
-        values = F.pad(torch.cat([value, one], -1), (0, 0, 0, 1))
-        queries = torch.cat([query, one], -1)
-        return queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
 
     def _probe(
         self, values: Tensor, scaled: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None

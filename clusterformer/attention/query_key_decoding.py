@@ -28,7 +28,6 @@ class QueryKeyDecoding(AttentionCore):
     local_heads: int
     local_window: int
     alpha: float
-    sink: float
     query_space: nn.Linear
     key_space: nn.Linear
     anchors: Tensor
@@ -85,21 +84,21 @@ class QueryKeyDecoding(AttentionCore):
             rows = key.flatten(0, 2), value.flatten(0, 2)
             for cluster in self.nearest(key, self.key_clusters)[:, 0].unbind(1):
                 far = insert(far, cluster, rows)
-            mask = None
             if position < self.dense_length:
                 keys, values = (extend(x, position, y) for x, y in ((keys, key), (values, value)))
                 held = slice(position + 1)
-                seen = keys[:, :, held], values[:, :, held]
+                seen, mask = (keys[:, :, held], values[:, :, held]), None
             else:
                 found, mask = look_up(far, self.nearest(query)[:, 0, 0], self.chunk_size)
                 mask = mask.unflatten(0, value.shape[:2])[:, :, None]
-                mask = torch.where(mask, 0.0, float("-inf"))
-                mask = F.pad(mask, (0, 1), value=self.alpha * self.sink)
-                keys_met, values_met = (x.unflatten(0, value.shape[:2]) for x in found)
-                seen = F.pad(keys_met, (0, 0, 0, 1)), torch.cat([values_met, value], 2)
+                seen = tuple(x.unflatten(0, value.shape[:2]) for x in found)
+                none = ~mask.any(-1, keepdim=True)
+                mask = mask | none
             mixed = F.scaled_dot_product_attention(
                 scaled, seen[0], seen[1].float(), attn_mask=mask, scale=1.0
             )
+            if mask is not None:
+                mixed = torch.where(none, value.float(), mixed)
         parts.append(mixed.to(v.dtype))
         far = tuple(x.unflatten(0, value.shape[:2]) for x in far)
         return torch.cat(parts, 1), (count + 1, keys, values, *far, *near)

@@ -24,8 +24,7 @@ def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Ten
         wanted = (query[:, h] @ core.anchors[h].T).argmax(-1)
         offered = (key[:, h] @ core.anchors[h].T).topk(core.key_clusters).indices
         for t in range(length):
-            near = (t if causal else length - 1) < core.dense_length
-            if near:
+            if (t if causal else length - 1) < core.dense_length:
                 seen = list(range(t + 1 if causal else length))
             else:
                 held = [s for s in range(length) if wanted[t] in offered[s]]
@@ -33,11 +32,11 @@ def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Ten
                 chunk = max(0, reached - 1) // size
                 last = reached if causal else (chunk + 2) * size
                 seen = held[max(0, chunk - 1) * size : last]
-            similarity, values = key[seen, h] @ query[t, h], v[core.local_heads + h, seen]
-            if not near:
-                similarity = F.pad(similarity, (0, 1), value=core.sink)
-                values = torch.cat([values, v[core.local_heads + h, t, None]])
-            out[h, t] = (core.alpha * similarity).softmax(0) @ values
+            if not seen:
+                out[h, t] = v[core.local_heads + h, t]
+                continue
+            logits = core.alpha * key[seen, h] @ query[t, h]
+            out[h, t] = logits.softmax(0) @ v[core.local_heads + h, seen]
     return out
 
 
