@@ -38,6 +38,7 @@ from clusterformer.clustering.parameters import (
     SAMPLE,
     fine_clusters,
     first_clusters,
+    searched_neighbors,
 )
 from clusterformer.clustering.progress_bar import Progress
 from clusterformer.clustering.saving import SaveMixin
@@ -226,10 +227,9 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         order = random.permutation(len(rows))
         features = self._compute(X, rows)[order]
         each = None if weights is None else torch.as_tensor(weights[order]).to(features)
+        near = nearest_neighbors(features, searched_neighbors(self))
         if self.merge != "information":
-            near = nearest_neighbors(features, self.n_neighbors)
             return _Data(rows[order], features, near, each, None)
-        near = nearest_neighbors(features, 2 * self.n_neighbors)
         pairs, near = mutual_pairs(near), near[:, : self.n_neighbors]
         return _Data(rows[order], features, near, each, pairs)
 

@@ -81,6 +81,11 @@ def fine_clusters(estimator: Any, num_points: int) -> int | None:
     return max(fine, initial_clusters(estimator.n_clusters))
 
 
+def searched_neighbors(estimator: Any) -> int:
+    """Return how many neighbours are searched; those that are mutual stay if information merges."""
+    return estimator.n_neighbors * (2 if estimator.merge == "information" else 1)
+
+
 def least_clusters(estimator: Any) -> int:
     """Return the least number of points that a fit needs."""
     return 1 if estimator.n_clusters == "auto" else estimator.n_clusters
@@ -97,7 +102,7 @@ def check_memory(estimator: Any, num_points: int) -> None:
     batch = min(num_points, max(estimator.batch_size, MIN_PER_CLUSTER * clusters))
     needed = {
         "n_clusters": 4 * clusters * (2 * _COPIES * batch + 2 * clusters),
-        "n_neighbors": 2 * 8 * num_points * min(estimator.n_neighbors, num_points - 1),
+        "n_neighbors": 2 * 8 * num_points * min(searched_neighbors(estimator), num_points - 1),
     }
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if torch.device(estimator.device).type == "cuda":

@@ -1,6 +1,7 @@
 """NeuralClustering in threads, on unusual arrays, and with parameters that make no sense."""
 
 import math
+import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,6 +120,12 @@ def test_more_memory_than_there_is_is_not_asked_for() -> None:
         small(150_000).fit(x)
     with pytest.raises(ValueError, match=r"'n_neighbors' parameter .* need about .* GiB"):
         small(n_neighbors=2**18).fit(x)
+    bytes_each = 16 * len(x)
+    fitting = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // bytes_each
+    with pytest.raises(ValueError, match=r"'n_neighbors' parameter .* need about .* GiB"):
+        small(n_neighbors=fitting * 3 // 4, merge="information").fit(
+            x
+        )  # which searches twice as many
 
 
 @pytest.mark.parametrize("options", [{"learning_rate": 1e30}, {"balance": 1e3}])
