@@ -95,9 +95,13 @@ class GeneratedTask(Task):
     def texts(self, *stream: int) -> GeneratedTexts:
         """Texts of a stream, by their index."""
 
+    def train_texts(self, *stream: int) -> Dataset[Any]:
+        """Texts of a stream, by their index, as training has them: by default `texts`."""
+        return self.texts(*stream)
+
     def train_dataloader(self) -> DataLoader:
         plan = EndlessPlan(self._epoch_steps, self._batch_size)
-        return make_loader(self.texts(TRAIN, run_seed()), plan, self, training=True)
+        return make_loader(self.train_texts(TRAIN, run_seed()), plan, self, training=True)
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation(VALID, self._valid_texts)

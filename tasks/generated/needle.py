@@ -16,10 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, MetricCollection
 
-from clusterformer.data.batches import EndlessPlan, make_loader, run_seed
 from clusterformer.data.documents import (
     LanguageModelingCorpus,
     named_documents,
@@ -115,13 +113,11 @@ class Needle(GeneratedTask):
     def texts(self, *stream: int) -> NeedleTexts:
         return self._texts(self._length, stream)
 
-    def train_dataloader(self) -> DataLoader:
-        stream, batch = (TRAIN, run_seed()), self._batch_size
+    def train_texts(self, *stream: int) -> SeveralLengths:
         parts = [
             self._texts(length, stream, max(1, self._length // length)) for length in self._lengths
         ]
-        texts = SeveralLengths(parts, batch, self._short_batches)
-        return make_loader(texts, EndlessPlan(self._epoch_steps, batch), self, training=True)
+        return SeveralLengths(parts, self._batch_size, self._short_batches)
 
     def _texts(self, length: int, stream: tuple[int, ...], copies: int = 1) -> NeedleTexts:
         book = self._book(SPLITS[stream[0]])
@@ -204,7 +200,7 @@ class NeedleTexts(GeneratedTexts):
             zero = torch.zeros(1, 1, dtype=torch.long)
             target = torch.full((1, DIGITS), IGNORE)
             return AskingBatch(zero, zero.bool(), target, torch.zeros_like(target))
-        texts = (self._text(generator) for generator in self.generators(indices))
+        texts = (self.text(generator) for generator in self.generators(indices))
         rows = np.stack([np.frombuffer(text, dtype=np.uint8) for text in texts])
         whole = torch.from_numpy(rows.astype(np.int64)) + 1  # (B, N + 1), the last digit with it
         tokens, answer = whole[:, :-1], whole[:, -DIGITS:]
@@ -212,11 +208,8 @@ class NeedleTexts(GeneratedTexts):
         asked = torch.arange(self._length - DIGITS, self._length).expand(len(tokens), -1)
         return AskingBatch(tokens, mask, answer, asked)
 
-    def text(self, index: int) -> bytes:
-        """One text: N bytes, and the last digit of the answer behind them."""
-        return self._text(self.generator(index))
-
-    def _text(self, generator: np.random.Generator) -> bytes:
+    def text(self, generator: np.random.Generator) -> bytes:
+        """Make one text: N bytes, and the last digit of the answer behind them."""
         names = _names(generator, self._needles)
         drawn = generator.integers(10 ** (DIGITS - 1), 10**DIGITS, self._needles)
         numbers = [str(number) for number in drawn]

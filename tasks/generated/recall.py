@@ -16,15 +16,12 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
-from clusterformer.data.batches import EndlessPlan, make_loader, run_seed
 from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE
 from clusterformer.tasks.generated.generated_task import (
-    TRAIN,
     AskingBatch,
     GeneratedTask,
     GeneratedTexts,
@@ -90,8 +87,7 @@ class Recall(GeneratedTask):
     def texts(self, *stream: int) -> RecallTexts:
         return RecallTexts(self._length, self._num_pairs, self._vocab_size, self._power, stream)
 
-    def train_dataloader(self) -> DataLoader:
-        stream, batch = (TRAIN, run_seed()), self._batch_size
+    def train_texts(self, *stream: int) -> SeveralLengths:
         sizes = [(self._length, self._num_pairs), *self._also_train]
         parts = [
             RecallTexts(
@@ -99,10 +95,7 @@ class Recall(GeneratedTask):
             )
             for size in sizes
         ]
-        plan = EndlessPlan(self._epoch_steps, batch)
-        return make_loader(
-            SeveralLengths(parts, batch, self._short_batches), plan, self, training=True
-        )
+        return SeveralLengths(parts, self._batch_size, self._short_batches)
 
     def build(self, config: TransformerConfig) -> AskedTokens:
         return AskedTokens(config, vocab_size=self._vocab_size, max_length=self._length)

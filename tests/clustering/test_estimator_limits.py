@@ -120,12 +120,10 @@ def test_more_memory_than_there_is_is_not_asked_for() -> None:
         small(150_000).fit(x)
     with pytest.raises(ValueError, match=r"'n_neighbors' parameter .* need about .* GiB"):
         small(n_neighbors=2**18).fit(x)
-    bytes_each = 16 * len(x)
-    fitting = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // bytes_each
+    fitting = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (16 * len(x))
+    twice = small(n_neighbors=fitting * 3 // 4, merge="information")  # searches twice as many
     with pytest.raises(ValueError, match=r"'n_neighbors' parameter .* need about .* GiB"):
-        small(n_neighbors=fitting * 3 // 4, merge="information").fit(
-            x
-        )  # which searches twice as many
+        twice.fit(x)
 
 
 @pytest.mark.parametrize("options", [{"learning_rate": 1e30}, {"balance": 1e3}])

@@ -27,7 +27,7 @@ def test_the_asked_number_stands_beside_its_key(books, needles: int) -> None:
     task = Needle(**books, length=400, needles=needles)
     texts = task.texts(0, 7)
     for index in range(20):
-        text = texts.text(index).decode()
+        text = texts.text(texts.generator(index)).decode()
         assert len(text) == 401
         told = dict(re.findall(r"The number of (\w{4}) is (\d{5})\. ", text))
         assert len(told) == needles
@@ -38,7 +38,7 @@ def test_the_asked_number_stands_beside_its_key(books, needles: int) -> None:
 def test_variables_lead_to_the_number(books) -> None:
     texts = Needle(**books, length=400, form="variables", needles=3).texts(2)
     for index in range(20):
-        text = texts.text(index).decode()
+        text = texts.text(texts.generator(index)).decode()
         value = dict(re.findall(r"Let (\w{4}) be (\w+)\. ", text))
         ((at, answer),) = re.findall(r"The value of (\w{4}) is (\d{5})$", text)
         steps = 0
@@ -51,7 +51,7 @@ def test_the_target_is_what_follows_each_asking_byte(books) -> None:
     texts = Needle(**books, length=300).texts(0)
     batch = texts[[5, 6]]
     for row, index in enumerate((5, 6)):
-        text = texts.text(index)
+        text = texts.text(texts.generator(index))
         assert bytes((batch.tokens[row] - 1).tolist()) == text[:-1]
         for at, byte in zip(batch.asked[row].tolist(), batch.target[row].tolist(), strict=True):
             assert text[at + 1] == byte - 1
@@ -72,7 +72,8 @@ def test_batches_of_other_lengths_take_turns(books) -> None:
 def test_each_part_has_its_own_books(books) -> None:
     task = Needle(**books, length=300)
     for stream, word in ((0, "apple"), (1, "river"), (2, "mountain")):
-        assert task.texts(stream).text(0).decode().count(word) > 10
+        texts = task.texts(stream)
+        assert texts.text(texts.generator(0)).decode().count(word) > 10
 
 
 def test_it_trains_and_is_tested_on_longer_texts(books, tmp_path, monkeypatch, capsys) -> None:
