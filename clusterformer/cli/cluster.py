@@ -49,7 +49,7 @@ probability of each point), memberships.npy, and model.npz, or centers.npy of ot
                         {INDENT.join(f"{name}: {what}" for name, what in METHODS.items())}
   --seeds 1             repetitions, with seeds 0, 1, ...
   --hidden 256          units of the hidden layer of neural-hidden and neural-augmented
-  --balance 1 --no-merge --n_neighbors 5 --n_init 1 --device cpu
+  --balance 1 --no-merge --n_neighbors 5 --n_components 64 --n_init 1 --device cpu
                         further options of the neural methods, those of NeuralClustering
   --merge_by_information
                         a recipe for few clusters of kinds that are separated, such as images
@@ -79,7 +79,7 @@ def help_for(arguments: list[str]) -> str:
     return cluster_text.HELP if "--text" in arguments else HELP
 
 
-_NEURAL = ("balance", "merge", "n_neighbors", "n_init", "device")
+_NEURAL = ("balance", "merge", "n_neighbors", "n_components", "n_init", "device")
 _USUAL = [10, 50, 100]  # numbers of clusters
 _LIMITS = {"seeds": 1000, "threads": 1024}
 _PATHS = ("root", "runs")  # options that do not change the results
@@ -250,6 +250,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--merge_by_information", dest="merge", action="store_const", const="information"
     )
     parser.add_number("--n_neighbors", default=5)
+    parser.add_number("--n_components", default=64)
     parser.add_number("--n_init", default=1)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_number("--threads")

@@ -93,9 +93,12 @@ def _cluster(
             SentenceEncoder(options.encoder, max_length=options.max_length, device=options.device)
         )
     vectors = vectorizer.fit(texts)
+    # all columns of a sentence encoder tell topics apart, of TF-IDF the first ones
+    components = {} if options.encoder is None else {"n_components": vectors.shape[1]}
     clustering = NeuralClustering(
         options.n_clusters,
         hidden=options.hidden,
+        **components,
         min_probability=options.min_probability,
         random_state=options.seed,
         device=options.device,

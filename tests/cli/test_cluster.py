@@ -147,6 +147,14 @@ def test_wandb_obeys_its_own_mode(
     assert left == {"results.csv", "results.json", "kmeans-3"}
 
 
+def test_options_reach_the_neural_methods(points: Path, tmp_path: Path) -> None:
+    options = ["--n_components", "2", "--n_neighbors", "4", "--n_clusters", "3", "--no-pictures"]
+    arguments = ["cluster", "--data", str(points), "--methods", "neural", *options]
+    assert main([*arguments, "--runs", str(tmp_path)]) == 0
+    model = NeuralClustering.load(tmp_path / "cluster-points/1/neural-3/model.npz")
+    assert (model.n_components, model.n_neighbors) == (2, 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -160,6 +160,17 @@ def test_a_sentence_encoder_pools_as_its_folder_says(tmp_path: Path) -> None:
     assert not np.allclose(SentenceEncoder(str(tmp_path)).encode(texts), found, atol=1e-3)
 
 
+def test_clusters_see_all_that_an_encoder_says(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    encoder = str(write_bert(tmp_path / "encoder", hidden_size=80))
+    path = write(tmp_path / "posts.jsonl", posts(90))
+    options = ["--text_column", "text", "--id_column", "id", "--n_clusters", "3", "--map", "pca"]
+    arguments = ["cluster", "--text", str(path), *options, "--encoder", encoder]
+    assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 0
+    model = NeuralClustering.load(tmp_path / "runs/cluster-posts/1/model.npz")
+    assert model._features.projection.shape == (80, 80)
+
+
 def test_vectors_of_texts_are_kept_until_encoder_or_texts_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
