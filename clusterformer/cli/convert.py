@@ -10,6 +10,8 @@ from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -20,7 +22,7 @@ Give a pretrained model of transformers another attention, and teach it to do wh
 labels are needed: clusters are fitted to the model's own attention, then all its weights learn to
 give the hidden states that they gave with it. clusterformer.huggingface.load(FOLDER) loads the
 result; so does SentenceTransformer(FOLDER, trust_remote_code=True), and --model.pretrained FOLDER
-starts a training from it.
+starts a training from it. Killed, the same command goes on from FOLDER.checkpoint.
 
   MODEL                 folder of a model, or its name at huggingface.co
   FOLDER                folder to make
@@ -64,8 +66,10 @@ def run(arguments: list[str]) -> None:
     extend(model, tokenizer, options.max_length)
     torch.manual_seed(options.seed)
     attach(model, options.attention, mechanism)
-    _teach(model.to(options.device), tokenizer, options)
+    checkpoint = folder.with_name(f"{folder.name}.checkpoint")
+    _teach(model.to(options.device), tokenizer, options, checkpoint)
     write_model(model.cpu(), tokenizer, source, folder)
+    checkpoint.unlink(missing_ok=True)
     print(f"{folder}: load it with clusterformer.huggingface.load({str(folder)!r})")
 
 
@@ -107,7 +111,9 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     return options, mechanism
 
 
-def _teach(model: PreTrainedModel, tokenizer: Any, options: argparse.Namespace) -> None:
+def _teach(
+    model: PreTrainedModel, tokenizer: Any, options: argparse.Namespace, checkpoint: Path
+) -> None:
     """Fit the clusters, and train the model to do what it did."""
     import torch
 
@@ -128,14 +134,14 @@ def _teach(model: PreTrainedModel, tokenizer: Any, options: argparse.Namespace) 
     batches = [_batch(rows[at : at + size]) for at in range(0, len(rows), size)]
     to_fit = -(-fitted // size)
     with torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bf16"):
-        if fitted:
+        if fitted and not checkpoint.exists():
             report = huggingface.calibrate(model, batches[:to_fit])
             before, after = (sum(x) / len(report) for x in list(zip(*report, strict=True))[1:])
             _log.info(f"clusters fitted: {before:.0%} -> {after:.0%} of the attention is seen")
         if options.steps:
             found = huggingface.distill(
                 model, batches[to_fit:] or batches, steps=options.steps, lr=options.lr,
-                mechanism_lr=5 * options.lr,
+                mechanism_lr=5 * options.lr, checkpoint=checkpoint,
             )  # fmt: skip
             print(f"cosine with the original: {found.before:.4f} -> {found.after:.4f}")
         seen = huggingface.keys_seen(model, {k: x.to(model.device) for k, x in batches[-1].items()})

@@ -6,8 +6,10 @@ B batch   N tokens   E model width
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.huggingface.attaching import detach
 from clusterformer.huggingface.dispatch import SLOT, slots, without_cache
+from clusterformer.huggingface.distillation_file import DistillationFile, Progress, identify
 from clusterformer.huggingface.texts import to_batches
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ def distill(
     mechanism_lr: float = 1e-3,
     max_length: int = 256,
     batch_size: int = 8,
+    checkpoint: str | Path | None = None,
 ) -> Distilled:
     """Train a model with a mechanism to give the hidden states that it gave without it.
 
@@ -66,9 +70,12 @@ def distill(
         mechanism_lr: Learning rate of the mechanism's weights.
         max_length: Maximum number of tokens of a text, for texts.
         batch_size: Number of texts of a batch, for texts.
+        checkpoint: File that keeps the training, written each tenth of the steps. The same call on
+            the same model goes on from it, to the same weights; remove it when they are saved.
 
     Raises:
-        ValueError: if no mechanism is attached, or there is no text.
+        ValueError: if no mechanism is attached, there is no text, or the checkpoint is damaged or
+            of another call.
     """
     require_at_least(1, steps=steps)
     require_positive(lr=lr, mechanism_lr=mechanism_lr)
@@ -86,26 +93,40 @@ def distill(
         optimizer, lambda step: min(1.0, 10 * (step + 1) / steps) * (1 - step / steps)
     )
     options = {"output_hidden_states": True, **without_cache(teacher)}
-    training, cosines = model.training, []
+    texts = texts if isinstance(texts, Sequence) else list(texts)
+    file, progress = None, Progress()
+    if checkpoint is not None:
+        settings = {"steps": steps, "lr": lr, "mechanism_lr": mechanism_lr}
+        settings |= {"max_length": max_length, "batch_size": batch_size}
+        settings |= {"attention": model.config.clusterformer}
+        identity = identify(settings, teacher.named_parameters(), texts)
+        file = DistillationFile(checkpoint, identity, model.base_model, optimizer, falling)
+        progress = file.restore()
+        if progress.steps:
+            _log.info(f"{checkpoint}: goes on after step {progress.steps:,} of {steps:,}")
+    training = model.training
     model.eval()  # dropout would be learnt to be undone
-    for step, batch in enumerate(
-        _repeated(model, texts, tokenizer, max_length, batch_size, steps), 1
-    ):
+    batches = _repeated(model, texts, tokenizer, max_length, batch_size, steps)
+    left = itertools.islice(batches, progress.steps, None)
+    for step, batch in enumerate(left, progress.steps + 1):
         with torch.no_grad():
             wanted = teacher(**batch, **options).hidden_states[1:]
         found = model.base_model(**batch, **options).hidden_states[1:]
         real = batch.get("attention_mask", torch.ones_like(found[0][..., 0])).bool()
         pairs = [(x[real].float(), y[real].float()) for x, y in zip(found, wanted, strict=True)]
-        cosines.append(float(F.cosine_similarity(*pairs[-1], dim=-1).detach().mean()))
+        cosine = float(F.cosine_similarity(*pairs[-1], dim=-1).detach().mean())
+        progress = Progress(step, cosine if step == 1 else progress.before, cosine)
         optimizer.zero_grad()
         torch.stack([_relative_error(*pair) for pair in pairs]).mean().backward()
         optimizer.step()
         falling.step()
         torch.clear_autocast_cache()  # of weights before the step, where the caller has autocast on
         if step % max(1, steps // 10) == 0:
-            _log.info(f"step {step:,} of {steps:,}: cosine with the original {cosines[-1]:.4f}")
+            _log.info(f"step {step:,} of {steps:,}: cosine with the original {cosine:.4f}")
+            if file is not None:
+                file.keep(progress)
     model.train(training)
-    return Distilled(cosines[0], cosines[-1])
+    return Distilled(progress.before, progress.after)
 
 
 def _relative_error(found: Tensor, wanted: Tensor) -> Tensor:
@@ -114,11 +135,9 @@ def _relative_error(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _repeated(
-    model: Any, texts: Any, tokenizer: Any, max_length: int, batch_size: int, steps: int
+    model: Any, texts: Sequence, tokenizer: Any, max_length: int, batch_size: int, steps: int
 ) -> Iterator[dict[str, Tensor]]:
     """Batches for so many steps; texts begin again where they end."""
-    if not isinstance(texts, Sequence):
-        texts = list(texts)
     done = 0
     while done < steps:
         begun = done

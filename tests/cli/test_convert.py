@@ -1,6 +1,9 @@
 """`clusterformer convert`: a pretrained model with another attention, taught by its own."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,31 @@ def test_the_same_command_makes_the_same_weights(folder, tmp_path) -> None:
         found.append(huggingface.load(tmp_path / name).state_dict())
     assert all(torch.equal(x, found[1][key]) for key, x in found[0].items())
     assert not all(torch.equal(x, found[2][key]) for key, x in found[0].items())  # other windows
+
+
+def test_a_conversion_that_was_killed_goes_on_to_the_same_weights(folder, tmp_path, caplog) -> None:
+    made, checkpoint = tmp_path / "made", tmp_path / "made.checkpoint"
+    options = ["--steps", "300", "--attention.exploration", "1", "--threads", "1", *CLUSTERS]
+    given = [str(folder / "encoder"), str(made), "--text", str(folder / "texts.txt"), *SMALL]
+    command = [sys.executable, "-m", "clusterformer", "convert", *given, *options]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        while not checkpoint.exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+    assert checkpoint.exists()
+    assert not made.exists()
+    assert convert(folder, made, *options, "--lr", "0.1") == 2  # not what was begun
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes(whole[: len(whole) // 2])
+    assert convert(folder, made, *options) == 2
+    checkpoint.write_bytes(whole)
+    assert convert(folder, made, *options) == 0
+    assert "goes on after step" in caplog.text
+    assert not checkpoint.exists()
+    assert convert(folder, tmp_path / "at once", *options) == 0
+    found, expected = (huggingface.load(tmp_path / name) for name in ("made", "at once"))
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], weight), name
 
 
 def test_mechanisms_without_clusters_of_ours_are_taught_too(folder, tmp_path, capsys) -> None:
