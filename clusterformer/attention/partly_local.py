@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.text_cache import extend
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.blocks import near_blocks
@@ -104,17 +105,26 @@ class PartlyLocalAttention(AttentionCore):
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """Decode one token; keys and values of all tokens are kept, also for the local heads."""
+        """Decode one token. Writes into `cache`, or a larger copy of it, and returns it.
+
+        Keys and values of all tokens are kept, also for the local heads.
+        """
+        position, local = (
+            int(cache[2][0]),
+            self.local_heads,
+        )  # the position is the same in every row
         keys, values = (
-            torch.cat([old.to(new.dtype), new], 2)
-            for old, new in zip(cache[:2], (k, v), strict=True)
+            extend(rows, position, new) for rows, new in zip(cache[:2], (k, v), strict=True)
         )
-        position = keys.shape[2] - 1
         start = max(0, (position // self.local_window - 1) * self.local_window)
-        mask = torch.ones(self.num_heads, 1, position + 1, dtype=torch.bool, device=q.device)
-        mask[: self.local_heads, :, :start] = False
-        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        return mixed, (keys, values, cache[2] + 1)
+        parts = []
+        for heads, seen in (
+            (slice(local), slice(start, position + 1)),
+            (slice(local, None), slice(position + 1)),
+        ):
+            key, value = (rows[:, heads, seen].to(q.dtype) for rows in (keys, values))
+            parts.append(F.scaled_dot_product_attention(q[:, heads], key, value))
+        return torch.cat(parts, 1), (keys, values, cache[2] + 1)
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
