@@ -76,9 +76,11 @@ def unused_folder(folder: str | Path) -> Path:
     """Return the path of a folder that may be made.
 
     Raises:
-        InputError: if it holds something, or is a file.
+        InputError: if it holds something, is a file, or has no name of its own, as "." has none.
     """
     folder = Path(folder).expanduser()
+    if folder.name in ("", ".."):
+        raise InputError(f"{folder}: has no name to be made by; give another folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: already there and not empty; give another folder")
     return folder

@@ -145,6 +145,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["a", "b", "--fast"], "no option --fast"),
         ([str(tmp_path / "none"), str(tmp_path / "new")], "no such run directory"),
         ([str(tmp_path), str(tmp_path / "full")], "already there and not empty"),
+        ([str(tmp_path), "."], "has no name to be made by"),
         ([str(tmp_path / "broken"), str(tmp_path / "new")], "not weights of an exported model"),
     ):
         assert main(["export", *arguments]) == 2
