@@ -152,6 +152,10 @@ def _check_options(config: TransformerConfig) -> None:
 _OF_CONVERTED = ("clusterformer", "attn_implementation", "auto_map")
 """Entries of the configuration of a model that was saved with a mechanism."""
 
+_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+"""Entries by which attention weights are dropped. Mechanisms of ours drop none, so for an equal
+training a model's own attention drops none; PyTorch has no fast kernel for it on CPU either."""
+
 
 def _attach(model: PreTrainedModel, config: TransformerConfig, model_config: dict[str, Any]) -> str:
     """Give a model its mechanism, and describe it; one that was saved with it keeps its own."""
@@ -170,6 +174,7 @@ def _make(model_config: dict[str, Any], weights: Path | None) -> PreTrainedModel
     from transformers import AutoConfig, AutoModel
 
     options = {key: value for key, value in model_config.items() if key not in _OF_CONVERTED}
+    options |= dict.fromkeys(options.keys() & set(_ATTENTION_DROPOUT), 0.0)
     config = AutoConfig.for_model(options.pop("model_type"), **options)
     if weights is None or torch.empty(()).is_meta:
         return AutoModel.from_config(config, dtype=torch.float32)

@@ -122,6 +122,17 @@ def test_the_encoder_gives_the_models_own_values(kind: str, request: pytest.Fixt
     assert empty.isfinite().all()
 
 
+def test_full_attention_drops_no_attention_weights_as_mechanisms_do(bert: Path) -> None:
+    source = open_pretrained(str(bert))
+    options = source.config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}
+    encoder = PretrainedEncoder(
+        TransformerConfig(FullAttention), options, weights=source.folder
+    ).train()
+    row = torch.tensor([source.tokenizer.single.around(source.tokenizer.encode("a fine film"))])
+    first, second = (encoder(row, torch.ones_like(row).bool()).hidden for _ in range(2))
+    torch.testing.assert_close(first, second, atol=0, rtol=0)
+
+
 def test_a_run_needs_nothing_but_its_checkpoint(
     bert: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
