@@ -24,16 +24,21 @@ class Arguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
 
-    def parse_args(self, *given: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
+    def parse_known_args(  # type: ignore[override]
+        self, *given: Any, **kwargs: Any
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Parse, and refuse numbers that are not finite, or below their minimum.
 
+        Returns:
+            The options, and the arguments that are none of them; `parse_args` refuses these.
+
         Raises:
-            InputError: if an option is unknown, misses a value, or has one that is not allowed.
+            InputError: if an option misses a value, or has one that is not allowed.
         """
-        options = super().parse_args(*given, **kwargs)
+        options, rest = super().parse_known_args(*given, **kwargs)
         require_finite({f"--{name}": value for name, value in vars(options).items()})
         for name, minimum in self._minimums.items():
             value = getattr(options, name)
             lowest = min(value) if isinstance(value, list) else value
             require_at_least(minimum, **{f"--{name}": lowest})
-        return options
+        return options, rest

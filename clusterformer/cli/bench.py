@@ -93,12 +93,22 @@ class BenchArguments(Arguments):
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Parse, and set the number of threads."""
-        import torch
-
         options = self.parse_args(arguments)
-        if options.threads:
-            torch.set_num_threads(options.threads)
+        _set_threads(options)
         return options
+
+    def parse_beside(self, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Parse likewise; the arguments that are no options of these are returned, too."""
+        options, rest = self.parse_known_args(arguments)
+        _set_threads(options)
+        return options, rest
+
+
+def _set_threads(options: argparse.Namespace) -> None:
+    import torch
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
 
 
 def run(arguments: list[str]) -> None:

@@ -18,7 +18,8 @@ usage: clusterformer bench steps --config FILE [options]
 Measure whole training steps of a configuration, optimizer included, on the CPU, on a batch of its
 longest texts.
 
-  --config FILE         a configuration, as for fit
+  --config FILE         a configuration, as for fit; more options of fit change it, such as
+                        --data.max_length 2048
   --mechanisms NAME ... `configured`, its own, or classes of mechanisms that replace it
                         (default: FullAttention configured)
   --dtype fp32          fp32, bf16 or fp16: autocast
@@ -34,10 +35,10 @@ def run(arguments: list[str]) -> None:
     parser = BenchArguments()
     parser.add_argument("--config", required=True)
     parser.set_defaults(mechanisms=["FullAttention", "configured"])
-    options = parser.parse(arguments)
+    options, changes = parser.parse_beside(arguments)
     from clusterformer.bench import steps
 
-    makers = {name: partial(_make, options.config, name) for name in options.mechanisms}
+    makers = {name: partial(_make, options.config, changes, name) for name in options.mechanisms}
     rows: list[Row] = []
     for row in steps.measure(
         makers, dtype=options.dtype, repeats=options.repeats, memory=options.memory
@@ -45,11 +46,12 @@ def run(arguments: list[str]) -> None:
         rows.append(row)
         print_times(row, rows)
     if options.out:
+        options.changes = changes
         save(options, rows)
 
 
-def _make(config: str, mechanism: str) -> tuple[ClusterFormer, Task]:
+def _make(config: str, changes: list[str], mechanism: str) -> tuple[ClusterFormer, Task]:
     from clusterformer.cli.options import make_model_and_task
 
     chosen = [] if mechanism == "configured" else ["--model.attention", mechanism]
-    return make_model_and_task(["--config", config, *chosen])
+    return make_model_and_task(["--config", config, *changes, *chosen])

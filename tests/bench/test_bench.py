@@ -106,6 +106,17 @@ def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
     assert rows == [["1024", "FullAttention"], ["1024", "configured"]]
 
 
+def test_more_options_change_the_configuration_of_steps_and_are_kept(tmp_path, capsys) -> None:
+    out = tmp_path / "steps.json"
+    arguments = ["--config", "quickstart.yaml", "--repeats", "1", "--no-memory", "--out", str(out)]
+    assert main(["bench", "steps", *arguments, "--data.num_tokens", "128"]) == 0
+    report = json.loads(out.read_text())
+    assert [row["length"] for row in report["rows"]] == [128, 128]
+    assert report["settings"]["changes"] == ["--data.num_tokens", "128"]
+    assert main(["bench", "steps", *arguments, "--repeat", "2"]) != 0
+    assert "--repeat" in capsys.readouterr().err
+
+
 def test_regret_compares_the_default_with_every_form(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(
         regret, "SHAPES", (regret.BatchShape(20, 2, 64), regret.BatchShape(70, 1, 64))
