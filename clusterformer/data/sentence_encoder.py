@@ -68,6 +68,8 @@ class SentenceEncoder:
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Compute the vectors of texts, (P, F), those of similar length together."""
+        if not texts:
+            return np.zeros((0, self._model.config.hidden_size), dtype=np.float32)
         cut = [text[: _LONGEST * self.max_length] for text in texts]
         ids = self._tokenizer(cut, truncation=True, max_length=self.max_length)["input_ids"]
         order = sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True)

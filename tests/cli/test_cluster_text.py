@@ -150,6 +150,7 @@ def test_a_sentence_encoder_pools_as_its_folder_says(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     texts = ["red", "green blue red", "blue " * 40]
     encoder = SentenceEncoder(str(tmp_path))
+    assert encoder.encode([]).shape == (0, encoder.encode(["a"]).shape[1])
     assert encoder.max_length == 16
     found = encoder.encode(texts)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
