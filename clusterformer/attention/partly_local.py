@@ -109,10 +109,8 @@ class PartlyLocalAttention(AttentionCore):
 
         Keys and values of all tokens are kept, also for the local heads.
         """
-        position, local = (
-            int(cache[2][0]),
-            self.local_heads,
-        )  # the position is the same in every row
+        position = int(cache[2][0])  # the same in every row
+        local = self.local_heads
         keys, values = (
             extend(rows, position, new) for rows, new in zip(cache[:2], (k, v), strict=True)
         )
