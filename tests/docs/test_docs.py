@@ -185,8 +185,9 @@ def test_options_are_in_the_help(line: str, capsys: pytest.CaptureFixture[str]) 
     for shown in ([command], [command, *subcommand]):
         assert main([*shown, "--help"]) == 0
     told = capsys.readouterr().out
+    of_fit = "more options of fit" in told  # those have a dot
     for option in options:
-        if option.startswith("--"):
+        if option.startswith("--") and not (of_fit and "." in option):
             assert option.split("=")[0] in told, line
 
 
