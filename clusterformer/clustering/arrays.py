@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_ENTRIES = 2**24  # numbers looked at together
+
 Back = Callable[[NDArray], Any]
 """Function that makes an array of NumPy one of the library and on the device of the input."""
 
@@ -40,6 +42,15 @@ def to_numpy(X: Any) -> tuple[Any, Back]:
 
     space, place = X.__array_namespace__(), X.device
     return _convert_to_numpy(X, space), lambda found: space.asarray(found, device=place)
+
+
+def check_finite(X: NDArray, estimator_name: str) -> None:
+    """Refuse NaN and infinity in X (P, columns), with scikit-learn's words, a block at a time."""
+    from sklearn.utils import assert_all_finite
+
+    size = max(1, _ENTRIES // X.shape[1])
+    for start in range(0, len(X), size):
+        assert_all_finite(X[start : start + size], estimator_name=estimator_name, input_name="X")
 
 
 def check_library(X: Any, estimator: Any, method: str) -> None:

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
+from sklearn.utils.random import sample_without_replacement
 from torch import Tensor
 
 from clusterformer.clustering.augmentation import Augment, Augmentation
 from clusterformer.clustering.evaluation import (
     ENTRIES,
-    NOISE,
     Evaluator,
     Totals,
     compute_features,
@@ -160,9 +160,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         """
         X, weights, back = self._receive(X, sample_weight, reset=True)
         random = check_random_state(self.random_state)
-        rows = np.arange(X.shape[0]) if weights is None else np.flatnonzero(weights)
-        if len(rows) > SAMPLE:
-            rows = np.sort(random.permutation(len(rows))[:SAMPLE])
+        rows = _draw_rows(X.shape[0], weights, random)
         data = self._prepare(X, rows, weights, random, first=True)
         best = np.inf
         for _ in range(self.n_init):
@@ -175,7 +173,9 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
                 best, self._network, self.n_iter_ = loss, network, steps
         self._optimizer: torch.optim.Optimizer | None = None
         labels = self._conclude(X, weights, data)
-        found = len(np.unique(labels[labels != NOISE]))
+        seen = np.zeros(self.n_clusters_ + 1, dtype=bool)  # the last one is noise, -1
+        seen[labels] = True
+        found = seen[:-1].sum()
         if found < self.n_clusters_ and not self.min_probability:
             warnings.warn(
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "
@@ -325,6 +325,16 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         self, X: Any, rows: NDArray, augment: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
         return compute_features(self._features, X, first_clusters(self), self.device, rows, augment)
+
+
+def _draw_rows(num_points: int, weights: NDArray | None, random: Random) -> NDArray:
+    """Draw up to SAMPLE rows to train on, of those that weigh something, in rising order."""
+    if weights is None and num_points > SAMPLE:
+        return np.sort(sample_without_replacement(num_points, SAMPLE, random_state=random))
+    rows = np.arange(num_points) if weights is None else np.flatnonzero(weights)
+    if len(rows) > SAMPLE:
+        rows = np.sort(random.permutation(rows)[:SAMPLE])
+    return rows
 
 
 def _generator(random: Random) -> torch.Generator:

@@ -177,34 +177,37 @@ class Evaluator:
 
     def nearest(self) -> NDArray[np.int64]:
         """Find the cluster of each point, (P,), in blocks of rows that fit into the cache."""
-        found = []
+        labels = np.empty(self._X.shape[0], dtype=np.int64)
+        start = 0
         with torch.no_grad():
             for chunk in self._chunks():
                 for block in chunk.split(_BLOCK):
                     scores = self._network.scores(self._map(block)).cpu()
                     # three times as fast as torch's argmax over short rows
-                    found.append(scores.numpy().argmax(1))
-        return np.concatenate(found)
+                    scores.numpy().argmax(1, out=labels[start : start + len(block)])
+                    start += len(block)
+        return labels
 
     def assign(
         self, weights: NDArray | None, min_probability: float
     ) -> tuple[NDArray, NDArray, NDArray]:
         """Label each point, (P,), and sum memberships (C,) and weighted points (C, columns)."""
-        labels: list[Tensor] = []
+        labels = np.empty(self._X.shape[0], dtype=np.int64)
         mass: Any = 0.0
         sums: Any = 0.0
         start = 0
         with torch.no_grad():
             for chunk in self._chunks():
                 logits = self._network(self._map(chunk))
-                labels.append(label(logits, min_probability).cpu())
+                rows = slice(start, start + len(chunk))
+                labels[rows] = label(logits, min_probability).cpu()
                 p = logits.softmax(1)
                 if weights is not None:
-                    p = p * torch.as_tensor(weights[start : start + len(p), None]).to(p)
-                    start += len(p)
+                    p = p * torch.as_tensor(weights[rows, None]).to(p)
+                start += len(chunk)
                 mass = mass + p.sum(0).double()
                 sums = sums + (p.T @ chunk).double()
-        return torch.cat(labels).numpy(), mass.cpu().numpy(), sums.cpu().numpy()
+        return labels, mass.cpu().numpy(), sums.cpu().numpy()
 
     def _map(self, points: Tensor) -> Tensor:
         return _map_points(self._features, points)

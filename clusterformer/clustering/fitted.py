@@ -17,7 +17,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from clusterformer.clustering.arrays import Back, check_library, to_numpy
+from clusterformer.clustering.arrays import Back, check_finite, check_library, to_numpy
 from clusterformer.clustering.evaluation import (
     Evaluator,
     Totals,
@@ -120,7 +120,13 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         check_parameters(self)
         X, back = to_numpy(X)
         types = [np.float64, np.float32, np.float16]
-        X = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=types)
+        half = isinstance(X, np.ndarray) and X.dtype == np.float16
+        finite = not half  # scikit-learn would copy float16 to look for what is not finite
+        X = validate_data(
+            self, X, reset=reset, accept_sparse="csr", dtype=types, ensure_all_finite=finite
+        )
+        if half:
+            check_finite(X, type(self).__name__)
         if reset:
             least = least_clusters(self)
             if X.shape[0] < least:

@@ -17,7 +17,7 @@ MAX_UNITS = 2**20
 MIN_PER_CLUSTER = 8
 """Minimum number of points per cluster in a batch, if there are so many points."""
 
-SAMPLE = 2**18
+SAMPLE = 2**17
 """Maximum number of points that `fit` trains on, drawn at random; it assigns all points."""
 
 AUTO_CLUSTERS = 100

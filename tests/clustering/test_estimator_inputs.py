@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits, make_blobs
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import check_estimator
 
-from clusterformer.clustering import NeuralClustering
+from clusterformer.clustering import NeuralClustering, estimator
 from clusterformer.clustering.merging import Merge, merges, natural_count
 
 
@@ -142,6 +142,26 @@ def test_float16_from_a_memory_map(blobs: tuple[np.ndarray, np.ndarray], tmp_pat
     fitted = small().fit(mapped)
     assert adjusted_rand_score(y, fitted.predict(mapped)) > 0.95
     assert fitted.cluster_centers_.dtype == fitted.predict_proba(mapped).dtype == np.float32
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_float16_that_is_not_finite_is_refused_before_training(
+    blobs: tuple[np.ndarray, np.ndarray], value: float
+) -> None:
+    x = blobs[0].astype(np.float16)
+    x[-1, 0] = value
+    fitted = small().fit(blobs[0])
+    for method in (small().fit, fitted.predict):
+        with pytest.raises(ValueError, match=r"Input X contains (NaN|infinity)"):
+            method(x)
+
+
+def test_points_without_weight_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimator, "SAMPLE", 50)
+    weights = np.r_[np.zeros(1000), np.ones(100)]
+    rows = estimator._draw_rows(1100, weights, np.random.RandomState(0))
+    assert len(rows) == 50
+    assert rows.min() >= 1000
 
 
 def test_centers_start_kmeans(blobs: tuple[np.ndarray, np.ndarray]) -> None:

@@ -115,11 +115,11 @@ def test_parameters_that_make_no_sense_are_named(
 
 
 def test_more_memory_than_there_is_is_not_asked_for() -> None:
-    x = np.zeros((2**18, 1), dtype=np.float32)
+    x = np.zeros((2**17, 1), dtype=np.float32)
     with pytest.raises(ValueError, match=r"'n_clusters' parameter .* need about .* GiB"):
-        small(150_000).fit(x)
+        small(120_000).fit(x)
     with pytest.raises(ValueError, match=r"'n_neighbors' parameter .* need about .* GiB"):
-        small(n_neighbors=2**18).fit(x)
+        small(n_neighbors=2**17).fit(x)
     fitting = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (16 * len(x))
     twice = small(n_neighbors=fitting * 3 // 4, merge="information")  # searches twice as many
     with pytest.raises(ValueError, match=r"'n_neighbors' parameter .* need about .* GiB"):
