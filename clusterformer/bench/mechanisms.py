@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,9 +44,9 @@ def measure(
         limit: Seconds; a layer whose step takes longer is left out from the next setting on.
 
     Yields:
-        One row for each layer at each setting; `times_floor` is the time divided by that of the
-        same operations as one matrix product, `keys_seen` the share of the text that a token
-        attends to, None where a public package does not say.
+        One row for each layer at each setting where it runs; `times_floor` is the time divided by
+        that of the same operations as one matrix product, `keys_seen` the share of the text that a
+        token attends to, None where a public package does not say.
     """
     slow: set[str] = set()
     for setting in settings:
@@ -61,6 +62,9 @@ def _measure_setting(
     setting: Setting, names: Sequence[str], peak_rate: float, repeats: int, memory: bool
 ) -> Iterator[Row]:
     subjects = {name: Subject(name, setting) for name in names}
+    subjects = {
+        name: subject for name, subject in subjects.items() if _runs(name, subject, setting)
+    }
     device = setting.device
     forward = time_in_turns({n: s.forward for n, s in subjects.items()}, repeats, device)
     both = time_in_turns({n: s.step for n, s in subjects.items()}, repeats, device)
@@ -80,6 +84,18 @@ def _measure_setting(
             "times_floor": milliseconds * 1e-3 * peak_rate / operations,
             "keys_seen": subject.keys_seen(),
         }
+
+
+def _runs(name: str, subject: Subject, setting: Setting) -> bool:
+    """Run a layer once, so that one that cannot (a package in bf16) does not stop the others."""
+    try:
+        subject.step()
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        at = f"{setting.length} tokens in {setting.dtype}"
+        print(f"left out: {name} at {at}: {reason}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def _peak_mib(name: str, setting: Setting) -> float:
