@@ -11,8 +11,9 @@ import torch
 from clusterformer.bench.mechanisms import run_layers
 from clusterformer.bench.report import Row
 from clusterformer.bench.step_memory import step_memory
+from clusterformer.bench.step_parts import PartTimes
 from clusterformer.bench.subjects import DTYPES, Setting
-from clusterformer.bench.timing import time_in_turns
+from clusterformer.bench.timing import clock, time_in_turns
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 
@@ -32,18 +33,22 @@ def measure(
         memory: Whether to measure peak memory in fresh processes.
 
     Yields:
-        One row for each model.
+        One row for each model. Of its step, "attention_ms" and "optimizer_ms" are parts (see
+        `PartTimes`); "data_ms" is not, and the mean time of making a batch.
     """
-    made = {name: training_step(*make(), dtype) for name, make in makers.items()}
-    samples = time_in_turns({name: step for name, (step, _) in made.items()}, repeats, "cpu")
+    made = {name: TrainingStep(*make(), dtype) for name, make in makers.items()}
+    samples = time_in_turns(made, repeats, "cpu")
     for name, times in samples.items():
-        batch, length = made[name][1]
+        step = made[name]
+        batch, length = step.shape
         yield {
             "mechanism": name,
             "length": length,
             "batch": batch,
             "median_ms": statistics.median(times),
             "samples_ms": times,
+            **step.median_parts(repeats),
+            "data_ms": step.data_ms,
             "peak_mib": (
                 step_memory(_warm_up, partial(_make_step, makers[name], dtype), "cpu")
                 if memory
@@ -52,33 +57,46 @@ def measure(
         }
 
 
-def training_step(
-    model: ClusterFormer, task: Task, dtype: str = "fp32"
-) -> tuple[Callable[[], None], tuple[int, ...]]:
-    """Make a function that trains one step on a batch of the task's longest texts.
+class TrainingStep:
+    """A training step on a batch of the task's longest texts; a call takes it.
 
-    Returns:
-        The function, and the shape of the batch's tokens.
+    Attributes:
+        shape: Of the batch's tokens.
+        data_ms: Mean time of making a batch of the training data, in milliseconds.
     """
-    task.prepare_data()
-    task.setup("fit")
-    model.network = task.build(model.transformer_config)
-    batch = max(task.train_dataloader(), key=lambda batch: batch.tokens.shape[1])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=model.lr, fused=True)
-    autocast = torch.autocast("cpu", DTYPES[dtype], enabled=dtype != "fp32")
 
-    def step() -> None:
-        with autocast:
-            parts = model.objective(task, batch).values()
-        optimizer.zero_grad()
+    def __init__(self, model: ClusterFormer, task: Task, dtype: str = "fp32") -> None:
+        task.prepare_data()
+        task.setup("fit")
+        model.network = task.build(model.transformer_config)
+        self.model, self.task = model, task
+        begun, batches = clock(), task.train_dataloader()
+        self.batch = max(batches, key=lambda batch: batch.tokens.shape[1])
+        self.data_ms = (clock() - begun) * 1e3 / len(batches)
+        self.shape = tuple(self.batch.tokens.shape)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=model.lr, fused=True)
+        self.autocast = torch.autocast("cpu", DTYPES[dtype], enabled=dtype != "fp32")
+        self.parts = PartTimes(model, self.optimizer)
+        self._taken: list[dict[str, float]] = []
+
+    def __call__(self) -> None:
+        """Take a step."""
+        self.parts.clear()
+        with self.autocast:
+            parts = self.model.objective(self.task, self.batch).values()
+        self.optimizer.zero_grad()
         torch.stack([weight * total / count for total, count, weight in parts]).sum().backward()
-        optimizer.step()
+        self.optimizer.step()
+        self._taken.append(self.parts.milliseconds)
 
-    return step, tuple(batch.tokens.shape)
+    def median_parts(self, steps: int) -> Row:
+        """Compute the median times of attention and the optimizer in the last `steps` steps."""
+        last = self._taken[-steps:]
+        return {f"{part}_ms": statistics.median(taken[part] for taken in last) for part in last[0]}
 
 
-def _make_step(make: Maker, dtype: str) -> Callable[[], None]:
-    return training_step(*make(), dtype)[0]
+def _make_step(make: Maker, dtype: str) -> TrainingStep:
+    return TrainingStep(*make(), dtype)
 
 
 def _warm_up() -> None:

@@ -46,9 +46,13 @@ def copy_rate(device: str) -> float:
     return 2 * len(source) / (min(samples) * 1e-3)
 
 
+def clock() -> float:
+    """Read the clock for the CPU: CPU seconds with one thread, else wall-clock seconds."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def _milliseconds(step: Callable[[], object], device: str) -> float:
     if device == "cpu":
-        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         begun = clock()
         step()
         return (clock() - begun) * 1e3

@@ -183,6 +183,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 COLUMNS = {
     "forward_ms": ("forward", "{:.1f}"),
     "median_ms": ("ms", "{:.1f}"),
+    "attention_ms": ("attention", "{:.1f}"),
+    "optimizer_ms": ("optimizer", "{:.1f}"),
+    "data_ms": ("data", "{:.1f}"),
     "peak_mib": ("MiB", "{:.0f}"),
     "times_floor": ("x floor", "{:.2f}"),
     "keys_seen": ("keys", "{:.3f}"),
@@ -200,8 +203,8 @@ def print_times(row: Row, rows: Sequence[Row]) -> None:
     """
     columns = {key: spec for key, spec in COLUMNS.items() if key in row}
     if len(rows) == 1:
-        heads = "".join(f"{head:>9}" for head, _ in columns.values())
-        print(f"{'length':>7}  {'mechanism':<28}{heads}{'of full':>9}")
+        heads = "".join(f"{head:>11}" for head, _ in columns.values())
+        print(f"{'length':>7}  {'mechanism':<28}{heads}{'of full':>11}")
     full = [
         r["median_ms"]
         for r in rows
@@ -209,10 +212,10 @@ def print_times(row: Row, rows: Sequence[Row]) -> None:
     ]
     share = f"{row['median_ms'] / full[0]:.2f}" if full else "-"
     cells = "".join(
-        f"{'-' if row[key] is None else form.format(row[key]):>9}"
+        f"{'-' if row[key] is None else form.format(row[key]):>11}"
         for key, (_, form) in columns.items()
     )
-    print(f"{row['length']:>7}  {row['mechanism']:<28}{cells}{share:>9}", flush=True)
+    print(f"{row['length']:>7}  {row['mechanism']:<28}{cells}{share:>11}", flush=True)
 
 
 def save(options: argparse.Namespace, rows: Sequence[Row], **measured: Any) -> None:

@@ -16,7 +16,8 @@ HELP = """
 usage: clusterformer bench steps --config FILE [options]
 
 Measure whole training steps of a configuration, optimizer included, on the CPU, on a batch of its
-longest texts.
+longest texts. "attention" (without projections) and "optimizer" are parts of the step; "data", the
+mean time of making a batch, is not.
 
   --config FILE         a configuration, as for fit; more options of fit change it, such as
                         --data.max_length 2048

@@ -99,6 +99,21 @@ def test_a_batch_may_have_a_fixed_number_of_sequences_and_slow_ones_are_left_out
     assert capsys.readouterr().out.count("FullAttention") == 1
 
 
+def test_a_layer_that_cannot_run_is_left_out(capsys, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from clusterformer.attention import AttentionCore\n"
+        "class FloatOnly(AttentionCore):\n"
+        "    def forward(self, q, k, v, **_):\n"
+        "        raise RuntimeError('expected Float')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["bench", *SMALL, "--no-memory", "--lengths", "64"]
+    assert main([*arguments, "--mechanisms", "mine.FloatOnly", "FullAttention"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("FullAttention") == 1
+    assert printed.err == "left out: mine.FloatOnly at 64 tokens in fp32: expected Float\n"
+
+
 def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
     arguments = ["--config", "quickstart.yaml", "--repeats", "1", "--no-memory"]
     assert main(["bench", "steps", *arguments]) == 0
@@ -112,6 +127,9 @@ def test_more_options_change_the_configuration_of_steps_and_are_kept(tmp_path, c
     assert main(["bench", "steps", *arguments, "--data.num_tokens", "128"]) == 0
     report = json.loads(out.read_text())
     assert [row["length"] for row in report["rows"]] == [128, 128]
+    for row in report["rows"]:
+        assert min(row["attention_ms"], row["optimizer_ms"], row["data_ms"]) > 0
+        assert row["attention_ms"] + row["optimizer_ms"] < row["median_ms"]
     assert report["settings"]["changes"] == ["--data.num_tokens", "128"]
     assert main(["bench", "steps", *arguments, "--repeat", "2"]) != 0
     assert "--repeat" in capsys.readouterr().err
