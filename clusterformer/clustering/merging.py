@@ -5,6 +5,7 @@ C clusters
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 _LEAST_SHARE = 1 / 3  # of the largest one
+_CLEAR = 1.2  # least rise of the share of loss that says that clusters are apart
+_WORTH = 0.03  # share of the modularity that such a rise is worth
 
 
 class Merge(NamedTuple):
@@ -22,12 +25,15 @@ class Merge(NamedTuple):
         gone: Index of the other one.
         loss: Information that the merge loses, in nats.
         split: Entropy of the choice between the two, in nats: what the merge could lose at most.
+        modularity: Of the clusters before the merge: the share of neighbours in one cluster, minus
+            the share of random pairs there (Newman and Girvan, 2004).
     """
 
     kept: int
     gone: int
     loss: float
     split: float
+    modularity: float
 
 
 def merges_above_chance(joint: Tensor) -> Iterator[tuple[int, int]]:
@@ -82,9 +88,11 @@ def merges(joint: Tensor) -> Iterator[Merge]:
         # of each pair the upper triangle, so that the first index is kept
         loss[torch.ones_like(loss, dtype=torch.bool).tril()] = torch.inf
         a, b = divmod(int(loss.argmin()), len(joint))
-        sizes = joint.sum(1)[[a, b]]
-        split = h(sizes.sum()) - h(sizes).sum()
-        yield Merge(left[a], left.pop(b), max(0.0, float(loss[a, b])), float(split))
+        sizes = joint.sum(1)
+        modularity = float(joint.trace() - sizes.square().sum())
+        sizes = sizes[[a, b]]
+        split = float(h(sizes.sum()) - h(sizes).sum())
+        yield Merge(left[a], left.pop(b), max(0.0, float(loss[a, b])), split, modularity)
         sums -= sum(h(column[:, None] + column) for column in (joint[:, a], joint[:, b]))
         joint[a] += joint[b]
         joint[:, a] += joint[:, b]
@@ -123,12 +131,20 @@ def _losses(joint: Tensor, sums: Tensor) -> Tensor:
 def natural_count(order: list[Merge]) -> int:
     """Choose a number of clusters from all the merges that leave one.
 
-    Merges within a cluster lose little information; the first merge of two clusters that are apart
-    loses much more. But clusters grow as they merge, and large ones have more to lose: of C equal
-    clusters, all apart, a merge of two loses 2 log(2) / C. So each loss is measured in this unit, C
-    the number of clusters before the merge. Merging stops where this share rises most: where its
-    ratio to the largest share before it is largest. Shares below a third of the largest count as
-    that much, because the first merges join single points.
+    Two measures are joined. Modularity says how many more neighbours share a cluster than random
+    points do. It is largest at a number of clusters that suits the points, but too large a number
+    where few points, or few columns, leave gaps within clusters.
+
+    The other is what a merge loses. Within a cluster that is little information; the first merge of
+    two clusters that are apart loses much more. But clusters grow as they merge, and large ones
+    have more to lose: of C equal clusters, all apart, a merge of two loses 2 log(2) / C. So each
+    loss is measured in this unit, C the number of clusters before the merge. Its rise is the ratio
+    to the largest share before it; shares below a third of the largest of all count as that much,
+    because the first merges join single points.
+
+    A rise by a fifth is worth 3 % of the modularity, one by its square 6 %, and so on. Merging
+    stops before the rise that is worth most beyond the modularity missing there, if that is a fifth
+    or more, else at the largest modularity.
 
     Args:
         order: C - 1 merges, as `merges` yields them.
@@ -141,9 +157,14 @@ def natural_count(order: list[Merge]) -> int:
     first = len(order) + 1
     # without the constant 2 log(2), which changes no ratio
     shares = [merge.loss * (first - index) for index, merge in enumerate(order)]
-    before, best, count = max(shares) * _LEAST_SHARE, 0.0, 2
-    for index, share in enumerate(shares):
-        if index and share > best * before:
-            best, count = share / max(before, 1e-300), first - index
+    best = max(range(len(order)), key=lambda index: order[index].modularity)
+    most = max(order[best].modularity, 1e-300)
+    before, gain = max(shares) * _LEAST_SHARE, 0.0
+    for index, (share, merge) in enumerate(zip(shares, order, strict=True)):
+        rise = share / max(before, 1e-300)
+        if index and rise >= _CLEAR:
+            worth = _WORTH * math.log(rise, _CLEAR) - (1 - merge.modularity / most)
+            if worth > gain:
+                gain, best = worth, index
         before = max(before, share)
-    return count
+    return first - best

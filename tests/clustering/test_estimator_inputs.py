@@ -210,6 +210,8 @@ def test_merges_lose_the_least_information_written_out() -> None:
         assert (merge.kept, merge.gone) == min(losses, key=losses.__getitem__)
         assert merge.loss == pytest.approx(min(losses.values()))
         assert merge.loss <= merge.split + 1e-12
+        chance = (joint.sum(1) ** 2).sum()
+        assert merge.modularity == pytest.approx(float(joint.diagonal().sum() - chance))
         joint = merged(joint, merge.kept, merge.gone)
         left.remove(merge.gone)
     assert len(left) == 1
@@ -228,7 +230,18 @@ def test_merging_does_not_stop_because_clusters_have_become_large() -> None:
     losses = [
         share * 2 * np.log(2) / count for share, count in zip(shares, range(40, 1, -1), strict=True)
     ]
-    assert natural_count([Merge(0, 1, loss, loss) for loss in losses]) == 10
+    assert natural_count([Merge(0, 1, loss, loss, 1.0) for loss in losses]) == 10
+
+
+def test_modularity_decides_where_no_merge_loses_clearly_more() -> None:
+    # (number of clusters, share of what the merge could lose, modularity)
+    rows = [
+        (count, 1.0 + 0.5 * (count <= 4), 1 - abs(count - 17) / 20) for count in range(40, 1, -1)
+    ]
+    found = [Merge(0, 1, share / count, 1.0, quality) for count, share, quality in rows]
+    assert natural_count(found) == 17  # 4 is clear, but far below the best modularity
+    near = [merge._replace(modularity=merge.modularity / 1000 + 0.5) for merge in found]
+    assert natural_count(near) == 4
 
 
 @pytest.mark.slow
