@@ -10,18 +10,14 @@ B batch   N tokens   V vocabulary   K candidates
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections import Counter
-from itertools import pairwise
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
-import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
+from clusterformer.data.book_names import CANDIDATES, Book, Question, parse, questions
 from clusterformer.data.documents import (
     LanguageModelingCorpus,
     named_documents,
@@ -33,52 +29,10 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Output
-from clusterformer.tasks.generated.generated_task import (
-    TEST,
-    TRAIN,
-    VALID,
-    GeneratedTask,
-    GeneratedTexts,
-)
+from clusterformer.tasks.generated.cloze_texts import FIRST_NAME, ClozeBatch, ClozeTexts
+from clusterformer.tasks.generated.generated_task import TEST, TRAIN, VALID, GeneratedTask
 
-CANDIDATES = 10
-"""K."""
-
-RECENT = 256
-"""Last tokens of a passage in which the right name does not stand; half of one below 512 tokens."""
-
-UNKNOWN, BLANK, FIRST_NAME = 1, 2, 3
 SPLITS: dict[int, Split] = {TRAIN: "train", VALID: "valid", TEST: "test"}
-
-
-class ClozeBatch(NamedTuple):
-    """Passages with a missing name at their end."""
-
-    tokens: Tensor  # (B, N) int64
-    mask: Tensor  # (B, N) bool
-    target: Tensor  # (B,) int64: which candidate is right
-    asked: Tensor  # (B, 1) int64: position of the missing name
-    candidates: Tensor  # (B, K) int64: tokens
-
-
-class Book(NamedTuple):
-    """A book in words.
-
-    Attributes:
-        words: All words and marks, lower-cased but for names.
-        name: (words,) bool, True where a name stands.
-    """
-
-    words: list[str]
-    name: np.ndarray
-
-
-class Question(NamedTuple):
-    """Attributes: book; position of the missing name; candidates, the right one first."""
-
-    book: int
-    at: int
-    candidates: list[str]
 
 
 class ClozeState(TypedDict):
@@ -230,107 +184,3 @@ class Cloze(GeneratedTask):
 def _of_candidates(output: Output, batch: ClozeBatch) -> Tensor:
     """Logits of the candidates, (B, K)."""
     return output.logits[:, 0].float().gather(1, batch.candidates)
-
-
-def parse(text: str) -> Book:
-    """Cut a text into words and marks, and find its names."""
-    words = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?|\d+|[^\w\s]", text)
-    lower = {word for word in words if word.islower()}
-    inside = Counter(
-        word
-        for before, word in pairwise(words)
-        if before.isalpha() and word.istitle() and len(word) > 2 and word.lower() not in lower
-    )
-    names = {word for word, count in inside.items() if count > 1}
-    is_name = np.array([word in names for word in words], dtype=bool)
-    kept = [w if n else w.lower() for w, n in zip(words, is_name, strict=True)]
-    return Book(kept, is_name)
-
-
-def questions(book: Book, number: int, length: int) -> list[Question]:
-    """Find the names of a book that can be asked for behind a passage of `length` - 1 tokens."""
-    recent = min(RECENT, length // 2)
-    found = []
-    for at in np.flatnonzero(book.name):
-        start = at - length + 1
-        if start < 0:
-            continue
-        place = start + np.flatnonzero(book.name[start:at])
-        last = {book.words[i]: int(i) for i in place}  # the last time that each name stands
-        right = book.words[at]
-        if right not in last or last[right] >= at - recent or len(last) < CANDIDATES:
-            continue
-        counts = Counter(book.words[i] for i in place)
-        others = sorted((n for n in counts if n != right), key=lambda n: (-counts[n], n))
-        found.append(Question(number, int(at), [right, *others[: CANDIDATES - 1]]))
-    return found
-
-
-class ClozeTexts(GeneratedTexts):
-    """Passages with a missing name.
-
-    Args:
-        books: Books of one part.
-        questions: What can be asked in them.
-        words: Number of each word that has one.
-        stream: Numbers that name this list of texts.
-        length: Number of tokens of every text.
-        num_names: Number of numbers for names.
-        fresh: Share of texts with fresh names.
-    """
-
-    def __init__(
-        self,
-        books: list[Book],
-        questions: list[Question],
-        words: dict[str, int],
-        stream: tuple[int, ...],
-        *,
-        length: int,
-        num_names: int,
-        fresh: float,
-    ) -> None:
-        super().__init__(stream)
-        self._books, self._questions, self._words = books, questions, words
-        self._length, self._num_names, self._fresh = length, num_names, fresh
-
-    def __getitem__(self, indices: list[int]) -> ClozeBatch:
-        if not indices:
-            zero = torch.zeros(1, 1, dtype=torch.long)
-            candidates = zero.expand(1, CANDIDATES)
-            return ClozeBatch(zero, zero.bool(), zero[0] + IGNORE, zero, candidates)
-        rows = [self._text(index) for index in indices]
-        tokens, candidates = (torch.tensor([row[i] for row in rows]) for i in (0, 1))
-        asked = torch.full((len(rows), 1), self._length - 1)
-        target = torch.tensor([row[2] for row in rows])
-        return ClozeBatch(
-            tokens, torch.ones_like(tokens, dtype=torch.bool), target, asked, candidates
-        )
-
-    def _text(self, index: int) -> tuple[list[int], list[int], int]:
-        """Tokens of one text, of its candidates, and which is right."""
-        generator = self.generator(index)
-        asked = self._questions[int(generator.integers(len(self._questions)))]
-        book = self._books[asked.book]
-        part = slice(asked.at - self._length + 1, asked.at)
-        pairs = list(zip(book.words[part], book.name[part], strict=True))
-        names = dict.fromkeys([*asked.candidates, *(word for word, is_name in pairs if is_name)])
-        numbers = self._numbers(list(names), generator)
-        order = generator.permutation(CANDIDATES)
-        candidates = [numbers[asked.candidates[i]] for i in order]
-        tokens = [(numbers if n else self._words).get(w, UNKNOWN) for w, n in pairs]
-        return [*tokens, BLANK], candidates, int(np.argmin(order))
-
-    def _numbers(self, names: list[str], generator: np.random.Generator) -> dict[str, int]:
-        """Number all names of a text, the candidates differently."""
-        if generator.random() < self._fresh:
-            drawn = generator.permutation(self._num_names)
-        else:  # by spelling; a number that is taken gives way to the next
-            drawn = np.array([zlib.crc32(name.encode()) % self._num_names for name in names])
-        taken: dict[int, None] = {}
-        for rank in range(len(names)):
-            number = int(drawn[rank % len(drawn)])
-            while number in taken and len(taken) < self._num_names:
-                number = (number + 1) % self._num_names
-            taken[number] = None
-        return {name: FIRST_NAME + number for name, number in zip(names, taken, strict=False)}

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from clusterformer.cli.main import main
+from clusterformer.data.book_names import parse, questions
 from clusterformer.errors import InputError
-from clusterformer.tasks.generated.cloze import BLANK, FIRST_NAME, Cloze, parse, questions
+from clusterformer.tasks.generated.cloze import Cloze
+from clusterformer.tasks.generated.cloze_texts import BLANK, FIRST_NAME
 
 NAMES = [a + b for a in ("Bar", "Ken", "Lom", "Tis") for b in ("da", "ro", "mil")]
 LENGTH = 96

@@ -1,0 +1,99 @@
+"""Texts of the cloze task: passages of books with a missing name.
+
+B batch   N tokens   K candidates
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clusterformer.data.book_names import CANDIDATES, Book, Question
+from clusterformer.task import IGNORE
+from clusterformer.tasks.generated.generated_task import GeneratedTexts
+
+UNKNOWN, BLANK, FIRST_NAME = 1, 2, 3
+
+
+class ClozeBatch(NamedTuple):
+    """Passages with a missing name at their end."""
+
+    tokens: Tensor  # (B, N) int64
+    mask: Tensor  # (B, N) bool
+    target: Tensor  # (B,) int64: which candidate is right
+    asked: Tensor  # (B, 1) int64: position of the missing name
+    candidates: Tensor  # (B, K) int64: tokens
+
+
+class ClozeTexts(GeneratedTexts):
+    """Passages with a missing name.
+
+    Args:
+        books: Books of one part.
+        questions: What can be asked in them.
+        words: Number of each word that has one.
+        stream: Numbers that name this list of texts.
+        length: Number of tokens of every text.
+        num_names: Number of numbers for names.
+        fresh: Share of texts with fresh names.
+    """
+
+    def __init__(
+        self,
+        books: list[Book],
+        questions: list[Question],
+        words: dict[str, int],
+        stream: tuple[int, ...],
+        *,
+        length: int,
+        num_names: int,
+        fresh: float,
+    ) -> None:
+        super().__init__(stream)
+        self._books, self._questions, self._words = books, questions, words
+        self._length, self._num_names, self._fresh = length, num_names, fresh
+
+    def __getitem__(self, indices: list[int]) -> ClozeBatch:
+        if not indices:
+            zero = torch.zeros(1, 1, dtype=torch.long)
+            candidates = zero.expand(1, CANDIDATES)
+            return ClozeBatch(zero, zero.bool(), zero[0] + IGNORE, zero, candidates)
+        rows = [self._text(index) for index in indices]
+        tokens, candidates = (torch.tensor([row[i] for row in rows]) for i in (0, 1))
+        asked = torch.full((len(rows), 1), self._length - 1)
+        target = torch.tensor([row[2] for row in rows])
+        return ClozeBatch(
+            tokens, torch.ones_like(tokens, dtype=torch.bool), target, asked, candidates
+        )
+
+    def _text(self, index: int) -> tuple[list[int], list[int], int]:
+        """Tokens of one text, of its candidates, and which is right."""
+        generator = self.generator(index)
+        asked = self._questions[int(generator.integers(len(self._questions)))]
+        book = self._books[asked.book]
+        part = slice(asked.at - self._length + 1, asked.at)
+        pairs = list(zip(book.words[part], book.name[part], strict=True))
+        names = dict.fromkeys([*asked.candidates, *(word for word, is_name in pairs if is_name)])
+        numbers = self._numbers(list(names), generator)
+        order = generator.permutation(CANDIDATES)
+        candidates = [numbers[asked.candidates[i]] for i in order]
+        tokens = [(numbers if n else self._words).get(w, UNKNOWN) for w, n in pairs]
+        return [*tokens, BLANK], candidates, int(np.argmin(order))
+
+    def _numbers(self, names: list[str], generator: np.random.Generator) -> dict[str, int]:
+        """Number all names of a text, the candidates differently."""
+        if generator.random() < self._fresh:
+            drawn = generator.permutation(self._num_names)
+        else:  # by spelling; a number that is taken gives way to the next
+            drawn = np.array([zlib.crc32(name.encode()) % self._num_names for name in names])
+        taken: dict[int, None] = {}
+        for rank in range(len(names)):
+            number = int(drawn[rank % len(drawn)])
+            while number in taken and len(taken) < self._num_names:
+                number = (number + 1) % self._num_names
+            taken[number] = None
+        return {name: FIRST_NAME + number for name, number in zip(names, taken, strict=False)}
