@@ -194,7 +194,7 @@ class Task(LightningDataModule, ABC):
         if name is not None and not self.reads_pretrained:
             raise InputError(
                 f"{type(self).__name__} cannot start from a pretrained model: {name!r} is for "
-                "Classification, Inference, Matching and Similarity"
+                "Classification, Inference, Matching, Similarity and Cloze"
             )
         self._pretrained = name
 

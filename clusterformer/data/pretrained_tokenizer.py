@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from clusterformer.data.framed_tokenizers import FramedTokenizer
 from clusterformer.data.frames import Frame
 from clusterformer.errors import InputError
 
-_TOKENIZER_FILE = "tokenizer.json"
+_TOKENIZER_FILE, _SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
 
 
 class PretrainedTokenizer(FramedTokenizer):
@@ -56,6 +57,22 @@ class PretrainedTokenizer(FramedTokenizer):
     @property
     def vocab_size(self) -> int:
         return self._library.get_vocab_size()
+
+    @cached_property
+    def unknown(self) -> int | None:
+        """Token of what the vocabulary does not have; None if it can spell everything."""
+        return self._special("unk_token")
+
+    @cached_property
+    def blank(self) -> int:
+        """Token that stands for a masked one; without one, that of a text's end or the unknown."""
+        found = (self._special(name) for name in ("mask_token", "eos_token", "unk_token"))
+        return next((token for token in found if token is not None), self.vocab_size - 1)
+
+    def _special(self, name: str) -> int | None:
+        token = json.loads(self.files.get(_SETTINGS_FILE, "{}")).get(name)
+        content = token["content"] if isinstance(token, dict) else token
+        return None if content is None else self._library.token_to_id(content)
 
     @cached_property
     def single(self) -> Frame:

@@ -10,7 +10,6 @@ B batch   N tokens   V vocabulary   K candidates
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, TypedDict
 
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from clusterformer.data.book_names import CANDIDATES, Book, Question, parse, questions
+from clusterformer.data.cloze_words import FIRST_NAME, BookWords, ClozeWords, PretrainedWords
 from clusterformer.data.documents import (
     LanguageModelingCorpus,
     named_documents,
@@ -25,21 +25,30 @@ from clusterformer.data.documents import (
     read_documents,
 )
 from clusterformer.data.named_sets import Split
+from clusterformer.data.pretrained import Pretrained, open_pretrained
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.pretrained import PretrainedEncoder
+from clusterformer.models.pretrained_asked_tokens import PretrainedAskedTokens
 from clusterformer.task import IGNORE, Output
-from clusterformer.tasks.generated.cloze_texts import FIRST_NAME, ClozeBatch, ClozeTexts
+from clusterformer.tasks.generated.cloze_texts import ClozeBatch, ClozeTexts
 from clusterformer.tasks.generated.generated_task import TEST, TRAIN, VALID, GeneratedTask
 
 SPLITS: dict[int, Split] = {TRAIN: "train", VALID: "valid", TEST: "test"}
 
 
-class ClozeState(TypedDict):
-    """What a checkpoint holds of the task."""
+class ClozeTextState(TypedDict):
+    """Words, or names, in the order of their token ids, and the number of names."""
 
     words: list[str]
     num_names: int
+
+
+class ClozeState(ClozeTextState, total=False):
+    """What a checkpoint holds of the task; a pretrained model, where there is one."""
+
+    pretrained: dict[str, Any]
 
 
 class Cloze(GeneratedTask):
@@ -49,6 +58,9 @@ class Cloze(GeneratedTask):
     is a capitalised word within a sentence whose lower-case form the book does not have. Names have
     `num_names` numbers of their own: each name one by its spelling, or, in the texts with fresh
     names, one by chance.
+
+    A pretrained model reads words as its tokens, of a word that is several the first; names are
+    those of the training books that are one token.
 
     Args:
         name: Named set of books, split by books and authors; or give `train` and others.
@@ -64,6 +76,7 @@ class Cloze(GeneratedTask):
     """
 
     state_type = ClozeState
+    reads_pretrained = True
 
     def __init__(
         self,
@@ -94,7 +107,8 @@ class Cloze(GeneratedTask):
         self._name, self._root, self._files = name, root, files
         self._length, self._vocab_size = length, vocab_size
         self._num_names, self._fresh = num_names, fresh
-        self._words: dict[str, int] = {}
+        self._words: ClozeWords | None = None
+        self._source: Pretrained | None = None
         self._books: dict[Split, list[Book]] = {}
         self._questions: dict[Split, list[Question]] = {}
 
@@ -110,18 +124,19 @@ class Cloze(GeneratedTask):
         split = SPLITS[stream[0]]
         if split not in self._questions:
             self._books[split] = books = self._read(split)
-            if not self._words:
-                self._learn(books if split == "train" else self._read("train"))
-            found = [q for i, book in enumerate(books) for q in questions(book, i, self._length)]
+            words = self._words = self._words or self._learn(books if split == "train" else None)
+            length = self._length - len(words.before) - len(words.after)
+            found = [q for i, book in enumerate(books) for q in questions(book, i, length)]
             if not found:
                 raise InputError(
                     f"{split}: no passage of {self._length} tokens with {CANDIDATES} names and the "
                     "right one far from its end; give longer texts or a smaller length"
                 )
             self._questions[split] = found
+        assert self._words is not None
         return ClozeTexts(
             self._books[split], self._questions[split], self._words, stream,
-            length=self._length, num_names=self._num_names, fresh=self._fresh,
+            length=self._length, fresh=self._fresh,
         )  # fmt: skip
 
     def _read(self, split: Split) -> list[Book]:
@@ -131,19 +146,22 @@ class Cloze(GeneratedTask):
             documents = own_documents(str(self._files[split]))
         return [parse(text) for text in read_documents(documents)]
 
-    def _learn(self, books: list[Book]) -> None:
-        """Number the commonest words of the training books."""
-        counts = Counter(
-            word
-            for book in books
-            for word, is_name in zip(book.words, book.name, strict=True)
-            if not is_name
-        )
-        first = FIRST_NAME + self._num_names
-        common = sorted(counts, key=lambda word: (-counts[word], word))[: self._vocab_size]
-        self._words = {word: first + rank for rank, word in enumerate(common)}
+    def _learn(self, books: list[Book] | None) -> ClozeWords:
+        """Number the words and names of the training books, or take a pretrained model's."""
+        books = books or self._read("train")
+        if self.pretrained is None:
+            return BookWords.learn(books, self._vocab_size, self._num_names)
+        self._source = open_pretrained(self.pretrained)
+        return PretrainedWords.learn(self._source.tokenizer, books, self._num_names)
 
-    def build(self, config: TransformerConfig) -> AskedTokens:
+    def build(self, config: TransformerConfig) -> AskedTokens | PretrainedAskedTokens:
+        if self.pretrained is not None and self._words is None:
+            self._words = self._learn(None)
+        if (source := self._source) is not None:
+            encoder = PretrainedEncoder(
+                config, source.config, weights=source.folder, max_length=self._length
+            )
+            return PretrainedAskedTokens(encoder)
         return AskedTokens(config, vocab_size=self.num_labels, max_length=self._length)
 
     def loss(
@@ -168,12 +186,21 @@ class Cloze(GeneratedTask):
         metrics["accuracy"].update(right[batch.target != IGNORE].float())
 
     def state(self) -> dict[str, Any]:
-        return {"words": list(self._words), "num_names": self._num_names}
+        words = self._words
+        if isinstance(words, PretrainedWords):
+            assert self._source is not None
+            names = words.spellings
+            return {"words": names, "num_names": len(names), "pretrained": self._source.state()}
+        known = words.ids if isinstance(words, BookWords) else {}
+        return {"words": list(known), "num_names": self._num_names}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._num_names = state["num_names"]
-        first = FIRST_NAME + self._num_names
-        self._words = {word: first + rank for rank, word in enumerate(state["words"])}
+        if "pretrained" not in state:
+            self._words = BookWords(state["words"], self._num_names)
+            return
+        self._source = Pretrained.from_state(state["pretrained"])
+        self._words = PretrainedWords(self._source.tokenizer, state["words"])
 
     def predictions(self, network: nn.Module, batch: ClozeBatch) -> list[dict[str, Any]]:
         """Number of the chosen candidate of each text."""

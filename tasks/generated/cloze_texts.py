@@ -5,7 +5,6 @@ B batch   N tokens   K candidates
 
 from __future__ import annotations
 
-import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +12,9 @@ import torch
 from torch import Tensor
 
 from clusterformer.data.book_names import CANDIDATES, Book, Question
+from clusterformer.data.cloze_words import UNKNOWN, ClozeWords
 from clusterformer.task import IGNORE
 from clusterformer.tasks.generated.generated_task import GeneratedTexts
-
-UNKNOWN, BLANK, FIRST_NAME = 1, 2, 3
 
 
 class ClozeBatch(NamedTuple):
@@ -35,10 +33,9 @@ class ClozeTexts(GeneratedTexts):
     Args:
         books: Books of one part.
         questions: What can be asked in them.
-        words: Number of each word that has one.
+        words: Token ids of words and names.
         stream: Numbers that name this list of texts.
-        length: Number of tokens of every text.
-        num_names: Number of numbers for names.
+        length: Number of tokens of every text, special ones counted.
         fresh: Share of texts with fresh names.
     """
 
@@ -46,16 +43,15 @@ class ClozeTexts(GeneratedTexts):
         self,
         books: list[Book],
         questions: list[Question],
-        words: dict[str, int],
+        words: ClozeWords,
         stream: tuple[int, ...],
         *,
         length: int,
-        num_names: int,
         fresh: float,
     ) -> None:
         super().__init__(stream)
         self._books, self._questions, self._words = books, questions, words
-        self._length, self._num_names, self._fresh = length, num_names, fresh
+        self._length, self._fresh = length, fresh
 
     def __getitem__(self, indices: list[int]) -> ClozeBatch:
         if not indices:
@@ -64,7 +60,7 @@ class ClozeTexts(GeneratedTexts):
             return ClozeBatch(zero, zero.bool(), zero[0] + IGNORE, zero, candidates)
         rows = [self._text(index) for index in indices]
         tokens, candidates = (torch.tensor([row[i] for row in rows]) for i in (0, 1))
-        asked = torch.full((len(rows), 1), self._length - 1)
+        asked = torch.full((len(rows), 1), self._length - 1 - len(self._words.after))
         target = torch.tensor([row[2] for row in rows])
         return ClozeBatch(
             tokens, torch.ones_like(tokens, dtype=torch.bool), target, asked, candidates
@@ -75,25 +71,29 @@ class ClozeTexts(GeneratedTexts):
         generator = self.generator(index)
         asked = self._questions[int(generator.integers(len(self._questions)))]
         book = self._books[asked.book]
-        part = slice(asked.at - self._length + 1, asked.at)
+        words = self._words
+        passage = self._length - 1 - len(words.before) - len(words.after)
+        part = slice(asked.at - passage, asked.at)
         pairs = list(zip(book.words[part], book.name[part], strict=True))
         names = dict.fromkeys([*asked.candidates, *(word for word, is_name in pairs if is_name)])
-        numbers = self._numbers(list(names), generator)
+        ids = self._ids(list(names), generator)
         order = generator.permutation(CANDIDATES)
-        candidates = [numbers[asked.candidates[i]] for i in order]
-        tokens = [(numbers if n else self._words).get(w, UNKNOWN) for w, n in pairs]
-        return [*tokens, BLANK], candidates, int(np.argmin(order))
+        candidates = [ids[asked.candidates[i]] for i in order]
+        tokens = [ids.get(w, UNKNOWN) if is_name else words.word(w) for w, is_name in pairs]
+        row = [*words.before, *tokens, words.blank, *words.after]
+        return row, candidates, int(np.argmin(order))
 
-    def _numbers(self, names: list[str], generator: np.random.Generator) -> dict[str, int]:
-        """Number all names of a text, the candidates differently."""
+    def _ids(self, names: list[str], generator: np.random.Generator) -> dict[str, int]:
+        """Give all names of a text a token id, the candidates different ones."""
+        known = self._words.names
         if generator.random() < self._fresh:
-            drawn = generator.permutation(self._num_names)
-        else:  # by spelling; a number that is taken gives way to the next
-            drawn = np.array([zlib.crc32(name.encode()) % self._num_names for name in names])
+            drawn = generator.permutation(len(known))
+        else:  # by spelling; one that is taken gives way to the next
+            drawn = np.array([self._words.name(name) for name in names])
         taken: dict[int, None] = {}
         for rank in range(len(names)):
             number = int(drawn[rank % len(drawn)])
-            while number in taken and len(taken) < self._num_names:
-                number = (number + 1) % self._num_names
+            while number in taken and len(taken) < len(known):
+                number = (number + 1) % len(known)
             taken[number] = None
-        return {name: FIRST_NAME + number for name, number in zip(names, taken, strict=False)}
+        return {name: known[number] for name, number in zip(names, taken, strict=False)}

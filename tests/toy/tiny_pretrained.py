@@ -7,13 +7,13 @@ WORDS = ["a", "fine", "dull", "film", "very", "and", "the", "plot", ".", "how", 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
-def write_tokenizer(folder: Path, segments: bool = True) -> None:
+def write_tokenizer(folder: Path, segments: bool = True, words: list[str] = WORDS) -> None:
     """Write a tokenizer of words with BERT's special tokens, or RoBERTa's without segments."""
     import tokenizers
     from transformers import PreTrainedTokenizerFast
 
     names = SPECIAL if segments else ["<s>", "<pad>", "</s>", "<unk>"]
-    vocabulary = {word: number for number, word in enumerate([*names, *WORDS])}
+    vocabulary = {word: number for number, word in enumerate([*names, *words])}
     unknown = "[UNK]" if segments else "<unk>"
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=unknown))
     made.normalizer = tokenizers.normalizers.Lowercase()
@@ -35,15 +35,15 @@ def write_tokenizer(folder: Path, segments: bool = True) -> None:
     ).save_pretrained(folder)
 
 
-def write_bert(folder: Path, **options: Any) -> Path:
+def write_bert(folder: Path, words: list[str] = WORDS, **options: Any) -> Path:
     """Write a BERT of 2 layers, width 16, 32 positions."""
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 32, "max_position_embeddings": 32}
-    vocab_size = len(SPECIAL) + len(WORDS)
+    vocab_size = len(SPECIAL) + len(words)
     BertModel(BertConfig(vocab_size=vocab_size, **{**sizes, **options})).save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, words=words)
     return folder
 
 

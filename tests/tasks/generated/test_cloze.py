@@ -7,9 +7,9 @@ import pytest
 
 from clusterformer.cli.main import main
 from clusterformer.data.book_names import parse, questions
+from clusterformer.data.cloze_words import BLANK, FIRST_NAME, BookWords
 from clusterformer.errors import InputError
 from clusterformer.tasks.generated.cloze import Cloze
-from clusterformer.tasks.generated.cloze_texts import BLANK, FIRST_NAME
 
 NAMES = [a + b for a in ("Bar", "Ken", "Lom", "Tis") for b in ("da", "ro", "mil")]
 LENGTH = 96
@@ -73,8 +73,9 @@ def test_words_are_numbered_by_the_training_books_alone(books) -> None:
     Path(books["test"]).write_text(story(5).replace("home", "abroad"))
     task = Cloze(**books, length=LENGTH)
     task.texts(2)
-    assert "home" in task._words
-    assert "abroad" not in task._words
+    assert isinstance(task._words, BookWords)
+    assert "home" in task._words.ids
+    assert "abroad" not in task._words.ids
 
 
 def test_a_network_learns_and_tests(books, tmp_path, monkeypatch, capsys) -> None:
