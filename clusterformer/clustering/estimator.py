@@ -41,6 +41,7 @@ from clusterformer.clustering.parameters import (
     searched_neighbors,
 )
 from clusterformer.clustering.progress_bar import Progress
+from clusterformer.clustering.restoring import restoring
 from clusterformer.clustering.saving import SaveMixin
 from clusterformer.clustering.weights import join_equal_points
 
@@ -152,11 +153,12 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
+    @restoring
     def fit(self, X: Any, y: object = None, sample_weight: Any = None) -> NeuralClustering:
         """Learn clusters from X: an array, tensor, data frame, sparse matrix or memory map.
 
         Equal points count as one of their common weight: a `sample_weight` (n_samples,) of 3 is the
-        same as three copies.
+        same as three copies. A fit that raises changes nothing, here and in `partial_fit`.
         """
         X, weights, back = self._receive(X, sample_weight, reset=True)
         random = check_random_state(self.random_state)
@@ -181,11 +183,12 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "
                 f"({self.n_clusters_}). Possibly due to duplicate points in X.",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,  # beyond `restoring`
             )
         self.labels_, self.cluster_centers_ = back(labels), back(self.cluster_centers_)
         return self
 
+    @restoring
     def partial_fit(self, X: Any, y: object = None, sample_weight: Any = None) -> NeuralClustering:
         """Continue learning from X, each point once.
 
