@@ -127,12 +127,18 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         )
         if half:
             check_finite(X, type(self).__name__)
+        weights = check_weights(to_numpy(sample_weight)[0], X.shape[0])
         if reset:
             least = least_clusters(self)
             if X.shape[0] < least:
                 raise ValueError(f"n_samples={X.shape[0]} should be >= n_clusters={least}.")
+            if weights is not None and (count := np.count_nonzero(weights)) < least:
+                raise ValueError(
+                    f"n_samples={count} with a sample_weight above 0 should be >= "
+                    f"n_clusters={least}."
+                )
             check_memory(self, X.shape[0])
-        return X, check_weights(to_numpy(sample_weight)[0], X.shape[0]), back
+        return X, weights, back
 
     def _map(
         self, method: str, X: Any, function: Callable[[NeuralClusters, Tensor], Tensor]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Hashable
 from numbers import Integral, Real
 from typing import Any
 
@@ -41,7 +42,8 @@ def check_parameters(estimator: Any) -> None:
     auto = isinstance(given["n_clusters"], str) and given["n_clusters"] == "auto"
     if not (auto or _is_count(given["n_clusters"])):
         _refuse("n_clusters", 'an integer of at least 1, or "auto"', given["n_clusters"])
-    if given["merge"] not in (True, False, "information"):
+    is_array = not isinstance(given["merge"], Hashable)
+    if is_array or given["merge"] not in (True, False, "information"):
         _refuse("merge", 'True, False or "information"', given["merge"])
     if auto and not given["merge"]:
         _refuse("merge", 'true with n_clusters="auto", which merges', given["merge"])
@@ -59,6 +61,8 @@ def check_parameters(estimator: Any) -> None:
             _refuse(name, "a finite number of at least 0", given[name])
     if not (_is_finite(given["learning_rate"]) and given["learning_rate"] > 0):
         _refuse("learning_rate", "a finite number above 0", given["learning_rate"])
+    if not isinstance(given["verbose"], Integral):
+        _refuse("verbose", "an integer, 0 for silence", given["verbose"])
     if not (given["augment"] is None or callable(given["augment"])):
         _refuse("augment", "None or a function of points", given["augment"])
     _check_device(given["device"])
@@ -126,7 +130,8 @@ def _check_device(device: Any) -> None:
         _refuse("device", "'cpu' or 'cuda'", device)
     elif found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        _refuse("device", f"there: this machine has {count} CUDA devices", device)
+        last = f", or up to 'cuda:{count - 1}'" if count else ": this machine has no CUDA device"
+        _refuse("device", f"'cpu'{last}", device)
 
 
 def _is_count(value: Any) -> bool:

@@ -15,10 +15,15 @@ from clusterformer.clustering.evaluation import row_chunks
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, of Knuth's multiplicative hashing
 _SHIFT = np.uint64(29)
+_USUAL = 2.0**32  # largest weight that is taken as it is; sums over points stay finite
+_LEAST = 2.0**-80  # of the largest weight; products with memberships stay above 0
 
 
 def check_weights(sample_weight: Any, num_points: int) -> NDArray[np.float64] | None:
     """Check weights of points, (P,); equal weights are none.
+
+    Only ratios of weights count. Those that single precision cannot hold are scaled such that the
+    largest is below 1, and 1e-24 of the largest is the least weight above 0.
 
     Raises:
         ValueError: if their number is wrong, or one is negative, NaN or infinite, or all are 0.
@@ -45,7 +50,12 @@ def check_weights(sample_weight: Any, num_points: int) -> NDArray[np.float64] | 
         )
     if not weights.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    return None if (weights == weights[0]).all() else weights
+    if (weights == weights[0]).all():
+        return None
+    largest = weights.max()
+    if not 1 / _USUAL <= largest <= _USUAL:
+        weights = np.ldexp(weights, -np.frexp(largest)[1])  # exact: a power of two
+    return np.where(weights > 0, np.maximum(weights, _LEAST * weights.max()), 0.0)
 
 
 def join_equal_points(

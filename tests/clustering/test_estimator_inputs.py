@@ -56,6 +56,35 @@ def test_equal_weights_are_none(blobs: tuple[np.ndarray, np.ndarray]) -> None:
     np.testing.assert_array_equal(equal.transform(x), small().fit(x).transform(x))
 
 
+@pytest.mark.parametrize("scale", [2.0**-1040, 2.0**1000])
+@pytest.mark.parametrize("dtype", [np.float32, float])
+def test_only_ratios_of_weights_count(
+    scale: float, dtype: type, blobs: tuple[np.ndarray, np.ndarray]
+) -> None:
+    x = blobs[0].astype(dtype)
+    weights = np.random.default_rng(0).integers(1, 4, len(x))
+    usual, scaled = (small().fit(x, sample_weight=each) for each in (weights, scale * weights))
+    np.testing.assert_array_equal(scaled.cluster_centers_, usual.cluster_centers_)
+    np.testing.assert_array_equal(scaled.predict_proba(x), usual.predict_proba(x))
+
+
+@pytest.mark.parametrize("largest", [1e100, 1e300])
+def test_one_weight_far_above_the_others_leaves_all_finite(largest: float) -> None:
+    x = make_blobs(3000, n_features=3, random_state=0)[0].astype(np.float32)
+    weights = np.r_[largest, np.ones(2999)]
+    fitted = small(batch_size=256, max_iter=30).fit(x, sample_weight=weights)
+    assert np.isfinite(fitted.cluster_centers_).all()
+    assert np.abs(fitted.cluster_centers_ - x[0]).sum(1).min() < 1e-5
+
+
+def test_a_point_without_weight_is_no_sample(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    weights = np.r_[np.ones(2), np.zeros(148)]
+    small(2).fit(blobs[0], sample_weight=weights)
+    for method in ("fit", "partial_fit"):
+        with pytest.raises(ValueError, match="n_samples=2 with a sample_weight above 0 should be"):
+            getattr(small(), method)(blobs[0], sample_weight=weights)
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

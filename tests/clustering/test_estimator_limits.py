@@ -103,13 +103,17 @@ def test_values_too_large_are_refused(blobs: tuple[np.ndarray, np.ndarray]) -> N
         *[(name, 0) for name in ("n_neighbors", "n_components", "max_iter", "batch_size")],
         ("n_init", 0),
         ("augment", "flip"),
+        *[("merge", value) for value in ("chance", None, np.array([1, 2]), [True])],
+        *[("verbose", value) for value in ("x", None, 0.5)],
     ],
 )
 def test_parameters_that_make_no_sense_are_named(
     name: str, value: object, blobs: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    with pytest.raises(ValueError, match=rf"The '{name}' parameter of NeuralClustering must be"):
+    refused = rf"The '{name}' parameter of NeuralClustering must be"
+    with pytest.raises(ValueError, match=refused) as error:
         small(**{name: value}).fit(blobs[0])
+    assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match=rf"'{name}'"):
         small(**{name: value}).partial_fit(blobs[0])
 
