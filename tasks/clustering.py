@@ -21,6 +21,7 @@ from torchmetrics import MetricCollection
 from clusterformer.clustering.measures import measures
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters, initial_clusters, neighbor_loss
+from clusterformer.clustering.processes import is_distributed, over_processes
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
 from clusterformer.data.points import read_points
 from clusterformer.errors import InputError, require_at_least
@@ -29,6 +30,7 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Output, SimpleResult, Task
 from clusterformer.tasks.metrics import Purity
 from clusterformer.training.clustering_methods import METHODS, make_clustering
+from clusterformer.training.fully_sharded import FullyShardedStrategy
 
 _FITTED = 10_000  # points from which the principal components are learnt
 _MAPPED = 1500  # test points in the map
@@ -109,6 +111,11 @@ class Clustering(Task):
         self._parts: dict[str, PointDataset] = {}
 
     def setup(self, stage: str) -> None:
+        if self.trainer is not None and isinstance(self.trainer.strategy, FullyShardedStrategy):
+            raise InputError(
+                "trainer.strategy fsdp2 does not train clusters: merging moves centroids, of which "
+                "each process would have a part; take ddp"
+            )
         if self._parts or stage == "predict":
             return
         data = read_points(self._name, root=self._root, label_column=self._label_column)
@@ -207,16 +214,22 @@ class Clustering(Task):
     ) -> tuple[Tensor, Tensor]:
         """Loss of pairs of points and neighbours, relative to the mean membership of this batch.
 
+        The mean is over the shares of the batch of all processes.
+
         Until surplus clusters are merged, validation gets 0, the loss of uninformative clusters, so
         that no checkpoint with more than C clusters is the best.
         """
         real = batch.mask[:, 0]
         if not output.logits.requires_grad and output.logits.shape[-1] > self._n_clusters:
             return output.logits.new_zeros(()), real.sum()
-        if not real.any():
-            return output.logits.sum() * 0.0, real.sum()
-        logits, partner_logits = output.logits[real].unbind(1)
-        return neighbor_loss(logits, partner_logits, self._balance) * real.sum(), real.sum()
+        pairs, mean = output.logits[real], None  # (P, 2, C)
+        if is_distributed():
+            members = over_processes(pairs.float().softmax(-1).sum((0, 1)))
+            mean = members / over_processes(2 * real.sum()).clamp(min=1)
+        if not len(pairs):  # a mean has gradients to sum over processes also from here
+            return (output.logits.sum() if mean is None else mean.sum()) * 0.0, real.sum()
+        found = neighbor_loss(*pairs.unbind(1), self._balance, mean=mean)
+        return found * real.sum(), real.sum()
 
     def metrics(self) -> MetricCollection:
         """Purity, where there are labels."""

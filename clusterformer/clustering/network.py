@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clusterformer.clustering.informative_groups import informative_groups
 from clusterformer.clustering.merging import merges, merges_above_chance, natural_count
+from clusterformer.clustering.processes import is_distributed, over_processes
 
 _TEMPERATURE = 0.1  # initial
 _JOINT_STEPS = 16  # steps before merging from which pairs are counted
@@ -154,7 +155,8 @@ class NeuralClusters(nn.Module):
         """Record a training step: points (P, F), their logits (P, C) and those of neighbours.
 
         The last steps before `merge_at` determine the clusters to merge; after it, a cluster to
-        which no point was assigned in 25 steps is revived. Counts are over all processes.
+        which no point was assigned in 25 steps is revived. Counts are over all processes at each
+        step: DDP and checkpoints keep those of the first process.
         """
         self.step += 1
         left = self.merge_at - int(self.step)
@@ -162,13 +164,14 @@ class NeuralClusters(nn.Module):
         if 0 <= left < counted:
             p, q = self._memberships(logits), self._memberships(neighbor_logits)
             pairs = p.T @ q if weights is None else (p * weights[:, None]).T @ q
-            self.joint += pairs + pairs.T
+            self.joint += over_processes(pairs + pairs.T)
         if left == 0:
-            self._merge(_over_processes(self.joint))
+            self._merge(self.joint)
         if left < 0:
-            self.sizes += torch.bincount(logits.argmax(1), minlength=self.num_clusters)
+            sizes = torch.bincount(logits.argmax(1), minlength=self.num_clusters)
+            self.sizes += over_processes(sizes)
             if left % _REVIVE_EVERY == 0:
-                self.revive(points, _over_processes(self.sizes))
+                self.revive(points, self.sizes)
                 self.sizes.zero_()
 
     @torch.no_grad()
@@ -190,7 +193,7 @@ class NeuralClusters(nn.Module):
                 self.centroids[rows[cluster]] = embedded[point]
                 similarity[point] = torch.inf
                 sizes[largest] /= 2
-        if empty and _distributed():
+        if empty and is_distributed():
             torch.distributed.broadcast(self.centroids.data, 0)
 
     def _memberships(self, logits: Tensor) -> Tensor:
@@ -241,23 +244,17 @@ def _linear(width: int, units: int, generator: torch.Generator | None) -> nn.Lin
     return layer
 
 
-def _distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _over_processes(counts: Tensor) -> Tensor:
-    if _distributed():
-        torch.distributed.all_reduce(counts)
-    return counts
-
-
 def initial_clusters(num_clusters: int) -> int:
     """Return the number of clusters with which training starts, to end with `num_clusters`."""
     return min(3 * num_clusters, num_clusters + 64) if num_clusters <= 1024 else num_clusters
 
 
 def neighbor_loss(
-    logits: Tensor, neighbor_logits: Tensor, balance: float = 1.0, weights: Tensor | None = None
+    logits: Tensor,
+    neighbor_logits: Tensor,
+    balance: float = 1.0,
+    weights: Tensor | None = None,
+    mean: Tensor | None = None,
 ) -> Tensor:
     """Compute the negative log-likelihood of pairs of neighbours, given their clusters.
 
@@ -277,11 +274,13 @@ def neighbor_loss(
         balance: Exponent of m_c: 0 lets one cluster take all, 1 is the likelihood, more makes
             clusters more equal in size.
         weights: Weight of each pair in all means, (P,); None for 1.
+        mean: m, (C,), where these pairs are a part of those that it is over; without weights.
     """
     p, q = torch.cat([logits, neighbor_logits]).float().softmax(-1).chunk(2)
     if weights is not None:
         share = weights / weights.sum()
         mean = (share @ p + share @ q) / 2
         return -share @ (p * (q / mean**balance)).sum(-1).log()
-    mean = (p.mean(0) + q.mean(0)) / 2
+    if mean is None:
+        mean = (p.mean(0) + q.mean(0)) / 2
     return -(p * (q / mean**balance)).sum(-1).log().mean()
