@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
 from clusterformer.clustering.measures import measures
@@ -23,6 +23,7 @@ from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neig
 from clusterformer.clustering.network import NeuralClusters, initial_clusters, neighbor_loss
 from clusterformer.clustering.processes import is_distributed, over_processes
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
+from clusterformer.data.point_batches import PointBatch, PointDataset
 from clusterformer.data.points import read_points
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.cluster_network import ClusterNetwork
@@ -31,19 +32,12 @@ from clusterformer.task import IGNORE, Output, SimpleResult, Task
 from clusterformer.tasks.metrics import Purity
 from clusterformer.training.clustering_methods import METHODS, make_clustering
 from clusterformer.training.fully_sharded import FullyShardedStrategy
+from clusterformer.training.optimizer import step_limit
 
 _FITTED = 10_000  # points from which the principal components are learnt
 _MAPPED = 1500  # test points in the map
+_ENDLESS_MERGE_AT = 240  # step of merging of a share, where no end of the training is set
 _CHUNK = 16_384  # points whose features are computed at a time
-
-
-class PointBatch(NamedTuple):
-    """Points with their neighbours."""
-
-    points: Tensor  # (B, F) features
-    neighbors: Tensor  # (B, K, F) features of the neighbours, nearest first
-    mask: Tensor  # (B, 1) bool
-    target: Tensor  # (B,) number of the label, IGNORE where there is none
 
 
 class ClusteringState(TypedDict):
@@ -69,7 +63,8 @@ class Clustering(Task):
         n_components: Number of principal components in which points are compared, F.
         balance: Weight of balance in the loss: 1 for the likelihood, more for clusters of more
             similar sizes.
-        merge_at: Training step at which surplus clusters are merged; 0 starts without any.
+        merge_at: Training step at which surplus clusters are merged, or below 1 a share of the
+            training; 0 starts without any.
         batch_size: Number of points in a batch, over all processes.
     """
 
@@ -88,7 +83,7 @@ class Clustering(Task):
         n_neighbors: int = 5,
         n_components: int = 64,
         balance: float = 1.0,
-        merge_at: int = 240,
+        merge_at: int | float = 0.4,
         batch_size: int = 2048,
     ) -> None:
         super().__init__()
@@ -101,6 +96,8 @@ class Clustering(Task):
             batch_size=batch_size,
         )
         require_at_least(0, balance=balance, merge_at=merge_at)
+        if merge_at >= 1 and merge_at != int(merge_at):
+            raise InputError(f"merge_at is a share below 1 or a number of steps, got {merge_at}")
         self._name, self._root, self._label_column = name, root, label_column
         self._n_clusters, self._hidden = n_clusters, hidden
         self._n_neighbors, self._n_components = n_neighbors, n_components
@@ -200,7 +197,7 @@ class Clustering(Task):
             self._features.projection.shape[1],
             self._n_clusters,
             hidden=self._hidden,
-            merge_at=self._merge_at,
+            merge_at=self._merging_step(),
         )
         if "train" in self._parts:
             generator = torch.Generator().manual_seed(run_seed())
@@ -208,6 +205,25 @@ class Clustering(Task):
                 self._parts["train"].features[: max(4096, 8 * self._n_clusters)], generator
             )
         return ClusterNetwork(network)
+
+    def _merging_step(self) -> int:
+        """Find the step, of one batch each, at which surplus clusters are merged.
+
+        Raises:
+            InputError: if the training ends before.
+        """
+        is_share, steps = 0 < self._merge_at < 1, None
+        if self.trainer is not None and self.trainer.state.fn == "fit":
+            limit = step_limit(self.trainer)
+            steps = None if limit is None else limit * self.trainer.accumulate_grad_batches
+        if is_share:
+            return _ENDLESS_MERGE_AT if steps is None else max(1, round(self._merge_at * steps))
+        if steps is not None and self._merge_at >= steps:
+            raise InputError(
+                f"merge_at must be below the {steps} steps of the training, got {self._merge_at}: "
+                "surplus clusters would stay; below 1 it is a share of the training"
+            )
+        return int(self._merge_at)
 
     def loss(
         self, output: Output, batch: PointBatch, label_smoothing: float
@@ -228,7 +244,8 @@ class Clustering(Task):
             mean = members / over_processes(2 * real.sum()).clamp(min=1)
         if not len(pairs):  # a mean has gradients to sum over processes also from here
             return (output.logits.sum() if mean is None else mean.sum()) * 0.0, real.sum()
-        found = neighbor_loss(*pairs.unbind(1), self._balance, mean=mean)
+        logits, partner_logits = pairs.unbind(1)
+        found = neighbor_loss(logits, partner_logits, self._balance, mean=mean)
         return found * real.sum(), real.sum()
 
     def metrics(self) -> MetricCollection:
@@ -304,25 +321,3 @@ class Clustering(Task):
         images = self._features.center + means @ torch.linalg.pinv(self._features.projection)
         centroid_images(images.numpy(), self._image, paths[2], title="Means of clusters")
         return paths
-
-
-class PointDataset(Dataset[PointBatch]):
-    """Points in memory; a list of indices gives a batch.
-
-    Args:
-        features: (P, F), of P points.
-        neighbors: (P, K), indices of each point's neighbours, nearest first.
-        target: (P,), number of each label.
-    """
-
-    def __init__(self, features: Tensor, neighbors: Tensor, target: Tensor) -> None:
-        self.features, self._neighbors, self._target = features, neighbors, target
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def __getitem__(self, indices: list[int]) -> PointBatch:
-        rows = torch.tensor(indices or [0])
-        mask = torch.full((len(rows), 1), bool(indices))
-        target = self._target[rows].masked_fill(~mask[:, 0], IGNORE)
-        return PointBatch(self.features[rows], self.features[self._neighbors[rows]], mask, target)

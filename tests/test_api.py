@@ -1,6 +1,7 @@
 """`clusterformer.load`: what a run learnt, from its checkpoint alone, and nothing else from it."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_what_cannot_be_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_points_are_clustered(tmp_path: Path) -> None:
+def test_points_are_clustered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
     points = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
     np.save(tmp_path / "points.npy", points)
@@ -93,6 +94,18 @@ def test_points_are_clustered(tmp_path: Path) -> None:
     assert all(0 <= record["cluster"] < 3 for record in records)
     with pytest.raises(InputError, match="columns"):
         model.predict([[1.0, 2.0]])
+    assert "label points: clusterformer predict" in capsys.readouterr().out
+    np.savetxt(tmp_path / "points.csv", points, delimiter=",")
+    command = ["predict", f"--checkpoint={tmp_path / 'clustering' / '1'}", "--input"]
+    assert main([*command, str(tmp_path / "points.npy")]) == 2
+    assert main([*command, str(tmp_path / "points.csv")]) == 2
+    for line in capsys.readouterr().err.splitlines():
+        assert re.search(
+            r"(a NumPy file|a table), allowed are .* a point a line, numbers with", line
+        )
+    (tmp_path / "points.csv").rename(tmp_path / "points.txt")
+    assert main([*command, str(tmp_path / "points.txt")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 200
 
 
 def _edited(run: Path, folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:

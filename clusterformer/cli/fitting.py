@@ -14,6 +14,7 @@ from clusterformer.cli.options import Options
 from clusterformer.compare.tables import aligned
 from clusterformer.errors import making
 from clusterformer.task import Task
+from clusterformer.tasks.clustering import Clustering
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.checkpoints import read
@@ -151,5 +152,8 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
         print(f"translate:   clusterformer translate --checkpoint {run.folder} --input FILE")
     elif isinstance(task, LanguageModeling):
         print(f"continue:    clusterformer generate --checkpoint {run.folder} --prompt TEXT")
+    elif isinstance(task, Clustering):
+        print(f"label points: clusterformer predict --checkpoint {run.folder} --input FILE")
+        print("              (a point a line: numbers with spaces, commas or tabs)")
     elif is_overridden("text_dataloader", task, Task):
         print(f"label text:  clusterformer predict --checkpoint {run.folder} --input FILE")

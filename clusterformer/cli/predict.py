@@ -20,7 +20,8 @@ usage: clusterformer predict --checkpoint RUN [--input FILE]
 
 Label texts with a trained model. It reads one text per line, and writes one line for each at once.
 A pair of texts is one line with a tab between them. No data set is needed, only the checkpoint.
-A model of speech reads the path of a recording per line, and writes text and times.
+A model of speech reads the path of a recording per line, and writes text and times. A model of
+clusters reads a point per line, numbers with spaces, commas or tabs.
 
   --checkpoint RUN  run directory (its best checkpoint), or a .ckpt file
   --average N       mean of the weights after the last N validations, or best:N
@@ -84,6 +85,11 @@ def predict_lines(
     from clusterformer.cli.predict_table import is_table
 
     source, arguments = pop_option(arguments, "--input")
+    if source and source.removesuffix(".gz").endswith((".npy", ".npz")):
+        raise InputError(
+            f"{source}: a NumPy file, allowed are lines: a point a line, numbers with spaces, "
+            "commas or tabs; in Python, clusterformer.load(RUN).predict(points) takes arrays"
+        )
     layout, arguments = pop_option(arguments, "--format")
     columns = {}
     for option in _COLUMNS:
@@ -130,12 +136,18 @@ def _predict_table(
 ) -> None:
     from clusterformer.cli.evaluation import load_model
     from clusterformer.cli.predict_table import LAYOUTS, Table
+    from clusterformer.tasks.clustering import Clustering
     from clusterformer.tasks.pairs import PairLabelling
 
     allowed = dict.fromkeys((*LAYOUTS, *layouts))
     if layout not in (None, *allowed):
         raise InputError(f"--format is {' or '.join(allowed)}, got {layout!r}")
     model, _ = load_model(arguments)
+    if isinstance(model.task, Clustering):
+        raise InputError(
+            f"{source}: a table, allowed are points in a file of another ending, such as .txt: a "
+            "point a line, numbers with spaces, commas or tabs, and no header"
+        )
     options = _COLUMNS[1:] if isinstance(model.task, PairLabelling) else _COLUMNS[:1]
     odd = [option for option in _COLUMNS if columns[option] and option not in options]
     if odd:

@@ -160,6 +160,10 @@ class NeuralClusters(nn.Module):
         """
         self.step += 1
         left = self.merge_at - int(self.step)
+        if left >= 0 and logits.shape[1] < len(
+            self.alive
+        ):  # merged, when training was to be shorter
+            left = -int(self.step)
         counted = max(1, self.merge_at // 3) if self.by_information else _JOINT_STEPS
         if 0 <= left < counted:
             p, q = self._memberships(logits), self._memberships(neighbor_logits)

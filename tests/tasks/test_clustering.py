@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 
 from clusterformer import ClusterFormer
 from clusterformer.errors import InputError
+from clusterformer.models.cluster_network import ClusterNetwork
 from clusterformer.models.transformer import StackOutput
 from clusterformer.task import IGNORE, Output
 from clusterformer.tasks.clustering import Clustering, PointBatch
@@ -126,9 +127,44 @@ def test_purity_counts_the_majority_and_ignores_the_unlabelled() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"balance": float("nan")}, {"balance": float("inf")}, {"merge_at": -1}]
+    "options",
+    [{"balance": float("nan")}, {"balance": float("inf")}, {"merge_at": -1}, {"merge_at": 1.5}],
 )
 def test_options_that_make_no_sense_are_refused(options: dict) -> None:
     (name,) = options
-    with pytest.raises(InputError, match=rf"{name} must be"):
+    with pytest.raises(InputError, match=rf"{name} (must be|is a share)"):
         Clustering(**options)
+
+
+def merged_at(task: Clustering, **options: object) -> int:
+    """Train clusters, and return the step at which surplus ones were merged."""
+    model = ClusterFormer(lr=5e-3, weight_decay=0.0, warmup=0)
+    trainer(**options).fit(model, task)
+    assert isinstance(model.network, ClusterNetwork)
+    clusters = model.network.clusters
+    assert int(clusters.alive.sum()) == 3
+    return clusters.merge_at
+
+
+def test_surplus_clusters_merge_in_short_and_in_long_trainings(blobs: Path) -> None:
+    def task(**options: object) -> Clustering:
+        return Clustering(str(blobs), n_clusters=3, batch_size=64, **options)
+
+    assert merged_at(task(), max_epochs=2) == 3  # 0.4 of 8
+    assert merged_at(task(), max_epochs=10) == 16
+    assert merged_at(task(), max_epochs=10, accumulate_grad_batches=2) == 16
+    assert merged_at(task(), fast_dev_run=True) == 1
+    assert merged_at(task(merge_at=7), max_epochs=2) == 7
+    with pytest.raises(InputError, match=r"merge_at must be below the 8 steps .*, got 240: "):
+        merged_at(task(merge_at=240), max_epochs=2)
+
+
+def test_clusters_that_have_merged_do_not_merge_again_in_a_longer_training(blobs: Path) -> None:
+    task = Clustering(str(blobs), n_clusters=3, batch_size=64)
+    model = ClusterFormer(lr=5e-3, weight_decay=0.0, warmup=0)
+    trainer(max_epochs=2).fit(model, task)
+    assert isinstance(model.network, ClusterNetwork)
+    model.network.clusters.merge_at = 20
+    trainer(max_epochs=5).fit(model, task)
+    assert int(model.network.clusters.alive.sum()) == 3
+    assert int(model.network.clusters.step) == 8 + 20
