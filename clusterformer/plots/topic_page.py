@@ -27,6 +27,9 @@ body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
 .note { color: var(--quiet) } svg { max-width: 100%; height: auto }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
+.wide svg { max-width: none }
+svg .outside { fill: none; pointer-events: all; stroke: var(--quiet); stroke-width: .8;
+  stroke-opacity: .7 }
 svg .name { font-weight: 600; paint-order: stroke; stroke: var(--paper); stroke-width: 3px }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; vertical-align: top; padding: .45rem .6rem;
@@ -80,7 +83,7 @@ def topic_page(
         "#" + "".join(f"{round(255 * value):02x}" for value in color)
         for color in distinct_colors(max(1, len(clusters)))
     ]
-    outside = f" {noise} texts are in no cluster (grey)." if noise else ""
+    outside = f" {noise} texts are in no cluster (rings)." if noise else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -100,11 +103,12 @@ def _map(
     spots = 12 + (plane - low) / np.maximum(high - low, 1e-12) * (_SIZE - 24)
     parts = [f'<svg viewBox="0 0 {_SIZE} {_SIZE}" width="{_SIZE}" role="img" aria-label="map">']
     for (x, y), cluster in zip(spots, labels.tolist(), strict=True):
-        name = "no cluster" if cluster < 0 else f"{cluster}: {clusters[cluster].name}"
-        color = "#999" if cluster < 0 else colors[cluster]
+        name, look = "no cluster", 'r="1.6" class="outside"'
+        if cluster >= 0:
+            name = f"{cluster}: {clusters[cluster].name}"
+            look = f'r="2.6" fill="{colors[cluster]}" fill-opacity=".75"'
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{color}" fill-opacity=".75">'
-            f"<title>{_text(name)}</title></circle>"
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" {look}><title>{_text(name)}</title></circle>'
         )
     for cluster in range(len(clusters)):
         if (labels == cluster).any():

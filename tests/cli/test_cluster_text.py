@@ -18,6 +18,7 @@ from clusterformer.cli.main import main
 from clusterformer.clustering import NeuralClustering
 from clusterformer.clustering.topics import find_topics
 from clusterformer.data.sentence_encoder import SentenceEncoder
+from clusterformer.plots.topic_page import Cluster, topic_page
 
 WORDS = {
     "space": "planet orbit rocket moon telescope astronaut",
@@ -75,6 +76,20 @@ def test_the_page_needs_nothing_else_and_shows_all(folder: Path) -> None:
     topics = json.loads((run / "topics.json").read_text(encoding="utf-8"))
     assert [topic["size"] for topic in topics] == [30, 30, 30]
     assert all(topic["name"] in page for topic in topics)
+
+
+def test_texts_in_no_cluster_are_rings_and_the_hierarchy_keeps_its_width() -> None:
+    labels = np.array([0, -1, 1, -1, -1])
+    clusters = [Cluster(f"name {c}", 1, ["word"], ["example"]) for c in range(2)]
+    plane = np.random.default_rng(0).normal(size=(5, 2))
+    linkage = np.array([[0.0, 1.0, 0.5, 2.0]])
+    page = topic_page(clusters, plane, labels, linkage, title="t", note="n", noise=7)
+    rings = re.findall(r"<circle[^>]*class=.outside.[^>]*><title>([^<]*)", page)
+    assert rings == ["no cluster"] * 3
+    assert not any("fill=" in ring for ring in re.findall(r"<circle[^>]*outside[^>]*>", page))
+    assert "7 texts are in no cluster (rings)" in page
+    assert ".wide svg { max-width: none }" in page
+    assert re.search(r'<div class="wide"><svg [^>]*aria-label="hierarchy"', page)
 
 
 def test_later_texts_get_the_same_clusters(folder: Path, capsys: pytest.CaptureFixture) -> None:
