@@ -8,6 +8,18 @@ from typing import Any, NoReturn
 from clusterformer.errors import InputError, require_at_least, require_finite
 
 
+def available_device(name: str) -> str:
+    """Read a device: cpu, or cuda where there is one."""
+    if name not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"allowed is cpu or cuda, got {name!r}")
+    if name == "cuda":
+        import torch  # slow
+
+        if not torch.cuda.is_available():
+            raise argparse.ArgumentTypeError("there is no CUDA device")
+    return name
+
+
 class Arguments(argparse.ArgumentParser):
     """A parser without abbreviations; its help is the command's HELP."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterformer.cli.arguments import Arguments
+from clusterformer.cli.arguments import Arguments, available_device
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -167,16 +167,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--causal", action="store_true")
     parser.add_number("--layers", minimum=0, default=0)
     parser.add_number("--d_ff", minimum=0)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--device", type=available_device, default="cpu")
     parser.add_argument("--no-output", dest="output", action="store_false")
     options = parser.parse(arguments)
     longest = float("inf") if options.batch else options.tokens
     if min(options.lengths) < 1 or max(options.lengths) > longest:
         raise InputError(f"--lengths must be in 1..--tokens ({options.tokens})")
-    import torch
-
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: there is no CUDA device")
     return options
 
 

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterformer.cli.arguments import available_device
 from clusterformer.cli.bench import BenchArguments, save
 from clusterformer.errors import InputError
 
@@ -76,7 +77,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--with", dest="others", nargs="+", default=list(DEFAULT))
     parser.add_argument("--stage", choices=["validate", "test"], default="validate")
     parser.add_argument("--measure")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--device", type=available_device, default="cpu")
     options = parser.parse(arguments)
     if (options.runs is None) == (options.comparison is None):
         raise InputError("give --runs or --comparison, one of them")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterformer.cli import cluster_text
-from clusterformer.cli.arguments import Arguments
+from clusterformer.cli.arguments import Arguments, available_device
 from clusterformer.errors import InputError
 from clusterformer.training.clustering_methods import COUNTING, METHODS
 
@@ -252,7 +252,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_number("--n_neighbors", default=5)
     parser.add_number("--n_components", default=64)
     parser.add_number("--n_init", default=1)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--device", type=available_device, default="cpu")
     parser.add_number("--threads")
     parser.add_argument("--runs", default="runs")
     parser.add_argument("--map", default="tsne", choices=["tsne", "pca"])

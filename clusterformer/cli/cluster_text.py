@@ -6,14 +6,17 @@ import argparse
 import csv
 import io
 import json
+import logging
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clusterformer.cli.arguments import Arguments
+from clusterformer.cli.arguments import Arguments, available_device
 from clusterformer.errors import InputError, reading
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,11 +85,20 @@ def _cluster(
     found: Run, texts: list[str], ids: list[str], options: argparse.Namespace, command: str
 ) -> None:
     from clusterformer.clustering import NeuralClustering
+    from clusterformer.clustering.parameters import check_parameters
     from clusterformer.clustering.topics import find_topics
     from clusterformer.data.sentence_encoder import SentenceEncoder
     from clusterformer.data.text_vectors import EncoderVectors, TfidfVectors
 
     stop_words = None if options.stop_words == "none" else options.stop_words
+    clustering = NeuralClustering(
+        options.n_clusters,
+        hidden=options.hidden,
+        min_probability=options.min_probability,
+        random_state=options.seed,
+        device=options.device,
+    )
+    check_parameters(clustering)  # before an encoder reads the texts
     vectorizer: Any = TfidfVectors(stop_words=stop_words)
     if options.encoder is not None:
         vectorizer = EncoderVectors(
@@ -94,15 +106,9 @@ def _cluster(
         )
     vectors = vectorizer.fit(texts)
     # all columns of a sentence encoder tell topics apart, of TF-IDF the first ones
-    components = {} if options.encoder is None else {"n_components": vectors.shape[1]}
-    clustering = NeuralClustering(
-        options.n_clusters,
-        hidden=options.hidden,
-        **components,
-        min_probability=options.min_probability,
-        random_state=options.seed,
-        device=options.device,
-    ).fit(vectors)
+    if options.encoder is not None:
+        clustering.set_params(n_components=vectors.shape[1])
+    clustering.fit(vectors)
     memberships = clustering.predict_proba(vectors)
     topics = find_topics(texts, clustering.labels_, memberships, stop_words=stop_words)
     vectorizer.save(found.folder)
@@ -154,8 +160,11 @@ def _read(options: argparse.Namespace) -> tuple[list[str], list[str]]:
                 raise InputError(f"--{name} is for tables, .jsonl, .csv or .tsv; got {path}")
         texts = read_text(Path(path).expanduser()).splitlines()
         ids = list(map(str, range(len(texts))))
-    if not any(text.strip() for text in texts):
+    empty = sum(not text.strip() for text in texts)
+    if empty == len(texts):
         raise InputError(f"{path}: no texts in it")
+    if empty:
+        _log.warning(f"{path}: {empty} of {len(texts)} texts are empty, and clustered as they are")
     if len(ids) != len(texts):
         raise InputError(f"{path}: {len(ids)} ids, {len(texts)} texts; give both columns by name")
     if options.n_clusters != "auto" and options.n_clusters > len(texts):
@@ -249,7 +258,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--predict")
     parser.add_number("--seed", minimum=0, default=0)
     parser.add_number("--hidden")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--device", type=available_device, default="cpu")
     parser.add_number("--threads")
     parser.add_argument("--map", choices=["tsne", "pca"], default="tsne")
     parser.add_argument("--runs", default="runs")

@@ -6,7 +6,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING, Any
 
-from clusterformer.cli.arguments import Arguments
+from clusterformer.cli.arguments import Arguments, available_device
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     parser.add_number("--lr", type=float, minimum=0, default=2e-4)
     parser.add_number("--calibration", minimum=0, default=160)
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--device", type=available_device, default="cpu")
     parser.add_number("--threads")
     parser.add_number("--seed", minimum=0, default=0)
     own, prefix, mechanism = [], "--attention.", {}
@@ -104,8 +104,6 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
             raise InputError(f"{argument} needs a value")
         mechanism[name] = yaml.safe_load(value)
     options = parser.parse_args(own)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: there is no CUDA device")
     if options.threads:
         torch.set_num_threads(options.threads)
     return options, mechanism

@@ -41,6 +41,8 @@ class Table:
         file = Path(path).expanduser()
         self.layout = table_format(file)[1:]
         self._header, self._rows = read_table(file)
+        if not self._header:
+            raise InputError(f"{path}: empty, allowed is a table with texts")
         numbers = all(column is not None and column.isdecimal() for column in columns.values())
         self._has_header = self.layout == "jsonl" or not numbers
         chosen: Mapping[str, Column] = {k: v for k, v in columns.items() if v is not None}
@@ -51,7 +53,8 @@ class Table:
             self._rows.insert(0, self._header)
         self.texts = []
         for row in self._rows:
-            texts = [str(row[position]).strip() for position in positions]
+            found = (row[position] for position in positions)
+            texts = ["" if value is None else str(value).strip() for value in found]
             if len(texts) > 1:
                 texts = [" ".join(text.split()) for text in texts]
             self.texts.append("\t".join(texts) if all(texts) else "")

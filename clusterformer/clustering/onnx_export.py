@@ -6,6 +6,10 @@ P points   F features   C clusters
 from __future__ import annotations
 
 import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from torch import Tensor, nn
 from clusterformer.clustering.evaluation import label
 from clusterformer.clustering.neighbors import PrincipalComponents
 from clusterformer.clustering.network import NeuralClusters
+from clusterformer.clustering.saving import replacing
 from clusterformer.errors import InputError
 
 
@@ -54,20 +59,29 @@ def write_onnx(predictor: Predictor, num_columns: int, path: str | Path) -> None
     """
     if find_spec("onnxscript") is None or find_spec("onnx") is None:
         raise InputError("export_onnx needs onnx: pip install 'clusterformer[onnx]'")
-    program = torch.onnx.export(
-        predictor.eval(),
-        (torch.zeros(2, num_columns),),
-        input_names=["points"],
-        output_names=["cluster", "probability"],
-        dynamic_shapes={"points": {0: torch.export.Dim("num_points")}},
-        dynamo=True,
-        verbose=False,
-    )
-    assert program is not None
-    path = Path(path)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
+    with replacing(Path(path)) as partial, _quiet():
+        program = torch.onnx.export(
+            predictor.eval(),
+            (torch.zeros(2, num_columns),),
+            input_names=["points"],
+            output_names=["cluster", "probability"],
+            dynamic_shapes={"points": {0: torch.export.Dim("num_points")}},
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
         program.save(partial)
-        partial.replace(path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what torch's exporter says about torchvision, and about its own use of pytrees."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+            yield
     finally:
-        partial.unlink(missing_ok=True)
+        logger.setLevel(level)

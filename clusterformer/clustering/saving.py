@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,14 +68,8 @@ class SaveMixin:
         for part in ("_network", "_features"):
             values = state[part].state_dict().items()
             arrays |= {f"{part}.{name}": value.cpu().numpy() for name, value in values}
-        path = Path(path)
-        partial = path.with_name(f"{path.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                np.savez(file, json=np.array(json.dumps(described)), **arrays)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(Path(path)) as partial, partial.open("wb") as file:
+            np.savez(file, json=np.array(json.dumps(described)), **arrays)
 
     @classmethod
     def load(cls: type[Estimator], path: str | Path, *, device: str = "cpu") -> Estimator:
@@ -85,7 +83,12 @@ class SaveMixin:
             InputError: if there is no such file, or it is damaged or something else.
         """
         with reading(path, _KIND):
+            with Path(path).open("rb") as content:
+                if not zipfile.is_zipfile(content):
+                    raise InputError(f"{path}: not {_KIND}")
             with np.load(path, allow_pickle=False) as file:
+                if "json" not in file.files:
+                    raise InputError(f"{path}: not {_KIND}: it holds {', '.join(file.files)[:200]}")
                 arrays = {name: file[name] for name in file.files}
             described = json.loads(str(arrays.pop("json")))
             if described["format"] != _FORMAT:
@@ -104,6 +107,23 @@ class SaveMixin:
             if name in state:
                 state[name] = copy.deepcopy(state[name]).cpu()
         return {**state, "_optimizer": None} if "_optimizer" in state else state
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a partial file, which takes the name of `path` when it is whole.
+
+    Raises:
+        FileNotFoundError: if there is no such directory.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory to write to", str(path.parent))
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArray]) -> None:

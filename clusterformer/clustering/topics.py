@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.errors import InputError
-
 _NAME_WORDS = 4
 _MAX_WORDS = 50_000  # of the vocabulary
 
@@ -61,7 +59,7 @@ def find_topics(
         num_examples: Number of examples.
 
     Raises:
-        InputError: if there are no words.
+        ValueError: if there are no words.
     """
     from scipy.sparse import csr_matrix
     from sklearn.feature_extraction.text import CountVectorizer
@@ -72,7 +70,7 @@ def find_topics(
     try:
         counts = counter.fit_transform(texts)
     except ValueError:
-        raise InputError(
+        raise ValueError(
             "the texts hold no words to name clusters by; try --stop_words none"
         ) from None
     vocabulary = counter.get_feature_names_out()

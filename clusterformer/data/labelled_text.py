@@ -170,7 +170,7 @@ def table_format(path: Path) -> str:
 
 
 def read_table(
-    path: Path, encoding: str = "utf-8", max_rows: int | None = None
+    path: Path, encoding: str | None = None, max_rows: int | None = None
 ) -> tuple[list[str], list[list[Any]]]:
     """Return the header line of a table (JSON: the keys) and the fields of its rows.
 
@@ -178,7 +178,8 @@ def read_table(
 
     Args:
         path: File whose name ends in one of `FORMATS`, compressed if `.gz` follows.
-        encoding: Encoding of the file, by Python's name for it.
+        encoding: Encoding of the file, by Python's name for it; None for UTF-8, where no option
+            names another.
         max_rows: Maximum number of rows to read; None for all.
 
     Raises:
@@ -199,12 +200,14 @@ def read_table(
     return header, rows
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
+def read_text(path: Path, encoding: str | None = None) -> str:
     """Read a whole file as text, through gzip if its name ends in `.gz`; drop a byte order mark.
 
     Raises:
         InputError: if it is missing, damaged, or not in `encoding` (with the line).
     """
+    advice = "convert the file" if encoding is None else "convert the file or set encoding"
+    encoding = encoding or "utf-8"
     with reading(path, f"text in {encoding}"):
         content = path.read_bytes()
         if path.suffix == ".gz":
@@ -214,9 +217,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
             found = error.object[error.start : min(error.end, error.start + 8)].hex(" ")
-            raise InputError(
-                f"{path}:{line}: bytes {found} are not {encoding}; convert the file or set encoding"
-            ) from None
+            raise InputError(f"{path}:{line}: bytes {found} are not {encoding}; {advice}") from None
         except LookupError:
             raise InputError(
                 f"unknown encoding {encoding!r}, allowed are Python's, such as utf-8 and cp1252"

@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 _VECTORS = "vectors.npy"
 _INSTALL = "pip install 'clusterformer[pretrained]'"
+_ALLOWED = "allowed is the folder of a sentence encoder"
 _BATCH = 64
 _FILES = ("*.json", "*.txt", "*.safetensors", "1_Pooling/config.json")
 _LONGEST = 100  # characters a token that are read, so that a huge text costs no more than its cut
@@ -53,7 +54,12 @@ class SentenceEncoder:
             raise InputError(f"--encoder needs transformers: {_INSTALL}") from None
         logging.disable_progress_bar()  # of 0.1 s
         with reading(folder, "the folder of a sentence encoder"):
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            if "model_type" not in _settings(folder / "config.json"):
+                raise InputError(f"{folder}: no model_type in config.json; {_ALLOWED}")
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            except (OSError, ValueError):  # of several lines about other libraries
+                raise InputError(f"{folder}: no tokenizer that can be read; {_ALLOWED}") from None
             model = AutoModel.from_pretrained(
                 folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
             )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.data.sentence_encoder import SentenceEncoder
-from clusterformer.errors import InputError, reading
+from clusterformer.errors import reading
 
 FILE = "vectors.npz"
 """File of the vectorizer in the folder of a model."""
@@ -48,7 +48,7 @@ class TfidfVectors:
         """Learn words and components of texts; returns their vectors, (P, F).
 
         Raises:
-            InputError: if the texts have too few words in common.
+            ValueError: if the texts have too few words in common.
         """
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -63,16 +63,36 @@ class TfidfVectors:
         try:
             weights = vectorizer.fit_transform(texts)
         except ValueError:
-            raise InputError(
-                "the texts share no words; try --stop_words none, or an --encoder"
-            ) from None
+            raise ValueError(self._missing_words(texts)) from None
         number = min(_COMPONENTS, min(weights.shape) - 1)
         if number < 1:
-            raise InputError("the texts have one word in common; an --encoder is needed")
+            raise ValueError(
+                f"{len(texts)} texts with {weights.shape[1]} words, allowed are two or more of "
+                "both; an --encoder needs no words"
+            )
         reduction = TruncatedSVD(number, random_state=0).fit(weights)
         self._vocabulary = {word: int(n) for word, n in vectorizer.vocabulary_.items()}
         self._idf, self._components = vectorizer.idf_, reduction.components_.T
         return self.transform(texts)
+
+    def _missing_words(self, texts: Sequence[str]) -> str:
+        """Say why no words are left to compare texts by."""
+        from sklearn.feature_extraction.text import CountVectorizer
+
+        def holds_words(stop_words: str | None) -> bool:
+            words_of = CountVectorizer(stop_words=stop_words).build_analyzer()
+            return any(words_of(text) for text in texts)
+
+        if len(texts) > 1 and len(set(texts)) == 1:
+            return f"all {len(texts)} texts are the same"
+        if not holds_words(None):
+            return "no text holds a word of two or more letters; an --encoder needs no words"
+        if not holds_words(self._stop_words):
+            return "the texts hold nothing but stop words; try --stop_words none"
+        return (
+            f"of {len(texts)} texts no word is in three or more and in at most half; an --encoder "
+            "needs no common words"
+        )
 
     def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Compute the vectors of texts, (P, F); a text without a known word is 0."""

@@ -116,7 +116,15 @@ def test_later_texts_get_the_same_clusters(folder: Path, capsys: pytest.CaptureF
         (["--text", "posts.jsonl", "--encoder", "runs"], "--encoder runs: no folder with a config"),
         (["--text", "posts.jsonl", "--min_probability", "2"], "'min_probability' parameter"),
         (["--text", "posts.jsonl", "--predict", "runs"], "no topics.json in it"),
+        (["--text", "posts.jsonl", "--device", "cuda"], "argument --device: there is no CUDA"),
+        (["--text", "posts.jsonl", "--encoder", "tiny"], "tiny: no model_type in config.json"),
         (["--text", "empty.txt"], "empty.txt: no texts in it"),
+        (["--text", "none.csv", "--text_column", "text"], "none.csv: empty, allowed is a table"),
+        (["--text", "latin.txt"], "latin.txt:1: bytes e9 are not utf-8; convert the file\n"),
+        (["--text", "same.txt"], "same.txt: all 150 texts are the same"),
+        (["--text", "numbers.txt"], "numbers.txt: no text holds a word of two or more letters"),
+        (["--text", "stop.txt"], "stop.txt: the texts hold nothing but stop words; try --stop"),
+        (["--text", "rare.txt"], "rare.txt: of 150 texts no word is in three or more"),
         (["--text", "empty.txt", "--id_column", "id"], "--id_column is for tables"),
     ],
 )
@@ -128,12 +136,44 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     capsys: pytest.CaptureFixture,
 ) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (folder / "empty.txt").write_text("\n \n")
+    (folder / "none.csv").write_text("")
+    (folder / "latin.txt").write_bytes("é".encode("latin-1"))
+    (folder / "same.txt").write_text("the quick brown fox\n" * 150)
+    (folder / "numbers.txt").write_text("".join(f"{number % 10}\n" for number in range(150)))
+    (folder / "stop.txt").write_text("the\nand\n")
+    (folder / "rare.txt").write_text("".join(f"word{number}\n" for number in range(150)))
+    (folder / "tiny").mkdir(exist_ok=True)
+    (folder / "tiny" / "config.json").write_text("{}")
     assert main(["cluster", *options, "--runs", "bad"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
     assert not list((folder / "bad").glob("*/*/*"))
+
+
+def test_options_are_refused_before_an_encoder_reads_the_texts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def encode(self: SentenceEncoder, name: str, **options: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(SentenceEncoder, "__init__", encode)
+    arguments = ["cluster", "--text", str(folder / "posts.jsonl"), "--text_column", "text"]
+    arguments += ["--encoder", "any", "--runs", str(folder / "bad")]
+    assert main([*arguments, "--min_probability", "1.5"]) == 2
+    assert "'min_probability' parameter" in capsys.readouterr().err
+
+
+def test_empty_texts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows = [*posts(90), {"text": None}, {"text": " "}, {"id": "without"}]
+    path = write(tmp_path / "posts.jsonl", rows)
+    options = ["--text_column", "text", "--n_clusters", "3", "--map", "pca"]
+    assert main(["cluster", "--text", str(path), *options, "--runs", str(tmp_path)]) == 0
+    found = capsys.readouterr()
+    assert f"{path}: 3 of 93 texts are empty, and clustered as they are\n" in found.err
+    assert "none" not in (tmp_path / "cluster-posts/1/topics.json").read_text().lower()
 
 
 def test_class_tfidf_written_out() -> None:

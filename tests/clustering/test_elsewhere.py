@@ -1,5 +1,6 @@
 """NeuralClustering inside other libraries: BERTopic, dask-ml, ONNX Runtime."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,19 @@ def small(**options: object) -> NeuralClustering:
 @pytest.mark.slow
 @pytest.mark.parametrize("min_probability", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_onnxruntime_predicts_the_same_for_any_number_of_points(
-    min_probability: float, tmp_path: Path
+    min_probability: float, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
     x = make_blobs(120, n_features=4, centers=3, cluster_std=3.0, random_state=0)[0]
     x = x.astype(np.float32)
     fitted = small(hidden=8, min_probability=min_probability).fit(x)
-    fitted.export_onnx(tmp_path / "m.onnx")
+    with pytest.raises(FileNotFoundError, match=r"no such directory to write to: .*none'"):
+        fitted.export_onnx(tmp_path / "none" / "m.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        fitted.export_onnx(tmp_path / "m.onnx")
+    assert capfd.readouterr() == ("", "")
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     for rows in (x, x[:1], x[:7]):
         clusters, memberships = session.run(["cluster", "probability"], {"points": rows})

@@ -122,8 +122,20 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / "m").write_bytes(content)
         with pytest.raises(InputError, match=r"not a model of NeuralClustering\.save"):
             NeuralClustering.load(tmp_path / "m")
+    for content in (b"", b'{"text": "what"}\n'):
+        (tmp_path / "m").write_bytes(content)
+        with pytest.raises(InputError, match=r"m: not a model of NeuralClustering\.save$"):
+            NeuralClustering.load(tmp_path / "m")
+    np.savez(tmp_path / "points.npz", x=np.ones(3), y=np.ones(3))
+    with pytest.raises(InputError, match=r"not a model of NeuralClustering\.save: it holds x, y$"):
+        NeuralClustering.load(tmp_path / "points.npz")
     with pytest.raises(InputError, match="no such file"):
         NeuralClustering.load(tmp_path / "none")
+
+
+def test_a_missing_directory_is_named(x: np.ndarray, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no such directory to write to: .*none'"):
+        NeuralClustering.load(saved).save(tmp_path / "none" / "m")
 
 
 def test_a_full_disk_keeps_the_old_model(x: np.ndarray, saved: Path, tmp_path: Path) -> None:
