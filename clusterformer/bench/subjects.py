@@ -45,6 +45,9 @@ NUM_CLUSTERS: dict[str, Callable[[int], int]] = {
 }
 """Number of clusters at a length, unless the setting gives one; others have their own default."""
 
+COMPILED = "-compiled"
+"""Ending of the name of a layer that `torch.compile` compiles, for lengths of any size."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -89,7 +92,8 @@ class Subject:
     """One layer at one setting, with its input; two of one setting have equal projections.
 
     Args:
-        name: Class of a mechanism, form of neural clustering, or public package.
+        name: Class of a mechanism, form of neural clustering, or public package; with `COMPILED`
+            behind it the layer is compiled.
         setting: Sizes.
 
     Raises:
@@ -106,7 +110,9 @@ class Subject:
             setting.device, DTYPES[setting.dtype], enabled=setting.dtype != "fp32"
         )
         torch.manual_seed(0)
-        self._layer = _make_layer(name, setting).to(setting.device)
+        self._layer = _make_layer(name.removesuffix(COMPILED), setting).to(setting.device)
+        if name.endswith(COMPILED):
+            self._layer.compile(dynamic=True)
 
     def forward(self) -> Tensor:
         """Compute values (B, N, E) without gradients."""

@@ -46,7 +46,8 @@ at another share is another amount of work. All layers take turns; the table sho
                         fast-transformers-clustered, fast-transformers-improved; or your own class,
                         installed or in the current folder: mypackage.MyAttention;
                         or a name of the paper on clustered attention: full, shared-full, lsh-4
-                        (rounds), clustered-100, i-clustered-100 (clusters), oracle-top
+                        (rounds), clustered-100, i-clustered-100 (clusters), oracle-top;
+                        each also as NAME-compiled, by torch.compile
   --causal              measure the strictly causal forms
   --no-output           leave out the output projection
   --layers N            measure N encoder layers instead of one attention layer; --d_ff 4*d_model

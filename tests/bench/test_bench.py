@@ -73,13 +73,31 @@ def test_operations_of_full_attention_are_those_of_the_formula() -> None:
     assert count_flops(lambda: attend(q, q, q).sum().backward()) == forward * 7 // 2
 
 
-def test_operations_of_blocks_are_those_of_full_attention_within_them() -> None:
+@pytest.mark.parametrize(("name", "keys"), [("paper", 256), ("blocks-64", 192)])
+def test_operations_of_blocks_are_those_of_full_attention_within_them(name: str, keys: int) -> None:
     setting = Setting(512, 512, 16, 2, 4, False, True, 0, 16, "fp32", "cpu")
-    full, paper = (count_flops(Subject(name, setting).step) for name in ("FullAttention", "paper"))
+    full, ours = (count_flops(Subject(name, setting).step) for name in ("FullAttention", name))
     projections = 3 * 4 * 2 * 512 * 16 * 16
     assert full == projections + 14 * 512 * 512 * 16
-    within = 14 * 512 * 256 * 16  # two blocks of 128
-    assert projections + within < paper < projections + within * 2
+    within = 14 * 512 * keys * 16  # two blocks of 128, three of 64
+    assert projections + within < ours < projections + within * 2.5
+
+
+def test_operations_of_causal_chunks_are_counted() -> None:
+    setting = Setting(512, 512, 16, 2, None, True, True, 0, 16, "fp32", "cpu")
+    projections = 3 * 4 * 2 * 512 * 16 * 16
+    within = 14 * 512 * 16 * 16  # up to itself in its own chunk of 32, on average
+    found = count_flops(Subject("chunks-32", setting).step)
+    assert projections + within < found < projections + 14 * 512 * 512 * 16
+
+
+@pytest.mark.slow
+def test_a_compiled_layer_is_measured_beside_the_eager_one(capsys) -> None:
+    arguments = ["bench", *SMALL, "--no-memory", "--lengths", "64"]
+    assert main([*arguments, "--mechanisms", "paper", "paper-compiled"]) == 0
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert [row.split()[1] for row in rows] == ["paper", "paper-compiled"]
+    assert rows[0].split()[-2] == rows[1].split()[-2]  # keys seen
 
 
 @pytest.mark.slow
