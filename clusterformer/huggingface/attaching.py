@@ -15,7 +15,7 @@ from clusterformer.huggingface.building import (
     settings,
     uninstall,
 )
-from clusterformer.huggingface.dispatch import IMPLEMENTATION, register, slots
+from clusterformer.huggingface.dispatch import IMPLEMENTATION, SLOT, register, slots
 from clusterformer.huggingface.layers import attention_layers
 from clusterformer.huggingface.saving import forget, note
 
@@ -53,7 +53,7 @@ def attach(model: Model, mechanism: Mechanism, **options: Any) -> Model:
     kind = find_mechanism(mechanism)
     layers = attention_layers(model)
     cores = build(layers, kind, options)  # all of them, before anything changes
-    if is_attached(model):
+    if slots(model):
         detach(model)
     register()
     replaced = model.config._attn_implementation
@@ -71,7 +71,7 @@ def detach(model: Model) -> Model:
         ValueError: if no mechanism is attached.
     """
     _require_model(model)
-    if not is_attached(model):
+    if not slots(model):
         raise InputError(f"{type(model).__name__} has no mechanism of clusterformer to detach")
     uninstall(model)
     model.set_attn_implementation(forget(model))
@@ -79,8 +79,13 @@ def detach(model: Model) -> Model:
 
 
 def is_attached(model: nn.Module) -> bool:
-    """Tell whether a mechanism is attached to a model."""
-    return bool(slots(model))
+    """Tell whether a mechanism is attached to a model, and its attention.
+
+    It is not after `model.set_attn_implementation("sdpa")`, which keeps the mechanism but goes past
+    it.
+    """
+    configs: list[Any] = [part.config for part in model.modules() if hasattr(part, SLOT)]
+    return bool(configs) and all(c._attn_implementation == IMPLEMENTATION for c in configs)
 
 
 def _require_model(model: object) -> None:

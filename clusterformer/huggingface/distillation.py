@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.errors import InputError, require_at_least, require_positive
-from clusterformer.huggingface.attaching import detach
-from clusterformer.huggingface.dispatch import SLOT, slots, without_cache
+from clusterformer.huggingface.attaching import detach, is_attached
+from clusterformer.huggingface.dispatch import SLOT, without_cache
 from clusterformer.huggingface.distillation_file import DistillationFile, Progress, identify
 from clusterformer.huggingface.texts import to_batches
 
@@ -79,7 +79,7 @@ def distill(
     """
     require_at_least(1, steps=steps)
     require_positive(lr=lr, mechanism_lr=mechanism_lr)
-    if not slots(model):
+    if not is_attached(model):
         raise InputError("distill needs a model with a mechanism attached")
     teacher = detach(copy.deepcopy(model)).base_model.eval()
     new: list[Tensor] = []

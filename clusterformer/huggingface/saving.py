@@ -66,7 +66,7 @@ def load(
         **options: Options of transformers' `from_pretrained`, such as `dtype`.
 
     Raises:
-        ValueError: if there is no model, or it has no mechanism.
+        ValueError: if there is no model, it has no mechanism, or another attention is asked for.
     """
     config = options.pop("config", None) or read_model_config(folder, **options)
     saved = getattr(config, "clusterformer", None)
@@ -77,6 +77,12 @@ def load(
         )
     kind = find_mechanism(mechanism or saved["mechanism"])
     native = _native_class(folder, config, model_class)
+    other = options.pop("attn_implementation", None) or config._attn_implementation
+    if other not in (None, IMPLEMENTATION, SAVED_IMPLEMENTATION):
+        raise InputError(
+            f"{folder}: has {saved['mechanism']} for its attention; leave out "
+            f"attn_implementation={other!r}, or detach the mechanism after loading"
+        )
     register()
     config._attn_implementation = IMPLEMENTATION
     config.attn_implementation = SAVED_IMPLEMENTATION

@@ -173,6 +173,25 @@ def test_what_is_no_model_of_transformers_is_refused() -> None:
         huggingface.attach(torch.nn.Linear(2, 2), "FullAttention")  # type: ignore[type-var]
 
 
+@torch.no_grad()
+def test_a_mechanism_that_is_gone_past_is_not_attached(tiny) -> None:
+    model, tokens = tiny("Bert"), torch.randint(3, 50, (2, 17))
+    expected = model(tokens).last_hidden_state
+    huggingface.attach(model, "LocalAttention", window=3)
+    found = model(tokens).last_hidden_state
+    model.set_attn_implementation("sdpa")
+    assert not huggingface.is_attached(model)
+    with pytest.raises(ValueError, match="a mechanism attached"):
+        huggingface.distill(model, [{"input_ids": tokens}])
+    huggingface.attach(model, "LocalAttention", window=3)  # over the one that is still there
+    assert huggingface.is_attached(model)
+    assert torch.equal(model(tokens).last_hidden_state, found)
+    model.set_attn_implementation("sdpa")
+    huggingface.detach(model)
+    assert torch.equal(model(tokens).last_hidden_state, expected)
+    assert not any(part._forward_pre_hooks for part in model.modules())
+
+
 def test_detaching_twice_is_refused(tiny) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -67,6 +67,21 @@ def test_plain_loading_is_refused_with_the_way_to_load(tiny, tmp_path) -> None:
             kind.from_pretrained(tmp_path)
 
 
+def test_another_attention_beside_the_saved_mechanism_is_refused(tiny, tmp_path) -> None:
+    huggingface.attach(tiny("Bert"), "LocalAttention", window=3).save_pretrained(tmp_path)
+    own = {"attn_implementation": "sdpa"}
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    for load in (
+        lambda: huggingface.load(tmp_path, **own),
+        lambda: huggingface.load(tmp_path, config=config, **own),
+        lambda: transformers.AutoModel.from_pretrained(tmp_path, trust_remote_code=True, **own),
+    ):
+        with pytest.raises(ValueError, match="LocalAttention for its attention; leave out") as said:
+            load()
+        assert "\n" not in str(said.value)
+    assert huggingface.is_attached(huggingface.load(tmp_path))
+
+
 @pytest.mark.slow
 def test_a_fresh_process_loads_the_folder_through_its_code(tiny, tmp_path) -> None:
     model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
