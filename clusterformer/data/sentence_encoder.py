@@ -56,12 +56,13 @@ class SentenceEncoder:
         with reading(folder, "the folder of a sentence encoder"):
             if "model_type" not in _settings(folder / "config.json"):
                 raise InputError(f"{folder}: no model_type in config.json; {_ALLOWED}")
+            local = {"local_files_only": True, "trust_remote_code": False}
             try:
-                self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+                self._tokenizer = AutoTokenizer.from_pretrained(folder, **local)
             except (OSError, ValueError):  # of several lines about other libraries
                 raise InputError(f"{folder}: no tokenizer that can be read; {_ALLOWED}") from None
             model = AutoModel.from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+                folder, **local, use_safetensors=True, dtype=torch.float32
             )
             limit = min(self._tokenizer.model_max_length, model.config.max_position_embeddings)
             own = _settings(folder / "sentence_bert_config.json").get("max_seq_length", limit)

@@ -10,6 +10,7 @@ import torch
 
 from clusterformer import huggingface
 from clusterformer.attention import NeuralClusteringAttention
+from clusterformer.data.pretrained import read_config
 from clusterformer.errors import InputError
 from clusterformer.export.folder import whole_folder
 from clusterformer.huggingface.dispatch import slots
@@ -27,16 +28,21 @@ def read_model(name: str, folder: Path) -> tuple[PreTrainedModel, Any]:
         folder: Its folder.
 
     Raises:
-        InputError: if transformers cannot load it, or its tokenizer is none of the tokenizers
-            library.
+        InputError: if it is converted already, transformers cannot load it, or its tokenizer is
+            none of the tokenizers library.
     """
     import transformers
 
+    config = read_config(name, folder)
+    if hasattr(config, "clusterformer"):
+        raise InputError(
+            f"pretrained {name}: converted already, to {config.clusterformer['mechanism']}; give "
+            "the model that it was made from"
+        )
     with loading(name):
-        config = transformers.AutoConfig.from_pretrained(folder)
         kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
         model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if not tokenizer.is_fast:
         raise InputError(f"pretrained {name}: no tokenizer of the tokenizers library")
     return model.eval(), tokenizer

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, cast
 
 from clusterformer.errors import InputError
 from clusterformer.huggingface.building import Mechanism, build, find_mechanism, install
 from clusterformer.huggingface.dispatch import IMPLEMENTATION, SLOT, register
+from clusterformer.huggingface.hub import HUB_OPTIONS, download, refuse_exported
 from clusterformer.huggingface.layers import attention_layers
 
 if TYPE_CHECKING:
@@ -63,12 +65,14 @@ def load(
         model_class: Class of the model, such as `AutoModel` or `BertModel`, or its name; None: the
             one that was saved.
         mechanism: Class of the mechanism; needed only if it is your own.
-        **options: Options of transformers' `from_pretrained`, such as `dtype`.
+        **options: Options of transformers' `from_pretrained`, such as `dtype` or `num_labels`.
 
     Raises:
         ValueError: if there is no model, it has no mechanism, or another attention is asked for.
     """
-    config = options.pop("config", None) or read_model_config(folder, **options)
+    config = options.pop("config", None)
+    if config is None:
+        config, options = _read_config(folder, options)
     saved = getattr(config, "clusterformer", None)
     if not isinstance(saved, dict) or not {"mechanism", "options"} <= set(saved):
         raise InputError(
@@ -87,9 +91,13 @@ def load(
     config._attn_implementation = IMPLEMENTATION
     config.attn_implementation = SAVED_IMPLEMENTATION
     asked = options.pop("output_loading_info", False)
-    model, found = saving_class(native).from_pretrained(
-        folder, config=config, mechanism=kind, output_loading_info=True, **options
-    )
+    try:
+        model, found = saving_class(native).from_pretrained(
+            folder, config=config, mechanism=kind, output_loading_info=True, **options
+        )
+    except OSError as error:
+        said = shorten(str(error), 250, placeholder=" ...")
+        raise InputError(f"{folder}: no weights that transformers finds: {said}") from error
     missing = sorted(name for name in found["missing_keys"] if f".{SLOT}." in name)
     if missing:
         raise InputError(f"{folder}: weights of {kind.__name__} are missing, such as {missing[0]}")
@@ -98,23 +106,41 @@ def load(
     return result
 
 
-def read_model_config(folder: str | os.PathLike[str], **options: Any) -> PreTrainedConfig:
-    """Read the config.json of a model, in a folder or on the hub.
+def _read_config(
+    folder: str | os.PathLike[str], options: dict[str, Any]
+) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """Read the config.json of a model, and take what options change in it.
+
+    Returns:
+        The configuration, and the options that are not of it.
 
     Raises:
-        InputError: if there is none, or the hub is out of reach.
+        InputError: if there is none, it is an export of ours, or the hub is out of reach.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
-    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+    source = {name: options[name] for name in (*HUB_OPTIONS, "subfolder") if name in options}
+    weights = {name: options[name] for name in ("dtype", "torch_dtype") if name in options}
+    others = {name: options[name] for name in options if name not in source | weights}
+    if not Path(folder).is_dir():  # says at once what transformers tries to find for 20 seconds
+        hub = {name: source[name] for name in source if name != "subfolder"}
+        try:
+            download(str(folder), ["*config.json"], **hub)
+        except InputError as error:
+            raise InputError(f"{error}; give the folder of a converted model") from error
+    elif not Path(folder, options.get("subfolder", ""), "config.json").is_file():
         raise InputError(f"{folder}: no config.json; give the folder of a model of transformers")
-    names = ("cache_dir", "local_files_only", "revision", "subfolder", "token", "force_download")
-    known = {name: options[name] for name in names if name in options}
     try:
-        return AutoConfig.from_pretrained(folder, **known)
+        refuse_exported(str(folder), PreTrainedConfig.get_config_dict(folder, **source)[0])
+        config, rest = AutoConfig.from_pretrained(
+            folder, return_unused_kwargs=True, **source, **{**others, "trust_remote_code": False}
+        )
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise InputError(f"{folder}: no model of transformers: {said[:200]}") from None
+        said = shorten(str(error), 250, placeholder=" ...")
+        raise InputError(f"{folder}: no model of transformers: {said}") from None
+    return config, {**source, **weights, **rest}
 
 
 def note(model: PreTrainedModel, mechanism: str, options: dict[str, Any], replaced: str) -> None:
@@ -223,6 +249,8 @@ def _native_class(
     mapping: Any = getattr(kind, "_model_mapping", None)
     if mapping is not None and type(config) in mapping:
         kind = _get_model_class(config, mapping)
-    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
-        raise InputError(f"{folder}: no class of transformers for {kind} of {config.model_type}")
+    found = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not found or not isinstance(config, kind.config_class or ()):
+        name = getattr(kind, "__name__", kind)
+        raise InputError(f"{folder}: {name} is no class of transformers for {config.model_type}")
     return kind

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -218,7 +219,7 @@ def loading(name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
+        said = shorten(str(error), 250, placeholder=" ...") or type(error).__name__
         raise InputError(f"pretrained {name}: no model that transformers loads: {said}") from error
 
 

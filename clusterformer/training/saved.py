@@ -137,4 +137,9 @@ def _checkpoint(path: Path) -> Path:
         raise InputError(f"{path}: no such run directory or checkpoint file")
     if not path.is_dir() or is_exported(path):
         return path
+    if (path / "config.json").is_file() and not (path / "config.yaml").is_file():
+        raise InputError(
+            f"{path}: a model of transformers, no run; load it with transformers, or with "
+            "clusterformer.huggingface.load if `convert` or `attach` gave it a mechanism"
+        )
     return Run.open(path).chosen

@@ -71,6 +71,9 @@ def test_a_converted_folder_is_an_ordinary_model(folder, tmp_path, capsys) -> No
     batch = tokenizer(" ".join(WORDS[:20]), return_tensors="pt")  # more than it had positions for
     assert model(**batch).logits.isfinite().all()
     assert (tmp_path / "made" / "1_Pooling" / "config.json").is_file()
+    again = [str(tmp_path / "made"), str(tmp_path / "again"), "--text", str(folder / "texts.txt")]
+    assert main(["convert", *again]) == 2
+    assert "converted already, to NeuralClusteringAttention" in capsys.readouterr().err
 
 
 def test_the_same_command_makes_the_same_weights(folder, tmp_path) -> None:

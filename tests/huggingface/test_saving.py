@@ -1,13 +1,16 @@
 """What is saved comes back with its mechanism."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 import torch
 
+import clusterformer
 from clusterformer import huggingface
 from clusterformer.attention import FullAttention, neural_clustering
+from clusterformer.data.pretrained import open_pretrained
 from clusterformer.huggingface.dispatch import slots
 
 transformers = pytest.importorskip("transformers")
@@ -142,10 +145,19 @@ def test_a_mechanism_of_ones_own_is_given_to_load(tiny, tmp_path) -> None:
     assert any(isinstance(part, MyAttention) for part in model.modules())
 
 
+def test_a_new_head_has_the_number_of_labels_that_is_asked_for(tiny, tmp_path) -> None:
+    huggingface.attach(tiny("Bert"), "LocalAttention", window=3).save_pretrained(tmp_path)
+    model = huggingface.load(tmp_path, "AutoModelForSequenceClassification", num_labels=3)
+    assert model(torch.randint(3, 50, (2, 9))).logits.shape == (2, 3)
+    assert huggingface.is_attached(model)
+    half = huggingface.load(tmp_path, "AutoModelForTokenClassification", dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+
+
 def test_folders_that_are_no_converted_model_are_refused(tiny, tmp_path, monkeypatch) -> None:
-    def refused(folder: object) -> str:
-        with pytest.raises(ValueError, match="/") as caught:
-            huggingface.load(folder)  # type: ignore[arg-type]
+    def refused(folder: object, *model_class: object) -> str:
+        with pytest.raises(ValueError, match=r"\w: ") as caught:
+            huggingface.load(folder, *model_class)  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -154,5 +166,29 @@ def test_folders_that_are_no_converted_model_are_refused(tiny, tmp_path, monkeyp
     assert "no model of transformers" in refused(tmp_path)
     tiny("Bert").save_pretrained(tmp_path)
     assert "names no mechanism" in refused(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "no model of transformers" in refused(tmp_path / "missing")
+    assert "no such folder" in refused(tmp_path / "missing")
+
+    def unreachable(*_: object, **__: object) -> str:
+        raise OSError
+
+    with monkeypatch.context() as offline:  # transformers itself would try for 20 seconds
+        offline.setattr("huggingface_hub.snapshot_download", unreachable)
+        offline.setattr(transformers.AutoConfig, "from_pretrained", lambda *_: pytest.fail("tried"))
+        assert "typo: no such folder, not downloaded before" in refused("typo")
+    huggingface.attach(tiny("Bert"), "LocalAttention").save_pretrained(tmp_path)
+    assert "LlamaModel is no class of transformers for bert" in refused(tmp_path, "LlamaModel")
+    (tmp_path / "model.safetensors").unlink()
+    assert "no weights" in refused(tmp_path)
+    with pytest.raises(ValueError, match=r"clusterformer\.huggingface\.load"):
+        clusterformer.load(tmp_path)
+
+
+def test_an_exported_folder_is_refused_without_a_question(tmp_path, monkeypatch) -> None:
+    code = {"AutoConfig": "modeling_clusterformer.ClusterFormerConfig"}
+    config = {"model_type": "clusterformer", "auto_map": code}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    for load in (huggingface.load, lambda folder: open_pretrained(str(folder))):
+        with pytest.raises(ValueError, match=r"load it with clusterformer\.load") as said:
+            load(tmp_path)
+        assert "\n" not in str(said.value)
