@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import clusterformer
 from clusterformer.data.pretrained import find_pretrained
 from clusterformer.errors import InputError
 from clusterformer.export.card import UNKNOWN, Card
@@ -23,7 +22,6 @@ from clusterformer.export.modeling import (
 from clusterformer.export.tokenizer_files import tokenizer_files
 from clusterformer.task import Task
 from clusterformer.tasks.base import Labelling
-from clusterformer.training.config_files import to_yaml
 from clusterformer.training.exported import write_exported
 from clusterformer.training.runs import Run
 from clusterformer.training.saved import Saved, averaged, open_saved
@@ -109,18 +107,7 @@ def _has_tokenizer(task: Task) -> bool:
 
 
 def _write(folder: Path, saved: Saved, rebuilt: Rebuilt, for_transformers: bool) -> None:
-    sections = {name: saved.config[name] for name in ("seed_everything", "model", "data")}
-    if "init_from" in sections["model"]:  # a folder of this machine, of no use to others
-        sections["model"] = {**sections["model"], "init_from": None}
-    entries = {
-        "version": clusterformer.__version__,
-        "config": to_yaml(sections),
-        "seed": saved.config["seed_everything"],
-        "kind": saved.kind,
-        "mode": saved.mode,
-        "task": saved.state,
-    }
-    write_exported(folder, entries, saved.weights)
+    write_exported(folder, saved)
     config: dict[str, Any] = {
         "model_type": "clusterformer",
         "attention": saved.config["model"]["attention"],

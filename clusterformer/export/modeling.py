@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.data.pretrained import find_pretrained
 from clusterformer.errors import InputError, making
+from clusterformer.huggingface.hub import HUB_OPTIONS, download
 from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.pretrained import PretrainedClassifier
 from clusterformer.task import Task
 from clusterformer.tasks.base import Labelling
 from clusterformer.tasks.similarity import Similarity
+from clusterformer.training.exported import write_exported
 from clusterformer.training.parser import instantiate, make_parser
 from clusterformer.training.saved import Saved, open_saved, restore
 
@@ -85,25 +86,61 @@ def transformers_classes() -> tuple[type, type]:
 
         model_type = "clusterformer"
 
+        @classmethod
+        def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+            """Do nothing: the code is saved by `write_code`."""
+
     class ClusterFormerForSequenceClassification(PreTrainedModel):
         """A network that clusterformer trained, as transformers calls classifiers."""
 
         config_class = ClusterFormerConfig
 
-        def __init__(self, config: Any, rebuilt: Rebuilt) -> None:
+        def __init__(self, config: Any, saved: Saved) -> None:
             super().__init__(config)
+            rebuilt = rebuild(saved)
             self.network, self._task = rebuilt.network, rebuilt.task
+            self._saved = saved._replace(weights={})
+
+        @classmethod
+        def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+            """Do nothing: the code is saved by `write_code`."""
 
         @classmethod
         def from_pretrained(  # type: ignore[override]
             cls, name: str | os.PathLike[str], *_: Any, **options: Any
         ) -> Any:
-            """Load the model of an exported folder, or of a name at huggingface.co."""
-            folder = find_pretrained(str(name))
-            config = options.get("config") or ClusterFormerConfig.from_pretrained(folder)
-            model = cls(config, rebuild(open_saved(folder))).eval()
-            dtype = options.get("dtype")
+            """Load the model of an exported folder, or of a name at huggingface.co.
+
+            Raises:
+                InputError: if an option would change the model, or there is none.
+            """
+            source = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
+            folder = Path(name) if Path(name).is_dir() else download(str(name), **source)
+            written = ClusterFormerConfig.from_pretrained(folder)
+            config = options.pop("config", None) or written
+            dtype = options.pop("dtype", None) or options.pop("torch_dtype", None)
+            if config._attn_implementation not in (None, "eager"):
+                options["attn_implementation"] = config._attn_implementation
+            _refuse(str(name), written.to_dict(), config.to_dict(), options)
+            model = cls(config, open_saved(folder)).eval()
             return model.to(dtype) if isinstance(dtype, torch.dtype) else model
+
+        def save_pretrained(  # type: ignore[override]
+            self,
+            save_directory: str | os.PathLike[str],
+            is_main_process: bool = True,
+            state_dict: dict[str, Tensor] | None = None,
+        ) -> None:
+            """Save the model as the folder that it came from, without tokenizer and card."""
+            if not is_main_process:
+                return
+            folder = Path(save_directory)
+            folder.mkdir(parents=True, exist_ok=True)
+            weights = self.state_dict() if state_dict is None else state_dict
+            write_exported(folder, self._saved._replace(weights=weights))
+            write_code(folder)
+            self.config.auto_map = AUTO_MAP
+            self.config.save_pretrained(folder)
 
         def forward(
             self,
@@ -128,6 +165,37 @@ def transformers_classes() -> tuple[type, type]:
             return SequenceClassifierOutput(loss=loss, logits=logits)
 
     return ClusterFormerConfig, ClusterFormerForSequenceClassification
+
+
+_OF_AUTO_CLASSES = {"adapter_kwargs", "code_revision", "trust_remote_code"}
+"""Options that transformers' classes pass on, and that change no model."""
+
+_FREE = {"id2label", "label2id", "dtype", "_name_or_path", "auto_map"}
+"""Entries of the configuration by which a loaded model may differ from its folder. From
+huggingface.co the last has the model's name in it."""
+
+
+def _refuse(
+    name: str, written: dict[str, Any], given: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Refuse options that a trained model cannot follow.
+
+    Raises:
+        InputError: for the first one.
+    """
+    changed = {key: given[key] for key in given.keys() - _FREE if given[key] != written.get(key)}
+    if len(given.get("id2label", ())) != len(written.get("id2label", ())):
+        changed["num_labels"] = len(given["id2label"])
+    changed |= {
+        key: value
+        for key, value in options.items()
+        if value is not None and key not in _OF_AUTO_CLASSES and not key.startswith("_")
+    }
+    if changed:
+        key, value = min(changed.items())
+        raise InputError(
+            f"{name}: an exported model is loaded as it was trained, without {key}={value!r}"
+        )
 
 
 def write_code(folder: Path) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from clusterformer import __version__
 from clusterformer.errors import InputError, reading
 from clusterformer.structure import require_structure
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, Contents
+from clusterformer.training.config_files import to_yaml
+
+if TYPE_CHECKING:
+    from clusterformer.training.saved import Saved
 
 ENTRIES = "clusterformer.json"
 """What a checkpoint holds beside weights: configuration, task, its vocabulary and so on."""
@@ -25,17 +30,28 @@ def is_exported(path: Path) -> bool:
     return (path / ENTRIES).is_file()
 
 
-def write_exported(folder: Path, entries: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """Write a model.
+def write_exported(folder: Path, saved: Saved) -> None:
+    """Write a model with what it takes to make it again.
 
     Args:
         folder: Folder that is there.
-        entries: Plain values, and tensors of the task.
-        weights: Weights by name.
+        saved: Configuration, task and weights.
     """
     from safetensors.torch import save_file
 
-    tensors = {name: weight.detach().clone().contiguous() for name, weight in weights.items()}
+    sections = {name: saved.config[name] for name in ("seed_everything", "model", "data")}
+    if "init_from" in sections["model"]:  # a folder of this machine, of no use to others
+        sections["model"] = {**sections["model"], "init_from": None}
+    entries = {
+        "version": __version__,
+        "config": to_yaml(sections),
+        "seed": saved.config["seed_everything"],
+        "kind": saved.kind,
+        "mode": saved.mode,
+        "task": saved.state,
+    }
+    weights = saved.weights.items()
+    tensors = {name: weight.detach().clone().contiguous() for name, weight in weights}
     plain = _without_tensors(entries, tensors)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     text = json.dumps(plain, ensure_ascii=False, indent=1)

@@ -85,6 +85,45 @@ def test_the_folder_gives_what_the_run_gives(
             assert float(row[int(number)]) == pytest.approx(probability, abs=1e-5)
 
 
+def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments
+    from transformers import Trainer as TheirTrainer
+
+    def load(folder: Path | str, **options: object) -> torch.nn.Module:
+        read = AutoModelForSequenceClassification.from_pretrained
+        model: torch.nn.Module = read(folder, trust_remote_code=True, **options)
+        return model
+
+    assert main(["export", str(run), str(tmp_path / "first")]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "first", trust_remote_code=True)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    model = load(tmp_path / "first")
+    for name in ("second", "third"):
+        expected = model(**batch).logits
+        model.save_pretrained(tmp_path / name)  # type: ignore[operator]
+        model = load(tmp_path / name)
+        assert torch.equal(model(**batch).logits, expected)
+    expected_records = clusterformer.load(tmp_path / "first").predict(TEXTS)
+    assert clusterformer.load(tmp_path / "third").predict(TEXTS) == expected_records
+
+    rows = [tokenizer(text) | {"labels": 0} for text in ["a fine film"] * 4]
+    options = {"max_steps": 2, "save_steps": 2, "report_to": [], "use_cpu": True}
+    arguments = TrainingArguments(str(tmp_path / "out"), disable_tqdm=True, **options)
+    TheirTrainer(model, arguments, train_dataset=rows).train()
+    again = load(tmp_path / "out" / "checkpoint-2")
+    assert torch.equal(again(**batch).logits, model.eval()(**batch).logits)
+    assert not torch.equal(again(**batch).logits, expected)
+
+    config = again.config  # as it comes from huggingface.co
+    config.auto_map = {name: f"me/model--{path}" for name, path in config.auto_map.items()}
+    named = type(again).from_pretrained(tmp_path / "first", config=config)  # type: ignore[attr-defined]
+    assert named.config.id2label == {0: "bad", 1: "good"}
+
+    for wrong in ({"num_labels": 3}, {"attn_implementation": "sdpa"}, {"device_map": "cpu"}):
+        with pytest.raises(ValueError, match=f"as it was trained, without {next(iter(wrong))}="):
+            load(tmp_path / "first", **wrong)
+
+
 def test_the_card_says_what_it_is(run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), str(tmp_path / "m"), "--licence", "apache-2.0"]) == 0
     card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
