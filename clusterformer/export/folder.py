@@ -20,6 +20,7 @@ from clusterformer.export.modeling import (
     write_code,
 )
 from clusterformer.export.tokenizer_files import tokenizer_files
+from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.task import Task
 from clusterformer.tasks.base import Labelling
 from clusterformer.training.exported import write_exported
@@ -65,7 +66,7 @@ def export(
     with whole_folder(folder) as draft:
         ours = is_row_classifier(rebuilt) and _has_tokenizer(rebuilt.task)
         _write(draft, saved, rebuilt, ours)
-        card = _card(run, folder.resolve().name, saved, rebuilt.task, ours, licence)
+        card = _card(run, folder.resolve().name, saved, rebuilt, ours, licence)
         (draft / "README.md").write_text(card.text(), encoding="utf-8")
     return Exported(folder, ours)
 
@@ -110,7 +111,7 @@ def _write(folder: Path, saved: Saved, rebuilt: Rebuilt, for_transformers: bool)
     write_exported(folder, saved)
     config: dict[str, Any] = {
         "model_type": "clusterformer",
-        "attention": saved.config["model"]["attention"],
+        "attention": _attention(saved, rebuilt),
         "task": saved.kind,
     }
     task = rebuilt.task
@@ -130,11 +131,23 @@ def _write(folder: Path, saved: Saved, rebuilt: Rebuilt, for_transformers: bool)
     (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
 
 
+def _attention(saved: Saved, rebuilt: Rebuilt) -> dict[str, Any]:
+    """Describe the mechanism that a network has: a pretrained model may have been saved with it."""
+    chosen: dict[str, Any] = saved.config["model"]["attention"]
+    encoders = (part for part in rebuilt.network.modules() if isinstance(part, PretrainedEncoder))
+    own = next((getattr(x.model.config, "clusterformer", None) for x in encoders), None)
+    if own is None:
+        return chosen
+    same = str(chosen["class_path"]).rpartition(".")[2] == own["mechanism"]
+    path = chosen["class_path"] if same else f"clusterformer.attention.{own['mechanism']}"
+    return {"class_path": path, "init_args": own["options"]}
+
+
 def _card(
     run: str | Path,
     title: str,
     saved: Saved,
-    task: Task,
+    rebuilt: Rebuilt,
     for_transformers: bool,
     licence: str | None,
 ) -> Card:
@@ -146,9 +159,18 @@ def _card(
         environment = json.loads(written.read_text(encoding="utf-8")) if written.exists() else None
     except InputError:
         pass  # a checkpoint file that was moved out of its run
-    labels = saved.state["labels"] if isinstance(task, Labelling) else []
+    labels = saved.state["labels"] if isinstance(rebuilt.task, Labelling) else []
     licence = licence or _licence(saved.config["model"].get("pretrained")) or UNKNOWN
-    return Card(title, saved.config, labels, for_transformers, licence, results, environment)
+    model = {**saved.config["model"], "attention": _attention(saved, rebuilt)}
+    return Card(
+        title,
+        {**saved.config, "model": model},
+        labels,
+        for_transformers,
+        licence,
+        results,
+        environment,
+    )
 
 
 def _licence(pretrained: str | None) -> str | None:

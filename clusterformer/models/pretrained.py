@@ -9,8 +9,6 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -24,10 +22,16 @@ from clusterformer.attention import AttentionCore, FullAttention
 from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import slots, without_cache
 from clusterformer.models.classifier import compare, comparison_head
-from clusterformer.models.config import MakeCore, TransformerConfig
+from clusterformer.models.config import TransformerConfig
 from clusterformer.models.dropout import Dropout
 from clusterformer.models.inputs import TextInput, TextPairInput
 from clusterformer.models.pooling import pool
+from clusterformer.models.pretrained_options import (
+    compare_with_saved,
+    mechanism,
+    refuse_own_networks,
+    warn_of_ignored,
+)
 from clusterformer.models.transformer import Output, StackOutput
 
 if TYPE_CHECKING:
@@ -64,7 +68,10 @@ class PretrainedEncoder(nn.Module):
         max_length: int | None = None,
     ) -> None:
         super().__init__()
-        _check_options(config)
+        refuse_own_networks(config)
+        if weights is not None:  # else a checkpoint has them, and this was said at its training
+            warn_of_ignored(config)
+            compare_with_saved(config, model_config)
         # random numbers of its own: at one seed every model and mechanism starts with one head
         seed = int(torch.randint(2**62, (), device="cpu"))
         with torch.random.fork_rng(devices=[]):
@@ -97,7 +104,8 @@ class PretrainedEncoder(nn.Module):
         weights = sum(weight.numel() for weight in self.pretrained_parameters()) / 1e6
         _log.info(
             f"{type(self.model).__name__}: {weights:.1f} M pretrained weights, "
-            f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
+            f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, width "
+            f"{self.width}, "
             f"attention {attached}"
         )
 
@@ -131,23 +139,6 @@ class PretrainedEncoder(nn.Module):
             for weight in part.parameters()
         }
         return (weight for weight in self.model.parameters() if id(weight) not in new)
-
-
-_GIVEN = ("d_model", "num_heads", "num_layers", "norm", "positions", "rotary_base")
-_OWN_NETWORKS = ("outer_attention", "decoder_attention", "cross_attention", "recompute")
-
-
-def _check_options(config: TransformerConfig) -> None:
-    """Refuse options that only networks of our own have; name those that the model decides on."""
-    defaults = {field.name: field.default for field in fields(config)}
-    for name in _OWN_NETWORKS:
-        if getattr(config, name) != defaults[name]:
-            raise InputError(f"{name} is not for a pretrained model; leave model.{name} out")
-    given = [name for name in _GIVEN if getattr(config, name) != defaults[name]]
-    if given:
-        _log.warning(
-            f"the pretrained model has its own {', '.join(given)}; those given are ignored"
-        )
 
 
 _OF_CONVERTED = ("clusterformer", "attn_implementation", "auto_map")
@@ -221,28 +212,6 @@ def loading(name: str) -> Iterator[None]:
     except Exception as error:
         said = shorten(str(error), 250, placeholder=" ...") or type(error).__name__
         raise InputError(f"pretrained {name}: no model that transformers loads: {said}") from error
-
-
-def mechanism(make: MakeCore) -> tuple[type[AttentionCore], dict[str, Any]]:
-    """Return the class of a mechanism and its options.
-
-    Args:
-        make: The class, or a `functools.partial` of it, as the command line makes one.
-
-    Raises:
-        InputError: if it is another function, which transformers could not save.
-    """
-    options: dict[str, Any] = {}
-    if isinstance(make, partial):
-        options = dict(make.keywords)
-        make = next((part for part in (make.func, *make.args) if isinstance(part, type)), make)
-    if not (isinstance(make, type) and issubclass(make, AttentionCore)):
-        raise InputError(
-            "with a pretrained model, attention is a class or a functools.partial of one, "
-            f"got {make!r}"
-        )
-    options.pop("causal", None)  # as the model is
-    return make, options
 
 
 def num_positions(model: PreTrainedModel) -> int | None:

@@ -136,14 +136,19 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     return (f"did you mean {close[0]}? " if close else "") + f"there is {', '.join(known)}"
 
 
+_INTERNAL = ("clusterformer.bench.", "clusterformer.sequence_parallel.")
+"""Beginnings of modules with mechanisms that nobody chooses by name."""
+
+
 def subclasses(base: type) -> set[str]:
-    """Return the names of the imported classes that complete an abstract one."""
+    """Return the names of the imported classes that complete an abstract one, for users."""
     found: set[str] = set()
     subclass: type
     for subclass in base.__subclasses__():
         found |= subclasses(subclass)
-        if not inspect.isabstract(subclass):
-            found.add(subclass.__name__)
+        name, internal = subclass.__name__, subclass.__module__.startswith(_INTERNAL)
+        if not (inspect.isabstract(subclass) or internal or name.startswith("_")):
+            found.add(name)
     return found
 
 

@@ -13,9 +13,11 @@ import pytest
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from toy_command import TOY, error_of
 
+from clusterformer import attention
 from clusterformer.cli.bench import SUBCOMMANDS
 from clusterformer.cli.main import COMMANDS, main
 from clusterformer.cli.options import Options
+from clusterformer.errors import InputError
 from clusterformer.models.decoder import Decoder
 
 
@@ -90,6 +92,15 @@ def test_a_decoder_takes_its_own_mechanism_or_the_strict_form_of_the_encoders() 
     layer = Decoder(Options(other, fitting=True).model.transformer_config, cross=True).layers[0]
     found = [type(part.core).__name__ for part in (layer.attention, layer.cross)]
     assert found == ["FullAttention", "KeyClusteringAttention"]
+
+
+def test_a_wrong_mechanism_is_told_of_those_that_can_be_chosen() -> None:
+    importlib.import_module("clusterformer.huggingface.calibration")  # its _Fit is one too
+    with pytest.raises(InputError) as error:
+        Options(["--data=toy_task.Toy", "--model.attention=NoSuch"], fitting=True)
+    listed = set(str(error.value).partition("there is ")[2].split(", "))
+    assert listed >= {kind.__name__ for kind in attention.mechanisms()}
+    assert listed.isdisjoint({"_Fit", "ParallelClustering", "ParallelFullAttention"})
 
 
 BAD_OPTIONS = {

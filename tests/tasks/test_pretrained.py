@@ -1,7 +1,9 @@
 """A pretrained model in the trainer: tokenizer, positions, mechanism, rates, checkpoints."""
 
+import json
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from clusterformer.cli.options import Options
 from clusterformer.data.frames import Frame
 from clusterformer.data.pretrained import open_pretrained
 from clusterformer.errors import InputError
-from clusterformer.models.config import TransformerConfig
+from clusterformer.models.config import MakeCore, TransformerConfig
 from clusterformer.models.pretrained import PretrainedEncoder, read_num_positions
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, read
 from clusterformer.training.optimizer import make_adamw
@@ -252,10 +254,42 @@ def test_a_converted_folder_keeps_its_mechanism(
         f"--runs={tmp_path}",
     ]
     assert main([*fit, f"--model.pretrained={tmp_path / 'converted'}", *SHORT]) == 0
-    assert "attention LocalAttention, with which it was saved" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "attention LocalAttention, with which it was saved" in said
+    assert "ignored" not in said
+    assert main(["export", str(tmp_path / "classification" / "1"), str(tmp_path / "export")]) == 0
+    assert "ignored" not in capsys.readouterr().err
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "Attention: `LocalAttention(window=3)`" in card
+    config = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert config["attention"]["init_args"] == {"window": 3}
     network = clusterformer.load(tmp_path / "classification" / "1").network
     windows = [part.window for part in network.modules() if isinstance(part, LocalAttention)]
     assert windows == [3, 3]
+
+
+def test_another_mechanism_than_the_saved_one_is_refused(
+    bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import AutoModel
+
+    model = huggingface.attach(AutoModel.from_pretrained(bert), "LocalAttention", window=3)
+    shutil.copytree(bert, tmp_path / "converted")
+    model.save_pretrained(tmp_path / "converted")
+    source = open_pretrained(str(tmp_path / "converted"))
+
+    def encoder(attention: MakeCore, weights: Path | None = source.folder) -> PretrainedEncoder:
+        return PretrainedEncoder(TransformerConfig(attention), source.config, weights=weights)
+
+    with pytest.raises(InputError, match=r"saved with LocalAttention.*got FullAttention; leave"):
+        encoder(FullAttention)
+    encoder(FullAttention, None)  # a checkpoint that was trained when nothing was refused
+    encoder(NeuralClusteringAttention)  # the default, which nobody may have asked for
+    encoder(partial(LocalAttention, window=3))
+    assert "ignored" not in caplog.text
+    found = encoder(partial(LocalAttention, window=4))
+    assert "model.attention's window is ignored" in caplog.text
+    assert [part.window for part in found.modules() if isinstance(part, LocalAttention)] == [3, 3]
 
 
 def _fitted(bert: Path, texts: Path, *options: str) -> clusterformer.ClusterFormer:
