@@ -6,8 +6,10 @@ B batch   H heads   G heads of keys and values   N queries   M keys   D head wid
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,7 +81,20 @@ class AttachedMechanism(nn.Module):
         mixed, grouping = self.core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
         if self.recorded is not None:
             self.recorded.append(grouping)
+        elif not torch.compiler.is_compiling() and grouping and grouping.loss is not None:
+            _warn_of_lost_loss(type(self.core).__name__)
         return mixed
+
+
+@cache
+def _warn_of_lost_loss(mechanism: str) -> None:
+    """Say once that a mechanism trains without its own loss, as transformers' Trainer does."""
+    warnings.warn(
+        f"{mechanism} learns from a loss of its own what it chooses, and nothing adds that to the "
+        "model's; add clusterformer.losses.mechanism_loss, as the guide to Hugging Face does under "
+        "`Train it`",
+        stacklevel=2,
+    )
 
 
 def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.huggingface.attaching import detach, is_attached
-from clusterformer.huggingface.dispatch import SLOT, without_cache
+from clusterformer.huggingface.dispatch import SLOT, groupings, slots, without_cache
 from clusterformer.huggingface.distillation_file import DistillationFile, Progress, identify
 from clusterformer.huggingface.texts import to_batches
+from clusterformer.losses import mechanism_loss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,8 +58,9 @@ def distill(
 
     Its original, a copy with its own attention, is the teacher. The loss is the squared distance
     between the hidden states of both, as a share of the teacher's squared norm, mean over tokens
-    and layers. All weights learn, by AdamW with a rate that falls to zero. No labels are needed,
-    and heads on top of the hidden states keep their meaning.
+    and layers; mechanisms add their own, such as that by which an indexer learns. Weights learn by
+    AdamW with a rate that falls to zero; centroids of neural clustering stay where `calibrate` put
+    them. No labels are needed, and heads on top of the hidden states keep their meaning.
 
     Args:
         model: Model with a mechanism attached, best after `calibrate`.
@@ -106,18 +108,23 @@ def distill(
             _log.info(f"{checkpoint}: goes on after step {progress.steps:,} of {steps:,}")
     training = model.training
     model.eval()  # dropout would be learnt to be undone
+    for slot in slots(model):
+        slot.train()  # mechanisms have none
     batches = _repeated(model, texts, tokenizer, max_length, batch_size, steps)
     left = itertools.islice(batches, progress.steps, None)
     for step, batch in enumerate(left, progress.steps + 1):
         with torch.no_grad():
             wanted = teacher(**batch, **options).hidden_states[1:]
-        found = model.base_model(**batch, **options).hidden_states[1:]
+        with groupings(model) as grouped:
+            found = model.base_model(**batch, **options).hidden_states[1:]
         real = batch.get("attention_mask", torch.ones_like(found[0][..., 0])).bool()
         pairs = [(x[real].float(), y[real].float()) for x, y in zip(found, wanted, strict=True)]
         cosine = float(F.cosine_similarity(*pairs[-1], dim=-1).detach().mean())
         progress = Progress(step, cosine if step == 1 else progress.before, cosine)
         optimizer.zero_grad()
-        torch.stack([_relative_error(*pair) for pair in pairs]).mean().backward()
+        loss = torch.stack([_relative_error(*pair) for pair in pairs]).mean()
+        own = mechanism_loss(grouped)
+        (loss if own is None else loss + own / real.sum()).backward()
         optimizer.step()
         falling.step()
         torch.clear_autocast_cache()  # of weights before the step, where the caller has autocast on

@@ -11,6 +11,7 @@ import torch
 
 from clusterformer import huggingface
 from clusterformer.attention import mechanisms
+from clusterformer.huggingface import dispatch
 
 pytest.importorskip("transformers")
 
@@ -130,6 +131,23 @@ def test_weights_of_the_mechanism_are_trained(tiny) -> None:
     own = {name: p.grad for name, p in model.named_parameters() if ".clusterformer." in name}
     trained = [name for name, grad in own.items() if grad is not None and grad.abs().sum() > 0]
     assert sum(name.endswith("space.weight") for name in trained) == 3
+
+
+def test_a_loss_that_no_one_adds_is_warned_of_once(tiny) -> None:
+    dispatch._warn_of_lost_loss.cache_clear()
+    model = huggingface.attach(tiny("Bert"), "IndexerAttention", top_k=4).train()
+    tokens = torch.randint(3, 50, (2, 17))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with huggingface.groupings(model):
+            model(tokens)
+        with torch.no_grad():
+            model(tokens)
+    with pytest.warns(UserWarning, match="IndexerAttention learns from a loss of its own"):
+        model(tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(tokens)
 
 
 @pytest.mark.parametrize(

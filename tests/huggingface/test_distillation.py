@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from clusterformer import huggingface
+from clusterformer.huggingface.dispatch import slots
+from clusterformer.losses import mechanism_loss
 
 pytest.importorskip("transformers")
 
@@ -30,6 +32,27 @@ def test_a_converted_model_comes_near_its_original(tiny, kind) -> None:
     near = (model(**batch).last_hidden_state[mask] - expected).norm()
     assert near < 0.75 * far
     assert found.before < found.after <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Llama"])
+def test_an_indexer_learns_from_its_own_loss(tiny, kind) -> None:
+    model = huggingface.attach(tiny(kind), "IndexerAttention", top_k=4)
+    before = {name: x.clone() for name, x in model.named_parameters() if ".index_" in name}
+
+    def divergence() -> float:
+        for slot in slots(model):
+            slot.train()
+        with huggingface.groupings(model) as found:
+            model(**texts()[0], use_cache=False) if kind == "Llama" else model(**texts()[0])
+        return float(mechanism_loss(found))
+
+    first = divergence()
+    huggingface.distill(model, texts(), steps=60, lr=1e-9, mechanism_lr=1e-2)
+    assert not any(module.training for module in model.modules())
+    now = dict(model.named_parameters())
+    assert len(before) == 3 * 5
+    assert not any(torch.equal(now[name], x) for name, x in before.items())
+    assert divergence() < 0.8 * first
 
 
 def test_autocast_around_it_changes_little(tiny) -> None:

@@ -1,6 +1,7 @@
 """Converted models in what others have for models: Trainer, PEFT, sentences."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,39 @@ def test_the_trainer_of_transformers_trains_saves_and_resumes(tiny, tmp_path: Pa
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for name, x in saved.state_dict().items():
         torch.testing.assert_close(x, model.state_dict()[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mechanism", "options", "weights"),
+    [
+        ("IndexerAttention", {"top_k": 4}, "index_queries.weight"),
+        ("NeuralClusteringAttention", {"num_clusters": 3}, "centroids"),
+    ],
+)
+def test_the_guide_trains_what_the_trainer_of_transformers_does_not(
+    tiny, tmp_path: Path, mechanism, options, weights
+) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "hugging-face.md"
+    blocks = guide.read_text(encoding="utf-8").split("```python\n")
+    [block] = [block for block in blocks if "class TrainerOfMechanisms" in block]
+    names: dict[str, Any] = {}
+    exec(block.partition("\n\n\nsizes = ")[0], names)
+    data = [row | {"attention_mask": [1] * 17} for row in rows(8)]
+    moved = []
+    for trainer in (transformers.Trainer, names["TrainerOfMechanisms"]):
+        model = tiny("Bert", "ForSequenceClassification")
+        huggingface.attach(model, mechanism, **options)
+        start = {name: x.clone() for name, x in model.state_dict().items()}
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=2, save_strategy="no", report_to=[], use_cpu=True,
+            disable_tqdm=True,
+        )  # fmt: skip
+        trainer(model, arguments, train_dataset=data).train()
+        now = model.state_dict()
+        moved.append({n for n, x in now.items() if n.endswith(weights) and not x.equal(start[n])})
+    assert len(moved[0]) == 0
+    assert len(moved[1]) == 3
 
 
 @pytest.mark.slow
