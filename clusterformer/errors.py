@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -183,9 +184,11 @@ def require_at_least(minimum: float, **options: float | None) -> None:
         >>> require_at_least(1, num_clusters=num_clusters, chunk_size=chunk_size)
 
     Raises:
-        InputError: for the first option that is below the minimum, infinite, or NaN.
+        InputError: for the first option that is no number, below the minimum, infinite, or NaN.
     """
     for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, Real | None):
+            raise InputError(f"{name} must be a number, got {value!r}")
         if value is not None and not value >= minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
         if value == float("inf"):

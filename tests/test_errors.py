@@ -3,6 +3,7 @@
 import json
 import zipfile
 
+import numpy as np
 import pytest
 
 from clusterformer.errors import InputError, reading, require_at_least
@@ -47,9 +48,17 @@ def test_errors_that_are_said_already_pass(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(0, "at least 1, got 0"), (float("nan"), "at least"), (1e999, "finite")]
+    ("value", "message"),
+    [
+        (0, "at least 1, got 0"),
+        (float("nan"), "at least"),
+        (1e999, "finite"),
+        ("8", "a number, got '8'"),
+        (True, "a number, got True"),
+        ([8], "a number"),
+    ],
 )
-def test_options_below_the_minimum_or_not_finite_are_refused(value, message):
+def test_options_below_the_minimum_not_finite_or_no_numbers_are_refused(value, message):
     with pytest.raises(InputError, match=f"rate must be .*{message}"):
         require_at_least(1, rate=value)
-    require_at_least(1, rate=1, other=None)
+    require_at_least(1, rate=1, other=None, counted=np.int64(3), measured=np.float32(1.5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from clusterformer.attention import AttentionCore, LocalAttention
 from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import SLOT, AttachedMechanism, keep_input
 from clusterformer.huggingface.layers import Layer
+from clusterformer.structure import require_structure
 
 Mechanism = str | type[AttentionCore]
 
@@ -81,13 +82,15 @@ def settings(core: AttentionCore, options: dict[str, Any]) -> dict[str, Any]:
 
 def _check_options(kind: type[AttentionCore], options: dict[str, Any]) -> None:
     taken = list(inspect.signature(kind).parameters)
-    for name in options:
+    hints = get_type_hints(kind.__init__)
+    for name, value in options.items():
         if name in ("d_model", "num_heads"):
             raise InputError(f"{name} is that of the model; leave it out")
         if name not in taken:
             raise InputError(
                 f"{kind.__name__} has no option {name!r}; it has {', '.join(taken[2:])}"
             )
+        require_structure(value, hints.get(name, Any), name)
     try:
         json.dumps(options)
     except TypeError as error:

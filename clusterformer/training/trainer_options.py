@@ -43,7 +43,8 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
         InputError: for the first such option.
     """
     for name, minimum in MINIMUMS.items():
-        if isinstance(value := options.get(name), int | float):
+        value = options.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):  # fast_dev_run: true
             require_at_least(minimum, **{f"trainer.{name}": value})
     if options.get("val_check_interval") == 0:
         raise InputError("trainer.val_check_interval must be above 0, got 0")

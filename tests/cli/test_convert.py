@@ -153,6 +153,7 @@ def test_a_decoder_without_a_padding_token_stays_strictly_causal(folder, tmp_pat
         (["--attention", "NoAttention"], "got 'NoAttention'"),
         (["--attention.clusters", "many"], "clusters must be"),
         (["--attention.colour", "red"], "colour"),
+        (["--attention.num_clusters", "x"], "num_clusters must be int or None, got 'x'"),
         (["--attention.num_clusters"], "needs a value"),
         (["--text", "missing.txt"], "missing.txt"),
         (["--max_length", "4"], "--max_length must be at least 8"),

@@ -158,6 +158,17 @@ def test_a_loss_that_no_one_adds_is_warned_of_once(tiny) -> None:
         ("Bert", "ClusteredAttention", {"num_heads": 3}, "num_heads is that of the model"),
         ("Bert", "FullAttention", {"causal": True}, "causal must be False"),
         ("Bert", "NeuralClusteringAttention", {"num_clusters": 0}, "num_clusters"),
+        *(
+            (
+                "Bert",
+                "NeuralClusteringAttention",
+                {"num_clusters": value},
+                "num_clusters must be int",
+            )
+            for value in ("8", 8.5, True, [8])
+        ),
+        ("Bert", "NeuralClusteringAttention", {"alpha": "much"}, "alpha must be float, got 'much'"),
+        ("Bert", "NeuralClusteringAttention", {"coupling": 1}, "coupling must be bool, got 1"),
         ("Llama", "ClusteredAttention", {}, "cannot be causal, as .* is; mechanisms that can"),
         ("Gemma2", "FullAttention", {}, "caps its logits"),
         ("GptOss", "FullAttention", {}, "attention sinks"),
