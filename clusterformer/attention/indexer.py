@@ -40,6 +40,10 @@ class IndexerAttention(AttentionCore):
     and equal scores (a ReLU gives many zeros) go to the latest key. A `top_k` of N or more is full
     attention.
 
+    Generation chooses what a whole pass chooses, but for rare ties: repeated tokens may have equal
+    scores whose terms cancel nearly to 0. Such a score keeps few exact bits, and a cached step,
+    which sums in another order, may round two of them apart and choose another copy.
+
     Args:
         d_model: Width of the hidden states (E).
         num_heads: Number of heads (H).
