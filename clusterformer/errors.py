@@ -177,7 +177,7 @@ def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:,.0f} GiB" if num_bytes < 2**60 else "over 1,000,000,000 GiB"
 
 
-def require_at_least(minimum: float, **options: float | None) -> None:
+def require_at_least(minimum: float, **options: Any) -> None:
     """Refuse options below a minimum; None, an option left out, passes.
 
     Example:
@@ -187,7 +187,8 @@ def require_at_least(minimum: float, **options: float | None) -> None:
         InputError: for the first option that is no number, below the minimum, infinite, or NaN.
     """
     for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, Real | None):
+        is_number = isinstance(value, Real | None) and not isinstance(value, bool)
+        if not is_number:
             raise InputError(f"{name} must be a number, got {value!r}")
         if value is not None and not value >= minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")

@@ -123,8 +123,8 @@ def distill(
         progress = Progress(step, cosine if step == 1 else progress.before, cosine)
         optimizer.zero_grad()
         loss = torch.stack([_relative_error(*pair) for pair in pairs]).mean()
-        own = mechanism_loss(grouped)
-        (loss if own is None else loss + own / real.sum()).backward()
+        further = mechanism_loss(grouped)
+        (loss if further is None else loss + further / real.sum()).backward()
         optimizer.step()
         falling.step()
         torch.clear_autocast_cache()  # of weights before the step, where the caller has autocast on

@@ -249,8 +249,9 @@ def _native_class(
     mapping: Any = getattr(kind, "_model_mapping", None)
     if mapping is not None and type(config) in mapping:
         kind = _get_model_class(config, mapping)
-    found = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-    if not found or not isinstance(config, kind.config_class or ()):
-        name = getattr(kind, "__name__", kind)
-        raise InputError(f"{folder}: {name} is no class of transformers for {config.model_type}")
-    return kind
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if is_model and isinstance(config, getattr(kind, "config_class", None) or ()):
+        found: Any = kind
+        return found
+    name = getattr(kind, "__name__", kind)
+    raise InputError(f"{folder}: {name} is no class of transformers for {config.model_type}")
