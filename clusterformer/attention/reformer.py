@@ -147,9 +147,11 @@ class ReformerAttention(AttentionCore):
         if used is not None:
             used = used[:, None, None]  # (B, 1, 1)
             beyond = torch.arange(columns, device=q.device) >= used[..., None]
-            rotated = rotated.masked_fill(beyond, 0.0)
-        best = rotated.abs().argmax(-1)
-        negative = rotated.gather(-1, best[..., None])[..., 0] < 0
+            rotated.masked_fill_(beyond, 0.0)
+        # the largest magnitude, without a second tensor of this size
+        high, low = rotated.max(-1), rotated.min(-1)
+        negative = -low.values > high.values
+        best = torch.where(negative, low.indices, high.indices)
         return best + negative * (columns if used is None else used), 2 * columns
 
     def _blocks(self, buckets: Tensor, num_buckets: int, key_mask: Tensor | None) -> Blocks:
