@@ -150,7 +150,8 @@ def run(arguments: list[str]) -> None:
         print_times(row, rows)
     if options.out:
         save(options, rows, matmul_gflops=rate / 1e9)
-        layer = f"{options.layers} encoder layers" if options.layers else "Attention layer"
+        stack = f"{options.layers} encoder layer{'s' * (options.layers > 1)}"
+        layer = stack if options.layers else "Attention layer"
         title = f"{layer}, width {options.d_model}, {options.dtype}, {options.device}"
         save_plot(plots.plot_mechanisms, options, rows, title)
 
