@@ -18,7 +18,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.text import WordErrorRate
 
 from clusterformer.ctc import Transcript, best_path, ctc_loss, prefix_beam
-from clusterformer.data.audio import read_header
+from clusterformer.data.audio import expanded, read_header
 from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.filter_banks import FilterBanks
 from clusterformer.data.labelled_text import Column
@@ -233,7 +233,7 @@ class SpeechRecognition(Task):
         return (RecordingBatch([line]) for line in lines)
 
     def check_text(self, line: str) -> None:
-        header = read_header(Path(line).expanduser())
+        header = read_header(expanded(line))
         if not header.num_samples:
             raise InputError(f"{line}: an empty recording")
         if header.rate not in (self._banks.rate, *self._resampled):

@@ -20,6 +20,8 @@ Samples = NDArray[np.float32]
 """Samples (S,) of one channel, from -1 to 1."""
 
 _FULL_SCALE = 0.999
+_RATES = 1000, 768_000  # hertz; a header with another one is damaged
+_BLOCK = 4096  # samples that soundfile decodes at once, as many as a block of FLAC
 _CLIPPED_SHARE = 1e-3  # of the samples; single peaks at full scale are no clipping
 
 
@@ -28,6 +30,18 @@ class AudioHeader(NamedTuple):
 
     num_samples: int
     rate: int
+
+
+def expanded(path: str | Path) -> Path:
+    """Put the home directory in the place of `~`.
+
+    Raises:
+        InputError: if the user named behind it has none.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(f"{path}: no such recording, and no such user") from None
 
 
 def read_header(path: Path) -> AudioHeader:
@@ -40,11 +54,16 @@ def read_header(path: Path) -> AudioHeader:
         with reading(path, "a WAV file"), wave.open(str(path), "rb") as file:
             most = path.stat().st_size // (file.getnchannels() * file.getsampwidth())
             # a program that writes to a pipe does not know the length, and puts the largest number
-            return AudioHeader(min(file.getnframes(), most), file.getframerate())
-    library = _soundfile(path)
-    with reading(path, "a recording"):
-        info = library.info(str(path))
-        return AudioHeader(info.frames, info.samplerate)
+            header = AudioHeader(min(file.getnframes(), most), file.getframerate())
+    else:
+        library = _soundfile(path)
+        with reading(path, "a recording"):
+            info = library.info(str(path))
+            header = AudioHeader(info.frames, info.samplerate)
+    low, high = _RATES
+    if not low <= header.rate <= high:
+        raise InputError(f"{path}: a rate of {header.rate} Hz, allowed are {low} to {high}")
+    return header
 
 
 def read_audio(path: Path, rate: int, start: int = 0, stop: int | None = None) -> Samples:
@@ -66,12 +85,7 @@ def read_audio(path: Path, rate: int, start: int = 0, stop: int | None = None) -
         with path.open("rb") as file:
             samples, own_rate = read_wav(file, path, start, stop)
     else:
-        library = _soundfile(path)
-        with reading(path, "a recording"):
-            found, own_rate = library.read(
-                str(path), start=start, stop=stop, dtype="float32", always_2d=True
-            )
-        samples = found.mean(1)
+        samples, own_rate = _read_other(path, start, stop)
     if not np.isfinite(samples).all():
         raise InputError(f"{path}: samples that are no finite numbers")
     return resample(samples, Fraction(rate, own_rate))
@@ -132,20 +146,43 @@ def is_clipped(samples: Samples) -> bool:
     return bool((np.abs(samples) >= _FULL_SCALE).mean() > _CLIPPED_SHARE) if len(samples) else False
 
 
+def _read_other(path: Path, start: int, stop: int | None) -> tuple[Samples, int]:
+    """Read by soundfile, up to where a damaged file can no longer be decoded."""
+    library = _soundfile(path)
+    blocks = [np.zeros(0, np.float32)]
+    with reading(path, "a recording"), library.SoundFile(str(path)) as file:
+        left = (file.frames if stop is None else min(stop, file.frames)) - start
+        try:
+            if start:
+                file.seek(min(start, file.frames))
+            while left > 0 and len(found := file.read(min(left, _BLOCK), "float32", True)):
+                blocks.append(found.mean(1))
+                left -= len(found)
+        except library.LibsndfileError:
+            pass  # what was decoded is kept
+        return np.concatenate(blocks), file.samplerate
+
+
 def _is_plain_wav(path: Path) -> bool:
     """Tell whether the standard library reads a file; soundfile may read what it does not."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such recording")
+    with reading(path, "a recording"):
+        if not path.is_file():
+            raise InputError(f"{path}: no such recording")
+        with path.open("rb"):
+            pass
     if path.suffix.lower() not in (".wav", ".wave"):
         return False
     try:
-        with wave.open(str(path), "rb"):
-            return True
+        with wave.open(str(path), "rb") as file:
+            bits = 8 * file.getsampwidth()
     except (wave.Error, EOFError) as error:
         if "unknown format" in str(error):  # floating-point numbers, or compressed
             return False
         message = str(error) or "it ends before its header does"
         raise InputError(f"{path}: not a WAV file: {message}") from error
+    if bits > 32:
+        raise InputError(f"{path}: samples of {bits} bits, allowed are 8, 16, 24 and 32")
+    return True
 
 
 def _soundfile(path: Path) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from clusterformer.data.audio import (
     Samples,
+    expanded,
     is_clipped,
     read_audio,
     read_header,
@@ -43,6 +45,7 @@ class Utterances(ABC):
 
 
 class _Listed(NamedTuple):
+    where: str  # file and line
     path: Path
     text: str
     num_samples: int
@@ -77,17 +80,15 @@ class ListedUtterances(Utterances):
         rate = self._rate = banks.rate
         listed, rates, empty = [], set(), []
         for row in read_rows(table, text_column=text_column, label_column=audio_column):
-            path = table.parent / Path(row.label).expanduser()
-            try:
+            with _at(row.where):
+                path = table.parent / expanded(row.label)
                 header = read_header(path)
-            except InputError as error:
-                raise InputError(f"{row.where}: {error}") from error
             length = resampled_length(header.num_samples, Fraction(rate, header.rate))
             if length < banks.window:
                 empty.append(path)
                 continue
             rates.add(header.rate)
-            listed.append(_Listed(path, row.text, length))
+            listed.append(_Listed(row.where, path, row.text, length))
         if not listed:
             raise InputError(f"{table}: no recording in it is as long as {banks.window_ms:g} ms")
         if empty:
@@ -100,14 +101,18 @@ class ListedUtterances(Utterances):
         self.num_samples = [one.num_samples for one in listed]
 
     def samples(self, index: int) -> Samples:
-        return read_audio(self._listed[index].path, self._rate)
+        return self._read(self._listed[index])
+
+    def _read(self, one: _Listed) -> Samples:
+        with _at(one.where):
+            return read_audio(one.path, self._rate)
 
     def check(self, most: int) -> None:
         """Read recordings, at most so many, and say how many are clipped or cut short."""
         chosen = np.linspace(0, len(self._listed) - 1, min(most, len(self._listed))).astype(int)
         clipped, short = [], []
         for one in (self._listed[index] for index in chosen):
-            samples = read_audio(one.path, self._rate)
+            samples = self._read(one)
             if is_clipped(samples):
                 clipped.append(one.path)
             if len(samples) < one.num_samples:
@@ -115,6 +120,15 @@ class ListedUtterances(Utterances):
         for found, what in ((clipped, "clipped"), (short, "shorter than their headers say")):
             if found:
                 _warn(f"of {len(chosen)} training recordings some are {what}: {_named(found)}")
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Put the line of the table before what is wrong with its recording."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def _named(paths: Sequence[Path]) -> str:

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from tiny_audio import tones, write_wav
 
-from clusterformer.data.audio import is_clipped, read_audio, read_header, resample, resampled_length
+from clusterformer.data.audio import (
+    expanded,
+    is_clipped,
+    read_audio,
+    read_header,
+    resample,
+    resampled_length,
+)
 from clusterformer.errors import InputError
 
 
@@ -64,6 +71,41 @@ def test_flac_and_numbers_with_a_point_are_read_by_soundfile(tmp_path) -> None:
     soundfile.write(tmp_path / "a.wav", samples * np.nan, 8000, subtype="FLOAT")
     with pytest.raises(InputError, match="no finite numbers"):
         read_audio(tmp_path / "a.wav", 8000)
+
+
+def test_a_flac_cut_short_gives_what_can_be_decoded(tmp_path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    path = tmp_path / "a.flac"
+    samples = np.random.default_rng(0).uniform(-0.5, 0.5, 40_000)
+    soundfile.write(path, samples, 8000)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = read_audio(path, 8000)
+    assert 8000 < len(found) < 21_000
+    np.testing.assert_allclose(found, samples[: len(found)], atol=1e-4)
+    np.testing.assert_array_equal(read_audio(path, 8000, 5000, 6000), found[5000:6000])
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (24, 0, "a rate of 0 Hz, allowed are 1000 to 768000"),
+        (24, 2**32 - 5, "a rate of 4294967291 Hz, allowed are 1000 to 768000"),
+        (32, 5 + (40 << 16), "samples of 40 bits, allowed are 8, 16, 24 and 32"),
+    ],
+)
+def test_a_header_with_impossible_numbers_is_refused(tmp_path, at: int, value, message) -> None:
+    path = write_wav(tmp_path / "a.wav", tones("low"))
+    data = bytearray(path.read_bytes())
+    data[at : at + 4] = value.to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        read_header(path)
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".wav", "~nobody-of-this-name/a.wav"])
+def test_an_impossible_path_is_one_line(tmp_path, name: str) -> None:
+    with pytest.raises(InputError, match=r"aaa|~nobody"):
+        read_header(expanded(name))
 
 
 def test_clipping_is_many_samples_at_full_scale() -> None:

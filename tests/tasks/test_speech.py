@@ -113,6 +113,31 @@ def test_bad_recordings_are_counted_and_nothing_is_lost(tmp_path, caplog) -> Non
     assert len([text for batch in task.val_dataloader() for text in batch.texts]) == 24
 
 
+def test_samples_that_are_no_numbers_are_found_with_their_line(tmp_path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "nan.wav", tones("low") * np.nan, 8000, subtype="FLOAT")
+    table = write_table(tmp_path, 12)
+    with table.open("a") as file:
+        file.write("nan.wav\tlow\n")
+    with pytest.raises(InputError, match=r"train.tsv:14: .*nan.wav: samples that are no finite"):
+        made(tmp_path, valid=str(table), test=str(table))
+
+
+@pytest.mark.parametrize("longest", [20, 1000])
+def test_a_recording_cut_short_is_read_and_told(tmp_path, caplog, longest: int) -> None:
+    path = write_wav(tmp_path / "a.wav", tones("low mid high low"))
+    assert list(read_windows(path, SMALL, longest, 2))
+    assert not caplog.records
+    soundfile = pytest.importorskip("soundfile")
+    flac = tmp_path / "a.flac"
+    soundfile.write(flac, np.random.default_rng(0).uniform(-0.5, 0.5, 40_000), 8000)
+    flac.write_bytes(flac.read_bytes()[: flac.stat().st_size // 2])
+    assert list(read_windows(flac, SMALL, longest, 2))
+    (record,) = caplog.records
+    assert "a.flac: damaged, only 1." in record.getMessage()
+    assert "of 4.98 seconds can be read" in record.getMessage()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
