@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -73,6 +74,50 @@ def best_path(log_probs: Tensor) -> Transcript:
     return Transcript(
         [unit for unit, _ in kept], [frames for _, frames in kept], float(best.values.sum())
     )
+
+
+def cut_at_blanks(parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Move the cuts between the parts of a long recording to where a blank is most certain.
+
+    There what comes before and after can be decoded by itself; a part grows to twice its length at
+    most.
+
+    Args:
+        parts: Log-probabilities (N, V) of successive stretches.
+    """
+    rest = None
+    for part in parts:
+        if rest is None:
+            rest = part
+            continue
+        half = len(rest) // 2
+        cut = half + int(rest[half:, BLANK].argmax()) if len(rest) else 0
+        yield rest[:cut]
+        rest = torch.cat([rest[cut:], part])
+    if rest is not None:
+        yield rest
+
+
+def joined(parts: Iterable[tuple[int, Transcript]]) -> Transcript:
+    """Join what is recognised in the successive stretches of one recording.
+
+    A unit that ends one stretch and begins the next was cut in two, and is one again.
+
+    Args:
+        parts: For each stretch its number of frames, and its units.
+    """
+    units: list[int] = []
+    frames: list[tuple[int, int]] = []
+    score, before = 0.0, 0  # frames of the stretches before
+    for length, part in parts:
+        found = [(first + before, end + before) for first, end in part.frames]
+        goes_on = bool(units and found and frames[-1][1] == found[0][0] == before)
+        if goes_on and units[-1] == part.units[0]:
+            frames[-1] = frames[-1][0], found.pop(0)[1]
+        units += part.units[len(part.units) - len(found) :]
+        frames += found
+        score, before = score + part.score, before + length
+    return Transcript(units, frames, score)
 
 
 def prefix_beam(log_probs: Tensor, beam: int) -> Transcript:

@@ -6,7 +6,7 @@ B batch   N frames   F features   M frames after subsampling   V units and blank
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.text import WordErrorRate
 
-from clusterformer.ctc import Transcript, best_path, ctc_loss, prefix_beam
+from clusterformer.ctc import Transcript, best_path, ctc_loss, cut_at_blanks, joined, prefix_beam
 from clusterformer.data.audio import expanded, read_header
 from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.filter_banks import FilterBanks
@@ -249,24 +249,29 @@ class SpeechRecognition(Task):
         """
         records = []
         for path in batch.paths:
-            found = self._decode(self.log_probabilities(network, Path(path)), self._beam)
+            found = self.recognise(network, Path(path))
             units = self.units.decode(found.units)
             records.append({"text": self.units.join(units), "times": self._times(units, found)})
         return records
 
-    def log_probabilities(self, network: nn.Module, path: Path) -> Tensor:
-        """Compute log-probabilities (M, V) of a recording, on the CPU.
+    def recognise(self, network: nn.Module, path: Path) -> Transcript:
+        """Recognise the units of a recording.
 
-        One longer than the longest of training is read in overlapping windows of that length, so
-        that memory does not grow with it.
+        One longer than the longest of training is read in overlapping windows of that length, and
+        decoded in parts, so that memory does not grow with it.
         """
+        return joined(
+            (len(log_probs), self._decode(log_probs, self._beam))
+            for log_probs in cut_at_blanks(self.log_probabilities(network, path))
+        )
+
+    def log_probabilities(self, network: nn.Module, path: Path) -> Iterator[Tensor]:
+        """Compute log-probabilities (M, V) of each window of a recording, on the CPU."""
         device = next(network.parameters()).device
-        parts = []
         for window in read_windows(path, self._banks, self._longest, self._subsampling):
             batch = make_batch([window.features], [[]], [""], self._subsampling, self._banks.width)
             log_probs = network(batch.to(device)).logits[0].float().log_softmax(-1)
-            parts.append(log_probs[window.first : window.end].cpu())
-        return torch.cat(parts)
+            yield log_probs[window.first : window.end].cpu()
 
     def _times(self, units: Sequence[str], found: Transcript) -> list[tuple[float, float]]:
         """Begin and end of what CTC took for each word, or each phone, seconds."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from clusterformer.ctc import align, best_path, ctc_loss, prefix_beam
+from clusterformer.ctc import align, best_path, ctc_loss, cut_at_blanks, joined, prefix_beam
 from clusterformer.losses import IGNORE
 
 
@@ -106,3 +106,36 @@ def test_nothing_said_is_nothing_written() -> None:
     silence = torch.tensor([[0.9, 0.05, 0.05]] * 4).log()
     assert best_path(silence)[:2] == ([], [])
     assert prefix_beam(silence, 5)[:2] == ([], [])
+
+
+@pytest.mark.parametrize("cuts", [[], [3], [0, 1, 2], [4, 4, 9], range(12)])
+def test_stretches_of_a_recording_give_what_the_whole_gives(cuts) -> None:
+    for _ in range(20):
+        log_probs = (9 * torch.randn(12, 3)).log_softmax(-1)
+        parts = log_probs.tensor_split(tuple(cuts))
+        found = joined((len(part), best_path(part)) for part in parts)
+        whole = best_path(log_probs)
+        assert found[:2] == whole[:2]
+        assert found.score == pytest.approx(whole.score, rel=1e-5)
+
+
+def test_a_beam_does_not_write_twice_what_is_cut_in_two() -> None:
+    units = torch.tensor([0, 1, 1, 1, 0, 2, 0, 2, 2])
+    log_probs = torch.nn.functional.one_hot(units, 3).float().mul(9).log_softmax(-1)
+    for cut in range(10):
+        parts = log_probs.split([cut, 9 - cut])
+        found = joined((len(part), prefix_beam(part, 4)) for part in parts)
+        assert found[:2] == ([1, 2, 2], [(1, 4), (5, 6), (7, 9)])
+
+
+def test_a_beam_over_parts_cut_at_blanks_finds_what_it_finds_in_the_whole() -> None:
+    spoken = torch.tensor([0, 1, 1, 0, 0, 2, 0, 1, 2, 0] * 6)
+    logits = 8.0 * torch.nn.functional.one_hot(spoken, 3) + torch.randn(60, 3)
+    logits[[2, 35, 48], 0] = 8.2  # no frame is sure of the unit, all together are
+    log_probs = logits.log_softmax(-1)
+    whole = prefix_beam(log_probs, 4)
+    for size in (5, 8, 13, 60, 70):
+        parts = list(cut_at_blanks(log_probs.split(size)))
+        torch.testing.assert_close(torch.cat(parts), log_probs)
+        assert max(map(len, parts)) <= 2 * size
+        assert joined((len(part), prefix_beam(part, 4)) for part in parts)[:2] == whole[:2]

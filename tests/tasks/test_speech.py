@@ -8,12 +8,15 @@ import torch
 from tiny_audio import tones, write_table, write_wav
 
 import clusterformer
+from clusterformer.attention import FullAttention
 from clusterformer.cli.main import main
 from clusterformer.data.audio import read_audio
 from clusterformer.data.filter_banks import FilterBanks
 from clusterformer.data.long_audio import read_windows
 from clusterformer.data.speech_batches import compute
 from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
+from clusterformer.tasks import speech
 from clusterformer.tasks.speech import SpeechRecognition
 
 SMALL = FilterBanks(rate=8000, num_mels=10, deltas=1)
@@ -186,6 +189,26 @@ def test_errors_are_edits_over_units(tmp_path) -> None:
     words = [text.split() for text in batch.texts]
     wrong = sum(len(text) - ("low" in text) for text in words)
     assert metrics.compute()["error_rate"].item() == pytest.approx(wrong / sum(map(len, words)))
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_long_recording_is_decoded_in_windows(tmp_path, monkeypatch, beam: int) -> None:
+    write_table(tmp_path, 12)
+    task = made(tmp_path, beam=beam)
+    longest = max(task.train_dataloader().dataset.lengths)  # type: ignore[attr-defined]
+    config = TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1)
+    network = task.build(config).eval()
+    decoded = []
+    name = "best_path" if beam == 1 else "prefix_beam"
+    decode = getattr(speech, name)
+    monkeypatch.setattr(
+        speech, name, lambda rows, *more: decoded.append(len(rows)) or decode(rows, *more)
+    )
+    path = write_wav(tmp_path / "long.wav", tones(" ".join(["low", "mid", "high"] * 12)))
+    with torch.inference_mode():
+        found = task.recognise(network, path)
+    assert max(decoded) <= 2 * longest < sum(decoded)
+    assert all(0 <= first < end <= sum(decoded) for first, end in found.frames)
 
 
 @pytest.mark.parametrize("longest", [20, 33, 1000])
