@@ -29,7 +29,8 @@ clusters reads a point per line, numbers with spaces, commas or tabs.
                     a table by its ending .csv, .tsv or .jsonl: its columns are passed through
                     a recording, by its ending .wav or .flac
   --text_column C   table: column of the texts, by name or by number from 1; by number there is no
-                    header line. Of pairs: --first_column and --second_column
+                    header line. Of pairs: --first_column and --second_column. Of speech: column of
+                    the paths, from the folder of the table (default: audio)
   --probabilities   the probabilities of all labels too (classifiers)
   --format tsv      label, tab, probability; or jsonl: one JSON object per line. Of a table: csv,
                     tsv or jsonl, by default its own
@@ -48,7 +49,7 @@ Predict = Callable[["TrainedModel", list[str]], Sequence[list[dict[str, Any]]]]
 
 _COLUMNS = ("text_column", "first_column", "second_column")
 _MAX_LINES = 64  # lines a batch
-_RECORDINGS = (".wav", ".wave", ".flac")
+_RECORDINGS = (".wav", ".wave", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
 
 
 def run(arguments: list[str]) -> None:
@@ -105,23 +106,41 @@ def predict_lines(
     with ExitStack() as stack:
         opened = stack.enter_context(Path(source).open("rb")) if source else None
         model, _ = load_model(arguments)
-        check = model.task.check_text
+        check, most = model.task.check_text, _chunk_size(model)
         file, name = opened.fileno() if opened else 0, source or "standard input"
-        chunks = _chunks(file, name, check, empty is not None)
+        chunks = _chunks(file, name, check, empty is not None, most)
         if recording:
             check(recording)
-            chunks = iter([[recording]])
-        for lines in chunks:
-            for records in _predicted(model, lines, predict, [empty or {}]):
+            chunks = iter([(0, [recording])])
+        for number, lines in chunks:
+            where = f"{name}:{number}" if most == 1 and not recording else ""
+            for records in _predicted(model, lines, predict, [empty or {}], where):
                 for record in records:
                     print(_formatted(record, layout or layouts[0]), flush=True)
 
 
+def _chunk_size(model: TrainedModel) -> int:
+    """Return the most lines to predict together: recordings one by one, as each takes long."""
+    from clusterformer.tasks.speech import SpeechRecognition
+
+    return 1 if isinstance(model.task, SpeechRecognition) else _MAX_LINES
+
+
 def _predicted(
-    model: TrainedModel, lines: list[str], predict: Predict, empty: list[dict[str, Any]]
+    model: TrainedModel,
+    lines: list[str],
+    predict: Predict,
+    empty: list[dict[str, Any]],
+    where: str = "",
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the records of each line; empty ones are no matter of the model."""
-    found = iter(predict(model, [line for line in lines if line]))
+    """Yield the records of each line; empty ones are no matter of the model.
+
+    An error is told with `where`, the file and line of the only line.
+    """
+    try:
+        found = iter(predict(model, [line for line in lines if line]))
+    except InputError as error:
+        raise (InputError(f"{where}: {error}") if where else error) from error
     for line in lines:
         yield next(found) if line else empty
 
@@ -138,6 +157,7 @@ def _predict_table(
     from clusterformer.cli.predict_table import LAYOUTS, Table
     from clusterformer.tasks.clustering import Clustering
     from clusterformer.tasks.pairs import PairLabelling
+    from clusterformer.tasks.speech import SpeechRecognition
 
     allowed = dict.fromkeys((*LAYOUTS, *layouts))
     if layout not in (None, *allowed):
@@ -152,15 +172,24 @@ def _predict_table(
     odd = [option for option in _COLUMNS if columns[option] and option not in options]
     if odd:
         raise InputError(f"--{odd[0]} is not for {type(model.task).__name__}: --{options[0]} is")
-    table = Table(source, {option: columns[option] for option in options})
+    recordings = isinstance(model.task, SpeechRecognition)
+    if recordings:
+        columns["text_column"] = columns["text_column"] or "audio"
+    table = Table(source, {option: columns[option] for option in options}, are_paths=recordings)
     layout = layout or table.layout
     one = next(filter(None, table.texts), None)
-    blank = dict.fromkeys(predict(model, [one])[0][0], "") if one else {}
+    blank: dict[str, Any] = {}
+    if recordings:  # no one recognises a long recording for the names of the columns
+        blank = {"text": "", "times": ""}
+    elif one:
+        blank = dict.fromkeys(predict(model, [one])[0][0], "")
     if layout in LAYOUTS and (line := table.header(layout, list(blank))):
         print(line)
-    for first in range(0, len(table.texts), _MAX_LINES):
-        texts = table.texts[first : first + _MAX_LINES]
-        found = _predicted(model, texts, predict, [blank])
+    most = _chunk_size(model)
+    for first in range(0, len(table.texts), most):
+        texts = table.texts[first : first + most]
+        where = table.where(first) if most == 1 else ""
+        found = _predicted(model, texts, predict, [blank], where)
         for row, records in enumerate(found, first):
             for record in records:
                 is_field = layout in LAYOUTS
@@ -169,11 +198,18 @@ def _predict_table(
 
 
 def _chunks(
-    file: int, name: str, check: Callable[[str], None], allow_empty: bool = False
-) -> Iterator[list[str]]:
+    file: int,
+    name: str,
+    check: Callable[[str], None],
+    allow_empty: bool = False,
+    most: int = _MAX_LINES,
+) -> Iterator[tuple[int, list[str]]]:
     """Read texts from a file descriptor, as many together as are there without waiting.
 
     A bad line raises when the texts before it have been yielded.
+
+    Yields:
+        Number of the last line so far, and at most `most` texts up to it.
     """
     number = 0
     for lines in _arrivals(file):
@@ -187,13 +223,13 @@ def _chunks(
                 if text:
                     check(text)
             except InputError as error:
-                yield chunk
+                yield number - 1, chunk
                 raise InputError(f"{name}:{number}: {error}") from error
             chunk.append(text)
-            if len(chunk) == _MAX_LINES:
-                yield chunk
+            if len(chunk) == most:
+                yield number, chunk
                 chunk = []
-        yield chunk
+        yield number, chunk
 
 
 def _arrivals(file: int) -> Iterator[list[bytes]]:

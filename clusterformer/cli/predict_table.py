@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from clusterformer.data.audio import expanded
 from clusterformer.data.columns import find_columns
 from clusterformer.data.labelled_text import FORMATS, Column, read_table, table_format
 from clusterformer.errors import InputError
@@ -28,6 +29,7 @@ class Table:
     Args:
         path: File whose name ends in one of `FORMATS`, also with `.gz`.
         columns: Column of each text by option, by name or by number from 1; None to find it.
+        are_paths: Whether the texts are paths, which start at the folder of the table.
 
     Attributes:
         layout: Layout of the file.
@@ -37,8 +39,10 @@ class Table:
         InputError: if the file cannot be read, or has no such column.
     """
 
-    def __init__(self, path: str, columns: Mapping[str, str | None]) -> None:
-        file = Path(path).expanduser()
+    def __init__(
+        self, path: str, columns: Mapping[str, str | None], *, are_paths: bool = False
+    ) -> None:
+        self._path, file = path, Path(path).expanduser()
         self.layout = table_format(file)[1:]
         self._header, self._rows = read_table(file)
         if not self._header:
@@ -57,7 +61,18 @@ class Table:
             texts = ["" if value is None else str(value).strip() for value in found]
             if len(texts) > 1:
                 texts = [" ".join(text.split()) for text in texts]
+            if are_paths and texts[0]:
+                texts = [str(file.parent / expanded(texts[0]))]
             self.texts.append("\t".join(texts) if all(texts) else "")
+
+    def where(self, row: int) -> str:
+        """Return the file and the line of a row."""
+        before = [self._header] if self._has_header and self.layout != "jsonl" else []
+        before += self._rows[:row]
+        line = 1 + len(before)
+        if self.layout == "csv":  # a field may have several lines
+            line += sum(field.count("\n") for fields in before for field in fields)
+        return f"{self._path}:{line}"
 
     def _position(self, path: str, column: str) -> int:
         if column in self._header and self._has_header:
@@ -82,8 +97,7 @@ class Table:
             return json.dumps(
                 dict(zip(names, values, strict=True)) | dict(added), ensure_ascii=False
             )
-        numbers = (f"{v:.4f}" if isinstance(v, float) else v for v in record.values())
-        return _line(layout, [*values, *numbers])
+        return _line(layout, [*values, *map(_field, record.values())])
 
     def _new(self, names: list[str]) -> Iterator[str]:
         """Yield names for the columns of a record that the table does not have."""
@@ -91,6 +105,12 @@ class Table:
             while self._has_header and name in self._header:
                 name = f"predicted_{name}"
             yield name
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
+    return f"{value:.4f}" if isinstance(value, float) else value
 
 
 def _line(layout: str, fields: list[Any]) -> str:

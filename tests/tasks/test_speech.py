@@ -83,6 +83,44 @@ def test_a_resumed_training_ends_as_one_that_never_stopped(tmp_path) -> None:
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
+def test_predict_keeps_what_comes_before_a_bad_recording(tmp_path, capsys) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    table = write_table(tmp_path, 12)
+    assert fit(tmp_path, "--trainer.max_steps=1", "--pictures=false") == 0
+    (run,) = (tmp_path / "runs").glob("*/1")
+    (tmp_path / "deep").mkdir()
+    for name in ("a.wav", "b.wav"):
+        write_wav(tmp_path / "deep" / name, tones("low high"))
+    soundfile.write(tmp_path / "deep/nan.wav", tones("low") * np.nan, 8000, subtype="FLOAT")
+
+    def predict(path, *options: str) -> tuple[int, list[str], str]:
+        capsys.readouterr()
+        code = main(["predict", f"--checkpoint={run}", f"--input={path}", *options])
+        out, err = capsys.readouterr()
+        return code, out.splitlines(), err
+
+    paths = tmp_path / "paths.txt"
+    paths.write_text("".join(f"{tmp_path}/deep/{name}.wav\n" for name in ("a", "b", "nan", "a")))
+    code, lines, error = predict(paths)
+    assert (code, len(lines)) == (2, 2)
+    assert "paths.txt:3: " in error
+    assert "nan.wav: samples that are no finite numbers" in error
+
+    table = tmp_path / "deep/calls.csv"
+    rows = "id,audio,text\n", '"1\n2",a.wav,low\n', "3,b.wav,low\n", "4,none.wav,low\n"
+    table.write_text("".join(rows[:3]))
+    code, lines, error = predict(table, "--format=jsonl")
+    assert (code, error) == (0, "")
+    first, second = map(json.loads, lines)
+    assert list(second) == ["id", "audio", "text", "predicted_text", "times"]
+    assert (first["id"], second["id"], second["audio"]) == ("1\n2", "3", "b.wav")
+    table.write_text("".join(rows))
+    code, lines, error = predict(table)
+    assert (code, len(lines)) == (2, 4)
+    assert "calls.csv:5: " in error
+    assert "none.wav: no such recording" in error
+
+
 def made(folder, **options) -> SpeechRecognition:
     task = SpeechRecognition(train=str(folder / "train.tsv"), features=SMALL, **options)
     task.setup("fit")
