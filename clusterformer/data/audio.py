@@ -19,7 +19,7 @@ from clusterformer.errors import InputError, reading
 Samples = NDArray[np.float32]
 """Samples (S,) of one channel, from -1 to 1."""
 
-_FULL_SCALE = 0.999
+_FULL_SCALE = 0.99  # in 8 bits the largest positive sample is 127 / 128
 _RATES = 1000, 768_000  # hertz; a header with another one is damaged
 _BLOCK = 4096  # samples that soundfile decodes at once, as many as a block of FLAC
 _CLIPPED_SHARE = 1e-3  # of the samples; single peaks at full scale are no clipping

@@ -263,7 +263,7 @@ def _table_fields(
 
     def fields(number: int, line: list[str]) -> _Fields:
         found = [line[i] for i in texts], [line[i] for i in names]
-        return _fields(path, number, *found, columns.allow_empty)
+        return _fields(path, number, *found, columns)
 
     if not header and not any(isinstance(column, str) for group in given for column in group):
         yield fields(number, first)
@@ -306,7 +306,7 @@ def _json_fields(path: Path, content: str, columns: _Columns) -> Iterator[_Field
                     f"{path}:{number}: {column} is {name!r:.200}, allowed is a string or an integer"
                 )
         named = [str(name) for name in names]
-        yield _fields(path, number, texts, named, columns.allow_empty)
+        yield _fields(path, number, texts, named, columns)
 
 
 def _json_records(path: Path, content: str) -> Iterator[tuple[int, dict[Any, Any]]]:
@@ -324,11 +324,12 @@ def _json_records(path: Path, content: str) -> Iterator[tuple[int, dict[Any, Any
 
 
 def _fields(
-    path: Path, line: int, texts: list[str], names: list[str], allow_empty: bool
+    path: Path, line: int, texts: list[str], names: list[str], columns: _Columns
 ) -> _Fields:
     where = f"{path}:{line}"
-    if not allow_empty and not all(text.strip() for text in texts):
+    if not columns.allow_empty and not all(text.strip() for text in texts):
         raise InputError(f"{where}: empty text, allowed is at least one word")
-    if not all(name.strip() for name in names):
-        raise InputError(f"{where}: empty label, allowed is any other string")
+    for column, name in zip(columns.names, names, strict=True):
+        if not name.strip():
+            raise InputError(f"{where}: nothing in column {column!r}, allowed is any other string")
     return _Fields(texts, [name.strip() for name in names], where)

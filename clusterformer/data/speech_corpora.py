@@ -19,7 +19,7 @@ from clusterformer.data.output_units import OutputUnits, frames_needed
 from clusterformer.data.speech_batches import SpeechDataset
 from clusterformer.data.spoken_digits import DigitStrings, SpokenDigits
 from clusterformer.data.utterances import ListedUtterances, Utterances
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, MissingDataError
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,11 @@ class SpeechCorpus:
         if self._name is not None:
             table = data_folder(self._root) / self._name / f"{split}.tsv"
             if not table.exists():
+                if self._name == "wsj":
+                    raise MissingDataError(
+                        f"wsj: no file {table}; it is not free: make the tables train.tsv, "
+                        "valid.tsv and test.tsv of your copy, with columns audio and text"
+                    )
                 raise missing_file(self._name, table)
         else:
             held_out = [part for part in ("valid", "test") if self._files[part] is None]

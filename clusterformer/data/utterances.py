@@ -82,6 +82,9 @@ class ListedUtterances(Utterances):
         for row in read_rows(table, text_column=text_column, label_column=audio_column):
             with _at(row.where):
                 path = table.parent / expanded(row.label)
+                if path.is_file() and not path.stat().st_size:
+                    empty.append(path)
+                    continue
                 header = read_header(path)
             length = resampled_length(header.num_samples, Fraction(rate, header.rate))
             if length < banks.window:

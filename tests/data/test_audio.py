@@ -108,6 +108,14 @@ def test_an_impossible_path_is_one_line(tmp_path, name: str) -> None:
         read_header(expanded(name))
 
 
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_clipping_is_found_in_every_width(tmp_path, width: int) -> None:
+    loud = np.clip(5 * tones("low"), -1, 1)
+    assert is_clipped(read_audio(write_wav(tmp_path / "a.wav", loud, width=width), 8000))
+    quiet = write_wav(tmp_path / "b.wav", 1.8 * tones("low"), width=width)
+    assert not is_clipped(read_audio(quiet, 8000))
+
+
 def test_clipping_is_many_samples_at_full_scale() -> None:
     assert is_clipped(np.clip(4 * tones("low"), -1, 1))
     assert not is_clipped(tones("low"))

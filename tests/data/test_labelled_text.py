@@ -77,7 +77,7 @@ def test_encoding_can_be_chosen(write):
         ("a.tsv", "1\tgood\n0\tbad\n\n", NUMBERED, "a.tsv:3: empty line"),
         ("a.tsv", "1\tgood\n0\n", NUMBERED, "a.tsv:2: 1 columns, line 1 has 2"),
         ("a.tsv", "1\tgood\n0\t \n", NUMBERED, "a.tsv:2: empty text"),
-        ("a.tsv", "1\tgood\n\tbad\n", NUMBERED, "a.tsv:2: empty label"),
+        ("a.tsv", "1\tgood\n\tbad\n", NUMBERED, "a.tsv:2: nothing in column 1"),
         ("a.tsv", "1\tgood\n", {"text_column": 3, "label_column": 1}, "no column 3, there are 2"),
         ("a.tsv", "1\tgood\n", {}, "a.tsv:1: no column 'text', the header line has"),
         ("a.tsv", "", NUMBERED, "a.tsv:1: no column 2, there are 0"),

@@ -132,16 +132,18 @@ def test_bad_recordings_are_counted_and_nothing_is_lost(tmp_path, caplog) -> Non
     loud = np.clip(5 * tones("low mid"), -1, 1)
     write_wav(tmp_path / "loud.wav", loud)
     write_wav(tmp_path / "empty.wav", np.zeros(0))
+    (tmp_path / "nothing.wav").write_bytes(b"")
     write_wav(tmp_path / "other.wav", tones("low", 16000), 16000)
     short = write_wav(tmp_path / "short.wav", tones("low mid high"))
     short.write_bytes(short.read_bytes()[:-1000])
     with table.open("a") as file:
-        file.write("loud.wav\tlow mid\nempty.wav\tlow\nother.wav\tlow\nshort.wav\tlow mid high\n")
+        file.write("loud.wav\tlow mid\nempty.wav\tlow\nnothing.wav\tlow\n")
+        file.write("other.wav\tlow\nshort.wav\tlow mid high\n")
         file.write(f"other.wav\t{'low ' * 90}\n")
     task = made(tmp_path, valid=str(table), test=str(table))
     said = [record.getMessage() for record in caplog.records]
     for expected in (
-        "recordings left out, empty or too short: 1, ",
+        "recordings left out, empty or too short: 2, ",
         "recordings of 16000 Hz are resampled to 8000 Hz",
         "train: 1 of 24 transcripts are longer than CTC can write in their frames, left out",
         "valid: 1 of 24 transcripts are longer than CTC can write in their frames, without",
@@ -184,6 +186,7 @@ def test_a_recording_cut_short_is_read_and_told(tmp_path, caplog, longest: int) 
     [
         ("audio\ttext\nnone.wav\tlow\n", r"train.tsv:2: .*none.wav: no such recording"),
         ("audio\ttext\na.wav\t\n", r"train.tsv:2: empty text"),
+        ("audio\ttext\n\tlow\n", r"train.tsv:2: nothing in column 'audio'"),
         ("audio\ttext\na.wav\tlow\n", r"train.tsv: no recording in it is as long as 25 ms"),
         ("path\ttext\na.wav\tlow\n", r"no column 'audio'"),
     ],
@@ -260,6 +263,11 @@ def test_windows_cover_a_recording_once(tmp_path, longest: int) -> None:
         if subsampling == 1:  # energies hang on their own frame alone
             counted = torch.cat([part.features[part.first : part.end, :10] for part in parts])
             torch.testing.assert_close(counted, whole[:, :10])
+
+
+def test_a_set_that_is_not_free_says_what_to_make(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"wsj/train.tsv; it is not free: make the tables"):
+        SpeechRecognition("wsj", root=str(tmp_path)).setup("fit")
 
 
 @pytest.mark.parametrize(
