@@ -190,7 +190,7 @@ def _soundfile(path: Path) -> Any:
         import soundfile
     except ImportError:
         raise InputError(
-            f"{path}: WAV of whole numbers is read as it is; other formats need soundfile: "
+            f"{path}: neither a plain WAV file of whole numbers nor readable without soundfile: "
             "pip install 'clusterformer[speech]'"
         ) from None
     return soundfile

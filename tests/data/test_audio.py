@@ -1,5 +1,6 @@
 """Recordings are read as they were written, whatever their width, channels and rate."""
 
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -106,6 +107,16 @@ def test_a_header_with_impossible_numbers_is_refused(tmp_path, at: int, value, m
 def test_an_impossible_path_is_one_line(tmp_path, name: str) -> None:
     with pytest.raises(InputError, match=r"aaa|~nobody"):
         read_header(expanded(name))
+
+
+def test_what_needs_soundfile_says_so(tmp_path, monkeypatch) -> None:
+    path = write_wav(tmp_path / "a.wav", tones("low"))
+    data = bytearray(path.read_bytes())
+    data[20:22] = (3).to_bytes(2, "little")  # numbers with a point
+    path.write_bytes(data)
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(InputError, match=r"a.wav: neither a plain WAV .*clusterformer\[speech\]"):
+        read_header(path)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
