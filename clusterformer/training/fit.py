@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,6 +136,7 @@ def fit(
                 trainer.fit(model, datamodule=task, ckpt_path=resume, weights_only=True)
             except Exception as error:
                 watch.raise_if_lost(trainer, error)
+                _refuse_rare_validation(trainer)
                 if resume and trainer.global_step <= first_step:
                     _refuse_checkpoint(resume, error)
                 raise
@@ -237,6 +239,16 @@ class _Beginning(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run:
             self._run.confirm()
+
+
+def _refuse_rare_validation(trainer: Trainer) -> None:
+    """Say which option is wrong where Lightning found an epoch too short to validate within it."""
+    batches, interval = trainer.num_training_batches, getattr(trainer, "val_check_batch", None)
+    if trainer.check_val_every_n_epoch and interval is not None and batches < interval < math.inf:
+        raise InputError(
+            "trainer.val_check_interval must be at most the number of batches of an epoch, "
+            f"{batches}, got {interval}; null validates after each epoch"
+        )
 
 
 def _refuse_checkpoint(path: Path, error: Exception) -> None:

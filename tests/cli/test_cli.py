@@ -119,7 +119,7 @@ BAD_OPTIONS = {
     ("--model.num_layers=0",): "num_layers must be at least 1, got 0",
     ("--model.schedule=cosine", "--trainer.max_epochs=-1"): "cosine must know when training ends",
     ("--trainer.accelerator=abacus",): "abacus",
-    ("--trainer.val_check_interval=999",): "val_check_interval (999) must be less than or equal",
+    ("--trainer.val_check_interval=999",): "batches of an epoch, 5, got 999; null",
     ("stray",): "unexpected argument 'stray'",
     ("--config=nowhere.yaml",): "no configuration 'nowhere.yaml', neither a file nor a shipped one",
     ("--resume=nowhere",): "nowhere: does not exist; a run directory looks like runs/NAME/NUMBER",
