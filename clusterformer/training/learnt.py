@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from clusterformer.data.tokenizers import Tokenizer
 from clusterformer.errors import InputError, making
 from clusterformer.structure import require_structure
 from clusterformer.task import Task
+from clusterformer.training.runs import Run
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ STACKS = ("encoder.", "decoder.")
 
 _OF_TEXTS = ("embedding.table.", "embedding.project.", "segments.")
 _OF_TOKENS = ("embedding.tokens.", "predictor.", "bias", "following.")
+_LAYER = re.compile(r"(\w+)\.layers\.\d+(?=\.)")
+_LEAST = 0.05  # share of weights taken, below which a start from a run of another shape is refused
 _BY_ROW = ("embedding.tokens.weight", "embedding.table.weight", "bias")
 """Weights whose first rows mean the same whatever their number of rows."""
 
@@ -39,6 +43,7 @@ class Learnt(NamedTuple):
         state: State of its task.
         tokenizer: Its tokenizer; None if another task cannot read text with it.
         weights: Weights of its network by name.
+        checkpoint: Name of the file of a run whose training has not ended; None for any other.
     """
 
     path: str
@@ -46,6 +51,7 @@ class Learnt(NamedTuple):
     state: dict[str, Any]
     tokenizer: Tokenizer | None
     weights: dict[str, Tensor]
+    checkpoint: str | None = None
 
 
 class Start(NamedTuple):
@@ -58,6 +64,8 @@ class Start(NamedTuple):
         new: Names of weights that the run does not have, or does not have all rows of.
         misfits: Names of weights that have another shape there.
         unused: Names of the run's weights that the network does not have.
+        vocab_size: Number of tokens of the run's tokenizer, with which the task reads its texts;
+            None if the task has its own.
     """
 
     path: str
@@ -66,11 +74,14 @@ class Start(NamedTuple):
     new: list[str]
     misfits: list[str]
     unused: list[str]
+    vocab_size: int | None = None
 
     def __str__(self) -> str:
         parts = {"new": self.new, "did not fit": self.misfits, "not used": self.unused}
         lists = "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
-        return f"init_from {self.path}: {self.taken:,} of {self.total:,} weights taken{lists}"
+        tokenizer = f", and its tokenizer of {self.vocab_size:,} tokens" if self.vocab_size else ""
+        taken = f"{self.taken:,} of {self.total:,} weights taken"
+        return f"init_from {self.path}: {taken}{tokenizer}{lists}"
 
 
 def open_learnt(path: str) -> Learnt:
@@ -103,7 +114,9 @@ def open_learnt(path: str) -> Learnt:
         for name, weight in saved.weights.items()
         if name.startswith("network.")
     }
-    return Learnt(path, saved.kind, saved.state, tokenizer, weights)
+    ended = not Path(path).is_dir() or saved.path.is_dir() or Run.open(path).finished
+    checkpoint = None if ended else saved.path.name
+    return Learnt(path, saved.kind, saved.state, tokenizer, weights, checkpoint)
 
 
 def start_task(network: nn.Module, task: Task, trainer: Trainer) -> Start | None:
@@ -119,6 +132,15 @@ def start_task(network: nn.Module, task: Task, trainer: Trainer) -> Start | None
     alike = all(learnt.state.get(name) == task.state()[name] for name in known)
     same_task = learnt.kind == type(task).__name__ and alike
     start = start_from(network, learnt, same_tokens=task.learnt is not None or same_task)
+    if task.learnt is not None and learnt.tokenizer is not None:
+        start = start._replace(vocab_size=learnt.tokenizer.vocab_size)
+    rank_zero_only(_log.info)(str(start))
+    if learnt.checkpoint:
+        rank_zero_only(_log.warning)(
+            "init_from %s: its training has not ended; these are the weights of its %s",
+            learnt.path,
+            learnt.checkpoint,
+        )
     task.learnt = None
     return start
 
@@ -137,7 +159,7 @@ def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Star
         same_tokens: Whether the first token ids mean the same to both.
 
     Raises:
-        InputError: if nothing of it fits.
+        InputError: if nothing of it fits, or next to nothing, as with another width.
     """
     own = network.state_dict()
     sources = {name: _source(name, learnt.weights, same_tokens) for name in own}
@@ -157,17 +179,19 @@ def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Star
                 new.append(f"{name} ({len(weight) - rows} of {len(weight):,} rows)")
         else:
             misfits.append(f"{name} {tuple(source.shape)} for {tuple(weight.shape)}")
-    if not taken:
+    total = sum(weight.numel() for weight in own.values())
+    if not taken or (misfits and taken < _LEAST * total):
         reason = f": {misfits[0]}" if misfits else ""
+        nothing = f"nothing but {taken:,} weights" if taken else "nothing"
         raise InputError(
-            f"init_from {learnt.path}: nothing of this run of {learnt.kind} fits the model{reason};"
-            " give the model options of that run, such as d_model and num_layers"
+            f"init_from {learnt.path}: {nothing} of this run of {learnt.kind} fits the model"
+            f"{reason}; give the model options of that run, such as d_model and num_layers"
         )
     unused = sorted(set(learnt.weights) - set(sources.values()))
-    total = sum(weight.numel() for weight in own.values())
-    start = Start(learnt.path, total, taken, *map(_shorten, (new, misfits, unused)))
-    rank_zero_only(_log.info)(str(start))
-    return start
+    return Start(
+        learnt.path, total, taken,
+        _shorten(new, own), _shorten(misfits, own), _shorten(unused, learnt.weights),
+    )  # fmt: skip
 
 
 def _source(name: str, weights: Mapping[str, Tensor], same_tokens: bool) -> str | None:
@@ -182,7 +206,21 @@ def _source(name: str, weights: Mapping[str, Tensor], same_tokens: bool) -> str 
     return name if name in weights else None
 
 
-def _shorten(names: list[str]) -> list[str]:
-    """Name the same weight of several layers once, and at most eight in all."""
-    found = list(dict.fromkeys(re.sub(r"\.layers\.\d+\.", ".layers.*.", name) for name in names))
+def _shorten(names: list[str], weights: Mapping[str, Tensor]) -> list[str]:
+    """Name the same weight of several layers once, a whole layer once, and at most eight in all."""
+    layers = {layer for name in weights if (layer := _layer(name))}
+    whole = {layer for layer in layers if {n for n in weights if _layer(n) == layer} <= {*names}}
+    if whole == layers:  # then weights say more than numbers of layers
+        whole = set()
+    short = (
+        f"{_layer(name)}.*" if _layer(name) in whole else _LAYER.sub(r"\1.layers.*", name)
+        for name in names
+    )
+    found = list(dict.fromkeys(short))
     return [*found[:8], f"{len(found) - 8} more"] if len(found) > 9 else found
+
+
+def _layer(name: str) -> str | None:
+    """Name the layer of a weight, such as encoder.layers.0."""
+    found = _LAYER.match(name)
+    return found[0] if found else None

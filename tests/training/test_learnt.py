@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     assert "encoder.layers.*.feed_forward.0.weight (5, 16) for (64, 16)" in start.misfits
     assert "embedding.tokens.weight" in start.new  # its numbers name other tokens
     assert "embedding.tokens.weight" in start.unused
-    assert any(name.startswith("encoder.layers.*.") for name in start.new)
+    assert "encoder.layers.1.*" in start.new
 
 
 @pytest.mark.parametrize(
@@ -192,3 +192,33 @@ def test_a_damaged_tokenizer_is_refused(folder: Path, capsys) -> None:
     torch.save(checkpoint, path)
     assert fit(*ROWS, "--model.init_from=masked") == 2
     assert "error: init_from masked: refused, task" in capsys.readouterr().err
+
+
+def test_a_layer_that_the_run_does_not_have_is_named_by_its_number(folder: Path, capsys) -> None:
+    deeper = [option.replace("num_layers=2", "num_layers=3") for option in SHAPE]
+    assert main(["fit", *ROWS, "--model.init_from=masked", *deeper]) == 0
+    told = capsys.readouterr().err
+    assert "new: encoder.layers.2.*, head.weight, head.bias; not used: " in told
+    assert "weights taken, and its tokenizer of 28" in told
+    assert "has not ended" not in told
+
+
+def test_a_run_of_another_width_is_refused(folder: Path, capsys) -> None:
+    wider = [option.replace("d_model=16", "d_model=32") for option in SHAPE]
+    wider += ["--model.attention=NeuralClusteringAttention"]
+    assert main(["fit", *MASKED, *wider]) == 0
+    narrow = "--model.init_from=runs/maskedlanguagemodeling/1"
+    assert main(["fit", *ROWS, narrow, *wider, "--model.d_model=16"]) == 2
+    told = capsys.readouterr().err
+    assert "init_from runs/maskedlanguagemodeling/1: nothing but 258 weights of this run" in told
+    assert "give the model options of that run, such as d_model" in told
+
+
+def test_a_run_that_has_not_ended_is_told(folder: Path, capsys) -> None:
+    Path("masked/results.json").unlink()
+    assert fit(*ROWS, "--model.init_from=masked") == 0
+    told = capsys.readouterr().err
+    assert (
+        "init_from masked: its training has not ended; these are the weights of its best.ckpt"
+        in told
+    )
