@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, TypedDict
 
 import numpy as np
@@ -29,6 +30,8 @@ from clusterformer.data.streams import token_stream
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.task import Task
 from clusterformer.training.learnt import open_learnt
+
+_log = logging.getLogger(__name__)
 
 _SUBWORDS: dict[str, type[StreamBytePairTokenizer]] = {
     "bpe": StreamBytePairTokenizer,
@@ -111,7 +114,13 @@ class RunningText(Task):
         for split in splits.get(stage, ()):
             if split not in self._streams:
                 documents = self._documents(split)
-                self._streams[split] = token_stream(documents, self.tokenizer, self._encoding)
+                stream = token_stream(documents, self.tokenizer, self._encoding)
+                if len(stream) < self._context:
+                    _log.info(
+                        "%s: %s tokens in all, fewer than context %s: one row, as short as that",
+                        *(split, f"{len(stream):,}", f"{self._context:,}"),
+                    )
+                self._streams[split] = stream
 
     def _documents(self, split: Split) -> list[Document]:
         if self._names:
@@ -142,9 +151,14 @@ class RunningText(Task):
         texts = document_pieces(self._documents("train"), self._encoding)
         if self._kind == "word":
             return StreamWordTokenizer.train(texts, max_words=self._vocab_size)
-        return _SUBWORDS[self._kind].train(
-            texts, vocab_size=self._vocab_size or 8000, lowercase=self.lowercase
-        )
+        size = self._vocab_size or 8000
+        learnt = _SUBWORDS[self._kind].train(texts, vocab_size=size, lowercase=self.lowercase)
+        if learnt.vocab_size < size:
+            _log.info(
+                "tokenizer %s: %s subwords, all that the training text gives; vocab_size is %s",
+                *(self._kind, f"{learnt.vocab_size:,}", f"{size:,}"),
+            )
+        return learnt
 
     @property
     def tokenizer(self) -> StreamTokenizer:

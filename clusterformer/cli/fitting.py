@@ -16,6 +16,7 @@ from clusterformer.errors import making
 from clusterformer.task import Task
 from clusterformer.tasks.clustering import Clustering
 from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import to_yaml
@@ -152,6 +153,10 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
         print(f"translate:   clusterformer translate --checkpoint {run.folder} --input FILE")
     elif isinstance(task, LanguageModeling):
         print(f"continue:    clusterformer generate --checkpoint {run.folder} --prompt TEXT")
+    elif isinstance(task, MaskedLanguageModeling):
+        print(f"fill blanks: clusterformer predict --checkpoint {run.folder} --input FILE")
+        print("              (a text a line, with <mask> for each hidden token)")
+        print(f"start a task: clusterformer fit --config NAME --model.init_from {run.folder}")
     elif isinstance(task, Clustering):
         print(f"label points: clusterformer predict --checkpoint {run.folder} --input FILE")
         print("              (a point a line: numbers with spaces, commas or tabs)")

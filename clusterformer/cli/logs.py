@@ -38,6 +38,7 @@ def quieten() -> None:
         ".*smaller than the logging interval",
         ".*exists and is not empty",
         ".*your dataloader is not resumable",
+        ".*will save all targets and predictions in the buffer",  # of torchmetrics
         ".*LeafSpec",
         ".*treespec",
     ):

@@ -51,7 +51,9 @@ def token_stream(
                     file.write(tokens.astype(dtype).tobytes())
                     count += len(tokens)
                 if not count:
-                    raise InputError(f"{document.path}: no text in {document.part}")
+                    empty = not any(Document(document.path).pieces(encoding))
+                    part = "it" if empty else document.part
+                    raise InputError(f"{document.path}: no text in {part}")
 
     return np.memmap(cached_folder(folder, fill) / "tokens", dtype, "r")
 

@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from forked import FORK
+from torchmetrics import SpearmanCorrCoef
 from toy_command import TOY, error_of
 
+from clusterformer.cli.logs import quieten
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, CheckpointFiles, read
@@ -60,6 +63,16 @@ def test_a_command_gives_the_streams_back() -> None:
     streams = sys.stdout, sys.stderr
     assert main([*TOY, "--model.lr=x"]) == 2
     assert (sys.stdout, sys.stderr) == streams
+
+
+def test_the_buffer_of_a_rank_correlation_is_not_warned_of() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        SpearmanCorrCoef()
+        before = len(told)
+        quieten()
+        SpearmanCorrCoef()
+    assert (before, len(told)) == (1, 1)
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, limited_file_size: int) -> None:

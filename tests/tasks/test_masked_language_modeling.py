@@ -55,12 +55,37 @@ def test_it_trains_and_fills_blanks(folder: Path, capsys: pytest.CaptureFixture[
     for measure in ("bits_per_masked_token", "masked_accuracy", "next_sentence_accuracy"):
         assert f"test/{measure}" in told
     assert "test/keys_seen" in told
+    assert "fill blanks: clusterformer predict --checkpoint" in told
     model = clusterformer.load("runs/maskedlanguagemodeling/1")
     [record] = model.predict(["the cat <mask> on a mat"])
     assert record["text"].startswith("the cat")
     assert "<mask>" not in record["text"]
     with pytest.raises(InputError, match="input 1: no <mask> in 'the cat'"):
         model.predict(["the cat"])
+
+
+def test_fewer_tokens_than_asked_for_are_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The vocabulary of a small text, and a text shorter than one row."""
+    small = {"tokenizer": "bpe", "vocab_size": 5000}
+    task = MaskedLanguageModeling(train="text.txt", context=4000, **small)
+    with caplog.at_level("INFO"):
+        task.setup("fit")
+    size, total = task.tokenizer.vocab_size, len(task._streams["train"])
+    assert f"tokenizer bpe: {size} subwords, all that the training text gives" in caplog.text
+    assert f"train: {total} tokens in all, fewer than context 4,000" in caplog.text
+    caplog.clear()
+    enough = MaskedLanguageModeling(train="text.txt", context=8, tokenizer="bpe", vocab_size=size)
+    with caplog.at_level("INFO"):
+        enough.setup("fit")
+    assert not caplog.text
+
+
+def test_an_empty_file_is_called_empty(folder: Path) -> None:
+    Path("empty.txt").touch()
+    with pytest.raises(InputError, match=r"empty\.txt: no text in it$"):
+        MaskedLanguageModeling(train="empty.txt").setup("fit")
 
 
 @pytest.mark.slow
