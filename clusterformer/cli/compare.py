@@ -128,6 +128,7 @@ def _folder(options: argparse.Namespace, name: str) -> Path:
 
 def _compare(options: argparse.Namespace) -> None:
     from clusterformer.compare.jobs import Job
+    from clusterformer.compare.listing import missing_starts
     from clusterformer.compare.plan import find_plan, read_plan
     from clusterformer.compare.runner import lock_comparison, select_shard, train_jobs
 
@@ -143,6 +144,9 @@ def _compare(options: argparse.Namespace) -> None:
     jobs = [Job(folder, planned) for planned in plan.runs]
     if plan.skip_absent:
         jobs = _present(jobs)
+    for row, start in missing_starts(jobs).items():
+        told = f"{row}: model.init_from: no {start} here; these runs will fail without it"
+        print(f"{told}; train it first", file=sys.stderr)
     if options.dry_run:
         _list(jobs)
         return

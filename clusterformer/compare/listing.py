@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -77,6 +78,16 @@ def absent_columns(jobs: Sequence[Job], make: Maker) -> dict[str, str]:
         except (InputError, OSError):
             pass
     return absent
+
+
+def missing_starts(jobs: Sequence[Job]) -> dict[str, str]:
+    """Find the rows whose runs are to start from a run that is not here: the path of each."""
+    starts = {
+        job.planned.row: str(start)
+        for job in jobs
+        if not job.finished and (start := job.planned.options.get("model.init_from"))
+    }
+    return {row: start for row, start in starts.items() if not Path(start).exists()}
 
 
 def seconds_left(jobs: Sequence[Job]) -> float | None:

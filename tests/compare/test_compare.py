@@ -96,6 +96,17 @@ def test_a_class_stands_before_its_options(tmp_path: Path) -> None:
     assert arguments[:2] == ["--config", "mr.yaml"]
 
 
+def test_a_pretrained_run_that_is_not_there_is_told_at_the_start(plan: Path, capsys) -> None:
+    Path("here").mkdir()
+    rows = {"from one": "here", "from none": "pretrained/mlm/1"}
+    starts = {row: {"model.init_from": start} for row, start in rows.items()}
+    plan.write_text(yaml.safe_dump({**TINY, "rows": starts}))
+    assert main(["compare", str(plan), "--dry-run"]) == 0
+    told = capsys.readouterr().err
+    assert "from none: model.init_from: no pretrained/mlm/1 here; these runs will fail" in told
+    assert "from one" not in told
+
+
 @pytest.mark.usefixtures("forked")
 def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None:
     assert main(["compare", str(plan), "--dry-run"]) == 0
