@@ -29,7 +29,7 @@ STACKS = ("encoder.", "decoder.")
 _OF_TEXTS = ("embedding.table.", "embedding.project.", "segments.")
 _OF_TOKENS = ("embedding.tokens.", "predictor.", "bias", "following.")
 _LAYER = re.compile(r"(\w+)\.layers\.\d+(?=\.)")
-_LEAST = 0.05  # share of weights taken, below which a start from a run of another shape is refused
+_LEAST = 0.05  # share of the weights that both have, of which fewer that fit are no start
 _BY_ROW = ("embedding.tokens.weight", "embedding.table.weight", "bias")
 """Weights whose first rows mean the same whatever their number of rows."""
 
@@ -163,7 +163,7 @@ def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Star
     """
     own = network.state_dict()
     sources = {name: _source(name, learnt.weights, same_tokens) for name in own}
-    taken, new, misfits = 0, [], []
+    taken, unfit, new, misfits = 0, 0, [], []
     for name, weight in own.items():
         source = learnt.weights.get(sources[name] or "")
         if source is None:
@@ -178,9 +178,10 @@ def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Star
             if rows < len(weight):
                 new.append(f"{name} ({len(weight) - rows} of {len(weight):,} rows)")
         else:
+            unfit += weight.numel()
             misfits.append(f"{name} {tuple(source.shape)} for {tuple(weight.shape)}")
     total = sum(weight.numel() for weight in own.values())
-    if not taken or (misfits and taken < _LEAST * total):
+    if not taken or taken < _LEAST * (taken + unfit):
         reason = f": {misfits[0]}" if misfits else ""
         nothing = f"nothing but {taken:,} weights" if taken else "nothing"
         raise InputError(
