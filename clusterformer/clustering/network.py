@@ -160,9 +160,8 @@ class NeuralClusters(nn.Module):
         """
         self.step += 1
         left = self.merge_at - int(self.step)
-        if left >= 0 and logits.shape[1] < len(
-            self.alive
-        ):  # merged, when training was to be shorter
+        merged = logits.shape[1] < len(self.alive)
+        if merged and left >= 0:  # a training that goes on for longer than it was to
             left = -int(self.step)
         counted = max(1, self.merge_at // 3) if self.by_information else _JOINT_STEPS
         if 0 <= left < counted:
