@@ -193,8 +193,7 @@ class Task(LightningDataModule, ABC):
     def pretrained(self, name: str | None) -> None:
         if name is not None and not self.reads_pretrained:
             raise InputError(
-                f"{type(self).__name__} cannot start from a pretrained model: {name!r} is for "
-                "Classification, Inference, Matching, Similarity and Cloze"
+                f"{type(self).__name__} cannot start from a pretrained model, got {name!r}"
             )
         self._pretrained = name
 

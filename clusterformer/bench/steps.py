@@ -33,8 +33,8 @@ def measure(
         memory: Whether to measure peak memory in fresh processes.
 
     Yields:
-        One row for each model. Of its step, "attention_ms" and "optimizer_ms" are parts (see
-        `PartTimes`); "data_ms" is not, and the mean time of making a batch.
+        One row for each model. "attention_ms" and "optimizer_ms" are parts of its step (see
+        `PartTimes`); "data_ms" is the mean time of making a batch, which is no part of it.
     """
     made = {name: TrainingStep(*make(), dtype) for name, make in makers.items()}
     samples = time_in_turns(made, repeats, "cpu")
@@ -61,7 +61,7 @@ class TrainingStep:
     """A training step on a batch of the task's longest texts; a call takes it.
 
     Attributes:
-        shape: Of the batch's tokens.
+        shape: Shape of the batch's tokens.
         data_ms: Mean time of making a batch of the training data, in milliseconds.
     """
 

@@ -142,9 +142,9 @@ def natural_count(order: list[Merge]) -> int:
     to the largest share before it; shares below a third of the largest of all count as that much,
     because the first merges join single points.
 
-    A rise by a fifth is worth 3 % of the modularity, one by its square 6 %, and so on. Merging
-    stops before the rise that is worth most beyond the modularity missing there, if that is a fifth
-    or more, else at the largest modularity.
+    A rise r is worth 3 % * log(r) / log(1.2) of the modularity: 3 % at 1.2, 6 % at 1.44. Merging
+    stops before the rise whose worth exceeds the modularity missing there by most, if one of at
+    least 1.2 does; else at the largest modularity.
 
     Args:
         order: C - 1 merges, as `merges` yields them.

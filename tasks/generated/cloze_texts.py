@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.data.book_names import CANDIDATES, Book, Question
-from clusterformer.data.cloze_words import UNKNOWN, ClozeWords
+from clusterformer.data.cloze_words import ClozeWords
 from clusterformer.task import IGNORE
 from clusterformer.tasks.generated.generated_task import GeneratedTexts
 
@@ -74,12 +74,12 @@ class ClozeTexts(GeneratedTexts):
         words = self._words
         passage = self._length - 1 - len(words.before) - len(words.after)
         part = slice(asked.at - passage, asked.at)
-        pairs = list(zip(book.words[part], book.name[part], strict=True))
+        pairs = zip(book.words[part], book.name[part], strict=True)
         names = dict.fromkeys([*asked.candidates, *(word for word, is_name in pairs if is_name)])
         ids = self._ids(list(names), generator)
         order = generator.permutation(CANDIDATES)
         candidates = [ids[asked.candidates[i]] for i in order]
-        tokens = [ids.get(w, UNKNOWN) if is_name else words.word(w) for w, is_name in pairs]
+        tokens = [ids[w] if w in ids else words.word(w) for w in book.words[part]]
         row = [*words.before, *tokens, words.blank, *words.after]
         return row, candidates, int(np.argmin(order))
 
