@@ -48,6 +48,7 @@ def dense_attention(
     causal: bool = False,
     self_bias: float = 0.0,
     extra: tuple[Tensor, Tensor] | None = None,
+    global_mask: Tensor | None = None,
 ) -> Tensor:
     """Apply softmax attention of each token over the tokens in the blocks that it sees.
 
@@ -62,6 +63,7 @@ def dense_attention(
         causal: A token attends to itself and tokens before it only.
         self_bias: Bias on the logit of a token with itself.
         extra: Additional columns of q and of k, (B, N, A) each, the same for all heads.
+        global_mask: (B, N), True at tokens that see all real tokens, and that all see.
 
     Returns:
         (B, H, N, D) in the dtype of q; 0 at padding.
@@ -75,6 +77,9 @@ def dense_attention(
     mask: Tensor | None = None  # a row without a key would give NaN
     if not blocks.whole:
         mask = _visible_pairs(blocks).unflatten(0, (-1, batch, split)).any(0)  # (B, H, N, N)
+        if global_mask is not None:
+            pairs = (global_mask[:, None] | global_mask[..., None]) & real[:, None]
+            mask = mask | pairs[:, None]
     elif blocks.padded:
         mask = (real | ~real.any(1, keepdim=True))[:, None, None]  # (B, 1, 1, N)
     if causal:

@@ -13,9 +13,8 @@ from torch import Tensor
 from clusterformer.attention.visibility import count_in_blocks
 from clusterformer.kernels.blocks import Blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.dense_attention import dense_attention, is_dense
 from clusterformer.kernels.ordering import stable_order
-from clusterformer.kernels.reference import widen
-from clusterformer.kernels.rows import append_columns, gather_own, gather_rows, resort
 
 Columns = tuple[Tensor, Tensor]
 
@@ -85,64 +84,105 @@ def attend_with_ends(
     Returns:
         (B, H, N, D) in the dtype of q; 0 at padding.
 
-    Cost: O(N (J S + E) (D + A)) time, O(N J (D + A)) memory.
+    Cost: that of `chunk_attention` with N (1 + E / S) tokens in blocks of S + E.
     """
     if ends is None:
         return chunk_attention(
             q, k, v, blocks, scale=scale, causal=causal, extra=extra, prefix=prefix
         )
-    dtype, width = q.dtype, q.shape[-1]
-    if q.device.type == "cpu":  # as `chunk_attention`: bfloat16 is slower there
-        q, k, v = (x.float() for x in (q, k, v))
-    with torch.autocast(q.device.type, enabled=False):
-        if extra is not None:
-            q, k = (append_columns(x, columns) for x, columns in zip((q, k), extra, strict=True))
-            v = F.pad(v, (0, extra[0].shape[-1]))  # the fused kernel wants one width
-        mixed = _attend_in_blocks(q, k, v, blocks, ends, scale)
-        mixed = _replace_ends(mixed, q, k, v, ends, key_mask, scale)
-    return mixed[..., :width].to(dtype)
+    if is_dense(blocks, q.device, shared=len(blocks.slot) == len(q)):
+        everywhere = at_ends(ends, q.shape[2])
+        return dense_attention(q, k, v, blocks, scale=scale, extra=extra, global_mask=everywhere)
+    values = _attend_in_blocks(q, k, v, blocks, ends, scale, extra)
+    found = _attend_from_ends(q, k, v, ends, key_mask, scale, extra)
+    length = q.shape[2]
+    index = ends.tokens.masked_fill(~ends.there, length)  # what is not there goes nowhere
+    index = index[:, None, :, None].expand_as(found)
+    return values.scatter(2, index, found.to(values.dtype))[:, :, :length]
 
 
 def _attend_in_blocks(
-    q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, ends: TextEnds, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: Blocks,
+    ends: TextEnds,
+    scale: float,
+    extra: Columns | None,
 ) -> Tensor:
-    heads, reach = q.shape[1], blocks.visible.shape[-1]
-    query, key, value = (x.transpose(1, 2).flatten(2) for x in (q, k, v))  # (B, N, H * D)
-    query = gather_own(query, blocks).unflatten(-1, (heads, -1))
-    key, value = (
-        windows(gather_rows(x, blocks), reach).unflatten(-1, (heads, -1)) for x in (key, value)
+    """Values (B, H, N + entries * E, D), of the tokens first, then of copies that nobody reads.
+
+    Each block has copies of the ends as further members, so that every kernel serves them.
+    """
+    entries, count = blocks.members.shape[1], ends.tokens.shape[1]
+
+    def followed_by_ends(x: Tensor) -> Tensor:
+        return torch.cat([x, _rows_of(x, ends.tokens).repeat(1, 1, entries, 1)], 2)
+
+    def followed_by_nothing(x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, entries * count))
+
+    query, key, value = followed_by_nothing(q), followed_by_ends(k), followed_by_ends(v)
+    if extra is not None:
+        extra = followed_by_nothing(extra[0]), followed_by_ends(extra[1][:, None])[:, 0]
+    larger, mask = _with_ends(blocks, count), _mask_with_ends(blocks, ends)
+    return chunk_attention(query, key, value, larger, scale=scale, mask=mask, extra=extra)
+
+
+def _with_ends(blocks: Blocks, count: int) -> Blocks:
+    """Add copies of E = `count` tokens to each entry, numbered from N on, entry by entry."""
+    batch, entries, width = blocks.members.shape
+    length, wide = blocks.slot.shape[1], width + count
+    entry = torch.arange(entries, device=blocks.slot.device)[:, None]
+    number = torch.arange(count, device=blocks.slot.device)
+    added = (length + entry * count + number).expand(batch, -1, -1)
+    own_slot = (entry * wide + width + number).flatten().expand(batch, -1)
+
+    def moved(slot: Tensor) -> Tensor:
+        return torch.where(slot < 0, slot, slot + slot.div(width, rounding_mode="floor") * count)
+
+    copies = F.pad(own_slot[..., None], (0, blocks.copies.shape[-1] - 1), value=-1)
+    return blocks._replace(
+        members=torch.cat([blocks.members, added], -1),
+        filled=F.pad(blocks.filled, (0, count), value=True),
+        slot=F.pad(moved(blocks.slot), (0, entries * count), value=-1),  # they ask nothing
+        copies=torch.cat([moved(blocks.copies), copies], 1),
+        padded=True,
+        whole=False,
+        short=False,
+        grouped=None,
     )
-    blocked = query.shape[:2]
-    query, key, value = (widen(x, None) for x in (query, key, value))  # (B * G, H, ..., D)
-    shared = (_rows_of(x, ends.tokens).repeat_interleave(blocked[1], 0) for x in (k, v))
-    key, value = (torch.cat(pair, 2) for pair in zip((key, value), shared, strict=True))
+
+
+def _mask_with_ends(blocks: Blocks, ends: TextEnds) -> Tensor:
+    """Find the slots that a block may attend to, (B, G, 1, J * (S + E)): each end once."""
+    reach, groups = blocks.visible.shape[-1], blocks.visible.shape[1]
     met = windows(_slots_at_ends(blocks, ends), reach)  # (B, G, J * S)
-    seen = window_mask(blocks)[:, :, 0] & ~met
-    there = ends.there[:, None].expand(-1, blocked[1], -1)
-    mask = torch.cat([seen, there], -1).flatten(0, 1)[:, None, None]
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    rows = resort(mixed.transpose(1, 2).flatten(2).unflatten(0, blocked), blocks)
-    return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+    seen = (window_mask(blocks)[:, :, 0] & ~met).unflatten(-1, (reach, -1))
+    copies = torch.arange(reach, device=met.device) == blocks.look_back  # those in the own block
+    copies = copies[:, None] & ends.there[:, None, None]
+    return torch.cat([seen, copies.expand(-1, groups, -1, -1)], -1).flatten(2)[:, :, None]
 
 
-def _replace_ends(
-    mixed: Tensor,
+def _attend_from_ends(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     ends: TextEnds,
     key_mask: Tensor | None,
     scale: float,
+    extra: Columns | None,
 ) -> Tensor:
-    """Replace the values at the ends of each text by those of full attention."""
-    mask = None
-    if key_mask is not None:
-        mask = (key_mask | ~key_mask.any(1, keepdim=True))[:, None, None]
-    query = _rows_of(q, ends.tokens)
-    found = F.scaled_dot_product_attention(query, k, v, attn_mask=mask, scale=scale)
-    index = ends.tokens.masked_fill(~ends.there, q.shape[2])  # what is not there goes nowhere
-    index = index[:, None, :, None].expand_as(found)
-    return F.pad(mixed, (0, 0, 0, 1)).scatter(2, index, found.to(mixed.dtype))[:, :, :-1]
+    """Values of full attention at the ends of each text, (B, H, E, D)."""
+    with torch.autocast(q.device.type, enabled=False):
+        logits = _rows_of(q, ends.tokens).float() @ k.float().transpose(2, 3)
+        if extra is not None:
+            ask, offer = (x.float()[:, None] for x in extra)
+            logits = logits + _rows_of(ask, ends.tokens) @ offer.transpose(2, 3)
+        if key_mask is not None:
+            real = key_mask | ~key_mask.any(1, keepdim=True)
+            logits = logits.masked_fill(~real[:, None, None], float("-inf"))
+        return (scale * logits).softmax(-1) @ v.float()
 
 
 def count_with_ends(

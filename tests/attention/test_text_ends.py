@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention import FullAttention, MultiHeadAttention, NeuralClusteringAttention
+from clusterformer.kernels import dense_attention
+from clusterformer.kernels.dispatch import VARIABLE
 
 
 def defined(layer: MultiHeadAttention, x: Tensor, cluster: list[int]) -> Tensor:
@@ -86,6 +88,41 @@ def test_gradients_are_those_of_full_attention_where_all_is_seen() -> None:
     (gradient,) = torch.autograd.grad((ours * weight).sum(), x)
     (expected,) = torch.autograd.grad((theirs * weight).sum(), x)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("way", ["blocks", "reference", "triton"])
+@pytest.mark.parametrize("coupling", [True, False], ids=["coupled", "uncoupled"])
+def test_every_kernel_serves_them(
+    way: str, coupling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients are those of one product under a mask, which short texts take."""
+    triton = way == "triton"
+    if triton:
+        pytest.importorskip("triton")
+    heads, length = (2, 13) if triton else (4, 47)  # interpreted kernels are slow
+    core = NeuralClusteringAttention(
+        8 * heads, heads, num_clusters=3, block_size=4, local_heads=1, local_window=3,
+        dense_length=0, global_tokens=1, coupling=coupling,
+    )  # fmt: skip
+    layer = MultiHeadAttention(core)
+    mask = torch.arange(length) < torch.tensor([length, length // 2, 1])[:, None]
+    x = torch.randn(3, length, 8 * heads, requires_grad=True)
+    weights = [x, *(p for p in layer.parameters() if p.requires_grad)]
+
+    def step() -> list[Tensor]:
+        values = layer(x, mask).values[mask]
+        found = torch.autograd.grad(
+            values.square().sum(), weights, allow_unused=True, materialize_grads=True
+        )
+        return [values, *found]
+
+    expected = step()
+    if way == "blocks":
+        monkeypatch.setattr(dense_attention, "DENSE_LENGTH", 0)
+    else:
+        monkeypatch.setenv(VARIABLE, way)
+    for one, other in zip(step(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_global_tokens_are_refused_where_later_tokens_may_not_be_seen() -> None:
