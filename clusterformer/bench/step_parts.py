@@ -20,16 +20,18 @@ class PartTimes:
 
     Attributes:
         milliseconds: Part to its time in the step so far; `clear` sets all to 0.
+        sees_attention: False for a model with attention of its own, whose time nothing here takes.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.milliseconds: dict[str, float] = {}
         self.clear()
         self._begun: dict[Any, float] = {}
-        for core in model.modules():
-            if isinstance(core, AttentionCore):
-                core.register_forward_pre_hook(self._enter)
-                core.register_forward_hook(self._leave)
+        cores = [module for module in model.modules() if isinstance(module, AttentionCore)]
+        self.sees_attention = bool(cores)
+        for core in cores:
+            core.register_forward_pre_hook(self._enter)
+            core.register_forward_hook(self._leave)
         optimizer.register_step_pre_hook(lambda *_: self._start("optimizer"))
         optimizer.register_step_post_hook(lambda *_: self._stop("optimizer", "optimizer"))
 

@@ -34,7 +34,8 @@ def measure(
 
     Yields:
         One row for each model. "attention_ms" and "optimizer_ms" are parts of its step (see
-        `PartTimes`); "data_ms" is the mean time of making a batch, which is no part of it.
+        `PartTimes`), the former None where a pretrained model keeps its own attention. "data_ms"
+        is the mean time of making a batch, which is no part of it.
     """
     made = {name: TrainingStep(*make(), dtype) for name, make in makers.items()}
     samples = time_in_turns(made, repeats, "cpu")
@@ -92,7 +93,8 @@ class TrainingStep:
     def median_parts(self, steps: int) -> Row:
         """Compute the median times of attention and the optimizer in the last `steps` steps."""
         last = self._taken[-steps:]
-        return {f"{part}_ms": statistics.median(taken[part] for taken in last) for part in last[0]}
+        parts = {f"{part}_ms": statistics.median(row[part] for row in last) for part in last[0]}
+        return parts if self.parts.sees_attention else parts | {"attention_ms": None}
 
 
 def _make_step(make: Maker, dtype: str) -> TrainingStep:
