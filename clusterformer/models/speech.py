@@ -23,12 +23,16 @@ from clusterformer.models.transformer import Encoder, Output
 class SpecAugment:
     """Bands of frequencies and stretches of time that are hidden in training (Park et al., 2019).
 
+    With `warp`, each recording's filters are stretched or compressed too, as by a shorter or a
+    longer vocal tract: about what Jaitly and Hinton (2013) do in hertz, here in filters.
+
     Attributes:
         bands: Number of bands of filters; 0 for none.
         band_share: Largest share of the filters in a band, from 0 to below 1.
         stretches: Number of stretches of frames; 0 for none.
         stretch_frames: Most frames of a stretch.
         stretch_share: Most frames of a stretch as a share of the recording, from 0 to below 1.
+        warp: Largest share by which filters are stretched or compressed, from 0 to below 1.
     """
 
     bands: int = 2
@@ -36,11 +40,30 @@ class SpecAugment:
     stretches: int = 2
     stretch_frames: int = 20
     stretch_share: float = 0.05
+    warp: float = 0.0
 
     def __post_init__(self) -> None:
         require_at_least(0, bands=self.bands, stretches=self.stretches)
         require_at_least(0, stretch_frames=self.stretch_frames)
-        require_share(band_share=self.band_share, stretch_share=self.stretch_share)
+        require_share(band_share=self.band_share, stretch_share=self.stretch_share, warp=self.warp)
+
+    def warped(self, features: Tensor, num_mels: int) -> Tensor:
+        """Read filter m of features (B, N, F) at m (1 + w), w of each recording in -warp..warp.
+
+        Between two filters their values are interpolated; beyond the last one it is repeated.
+        """
+        if not self.warp:
+            return features
+        drawn = torch.rand(len(features), 1, device=features.device)
+        factor = 1 + self.warp * (2 * drawn - 1)
+        place = factor * torch.arange(num_mels, device=features.device)  # (B, num_mels)
+        place = place.clamp(max=num_mels - 1)[:, None, None]
+        by_order = features.unflatten(2, (-1, num_mels))  # of differences
+        below, above = (
+            by_order.gather(3, side.long().expand_as(by_order))
+            for side in (place.floor(), place.ceil())
+        )
+        return torch.lerp(below, above, place.frac()).flatten(2)
 
     def __call__(self, features: Tensor, frames: Tensor, num_mels: int) -> Tensor:
         """Set hidden features to 0, their mean: (B, N, F), the deltas of a filter with it."""
@@ -71,7 +94,7 @@ class SpeechNetwork(nn.Module):
         num_mels: Number of filters; the features are these and their differences.
         num_units: V - 1.
         subsampling: Frames that the encoder reads as one: 1, 2 or 4.
-        augment: What is hidden in training; None for nothing.
+        augment: What is hidden and warped in training; None for nothing.
 
     Attributes:
         mean, scale: Mean of each feature over the training data, and 1 / its deviation, (F,).
@@ -113,9 +136,13 @@ class SpeechNetwork(nn.Module):
 
     def forward(self, batch: SpeechInput) -> Output:
         """Logits (B, M, V) of recordings (B, N, F)."""
-        features, frames = (batch.features - self.mean) * self.scale, batch.frames
-        if self.training and self.augment is not None:
-            features = self.augment(features, frames, self.num_mels)
+        features, frames = batch.features, batch.frames
+        augment = self.augment if self.training else None
+        if augment is not None:
+            features = augment.warped(features, self.num_mels)
+        features = (features - self.mean) * self.scale
+        if augment is not None:
+            features = augment(features, frames, self.num_mels)
         x = _without_padding(features, frames)
         for convolution in self.convolutions:
             frames = (frames + 1) // 2

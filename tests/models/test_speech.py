@@ -69,9 +69,24 @@ def test_whole_bands_and_stretches_are_hidden() -> None:
     assert hidden > 50
 
 
+def test_filters_are_stretched_and_compressed() -> None:
+    """On filters that hold their own number, each recording's are multiples of it."""
+    ramp = torch.arange(40.0).repeat(3)  # and its differences, of two orders
+    features = ramp.expand(200, 5, 120)
+    found = SpecAugment(warp=0.2).warped(features, num_mels=40).unflatten(2, (3, 40))
+    assert torch.equal(found, found[:, :1, :1].expand_as(found))
+    factor = found[:, 0, 0, 1]
+    torch.testing.assert_close(
+        found[:, 0, 0], (factor[:, None] * torch.arange(40)).clamp(max=39), rtol=1e-5, atol=1e-5
+    )
+    assert 0.8 <= factor.min() < 0.83
+    assert 1.17 < factor.max() <= 1.2
+    assert SpecAugment().warped(features, num_mels=40) is features
+
+
 def test_nothing_is_hidden_in_evaluation() -> None:
     batch = make_batch([torch.randn(20, WIDTH)], [[]], [""], 1, WIDTH)
-    made = network(augment=SpecAugment())
+    made = network(augment=SpecAugment(warp=0.2))
     assert not torch.equal(made.train()(batch).logits, made(batch).logits)
     assert torch.equal(made.eval()(batch).logits, made(batch).logits)
 
