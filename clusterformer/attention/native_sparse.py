@@ -30,10 +30,13 @@ class NativeSparseAttention(AttentionCore):
     Three branches, each with a softmax of its own, joined by gates sigmoid(g) of the hidden state
     (eq. 5):
 
-    - compressed: each whole block before the own one is one key and one value, its mean (as in
-      fla-org's code) under a learned map that starts as the identity (eq. 7);
+    - compressed: each block that is whole, the own one with its last token, is one key and one
+      value, its mean (as in fla-org's code) under a learned map that starts as the identity (eq.
+      7);
     - selected: the own block and the `top_k` - 1 blocks of highest weight in the compressed branch
-      (eq. 8-12), each head for itself. So the task's loss trains the choice through that branch;
+      (eq. 8-12), each head for itself. So the task's loss trains the choice through that branch.
+      The paper's experiments and fla-org's code also take the first block and the one before the
+      own in any case; here they have to be chosen;
     - near: the last `window` tokens.
 
     The published gates need not sum to 1, and a token before the end of the first block has no key
@@ -125,8 +128,9 @@ class NativeSparseAttention(AttentionCore):
     def _compressed(self, scores: Tensor, size: int, mask: Tensor | None) -> Tensor:
         """Tell which blocks a token reads in short, (B or 1, 1, N, G)."""
         block = torch.arange(scores.shape[3], device=scores.device)
-        own = torch.arange(scores.shape[2], device=scores.device)[:, None] // size
-        there = (block < own if self.causal else block >= 0 * own)[None, None]
+        position = torch.arange(scores.shape[2], device=scores.device)[:, None]
+        whole = (position + 1) // self.block_size  # a text shorter than a block has none
+        there = (block < whole if self.causal else block >= 0 * whole)[None, None]
         if mask is not None:
             there = there & (block * size < mask.sum(1)[:, None, None, None])
         return there
@@ -175,17 +179,18 @@ class NativeSparseAttention(AttentionCore):
             extend(x, own, new + x[:, :, own : own + 1] if at % size else new)
             for x, new in ((key_sums, k.float()), (value_sums, v.float()))
         )
-        scores = q.float() @ ((key_sums[:, :, :own] / size) @ self.key_map.float()).mT
+        whole = (at + 1) // size
+        scores = q.float() @ ((key_sums[:, :, :whole] / size) @ self.key_map.float()).mT
         scores = scores * self.head_width**-0.5
-        short = scores.softmax(-1) @ ((value_sums[:, :, :own] / size) @ self.value_map.float())
-        chosen = top_k_indices(scores[:, :, 0], min(self.top_k - 1, own))
+        short = scores.softmax(-1) @ ((value_sums[:, :, :whole] / size) @ self.value_map.float())
+        chosen = top_k_indices(scores[:, :, 0, :own], min(self.top_k - 1, own))
         chosen = torch.cat([chosen, chosen.new_full((*chosen.shape[:2], 1), own)], -1)
         index = (chosen[..., None] * size + torch.arange(size, device=q.device)).flatten(2)
         best = attend_rows(q, keys, values, index, index <= at)
         start = max(0, at + 1 - self.window)
         key, value = (x[:, :, start : at + 1].to(q.dtype) for x in (keys, values))
         near = F.scaled_dot_product_attention(q, key, value)
-        gates = self._gates(hidden, hidden.new_full((1, 1, 1), own > 0, dtype=torch.bool))
+        gates = self._gates(hidden, hidden.new_full((1, 1, 1), whole > 0, dtype=torch.bool))
         mixed = _join(gates, (short, best.float(), near.float()))
         return mixed.to(q.dtype), (keys, values, key_sums, value_sums, count + 1)
 

@@ -201,11 +201,14 @@ def test_inputs_up_to_1e4_give_finite_values_and_gradients(cls, causal, dtype) -
 
 @every_form
 def test_a_window_longer_than_the_text_costs_nothing(cls, causal) -> None:
-    """With windows of the text's length the values are the same, and take as many slots."""
+    """With windows of the text's length the values are the same, and take as many slots.
+
+    A block of the text's length is whole at the last token, and NSA then reads it in short too.
+    """
     wide, narrow = (
-        {"chunk_size": n, "window": n, "top_k": n, "block_size": n, "local_window": n,
+        {"chunk_size": n, "window": n, "top_k": n, "block_size": block, "local_window": n,
          "min_width": n}
-        for n in (10**7, 19)
+        for n, block in ((10**7, 10**7), (19, 20))
     )  # fmt: skip
     known = inspect.signature(cls).parameters
     x, mask = torch.randn(2, 19, WIDTH, requires_grad=True), mask_of([19, 7], 19)

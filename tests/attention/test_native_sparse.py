@@ -16,20 +16,20 @@ def literal(core: NativeSparseAttention, q: Tensor, k: Tensor, v: Tensor, gates:
         return (keys @ query / width**0.5).softmax(0) @ values
 
     for t in range(length):
-        own = t // size
-        cut = [slice(i * size, (i + 1) * size) for i in range(own)]
+        own, whole = t // size, (t + 1) // size  # eq. 7: also the own one, at its end
+        cut = [slice(i * size, (i + 1) * size) for i in range(whole)]
         branches = [torch.zeros(width)]
         best: list[int] = []
-        if own:
+        if whole:
             keys, values = (torch.stack([x[c].mean(0) for c in cut]) for x in (k, v))
             branches = [attend(q[t], keys, values)]
-            best = (keys @ q[t]).argsort(descending=True)[: core.top_k - 1].tolist()
+            best = (keys[:own] @ q[t]).argsort(descending=True)[: core.top_k - 1].tolist()
         at = [j for i in [*best, own] for j in range(i * size, (i + 1) * size) if j <= t]
         near = slice(max(0, t + 1 - core.window), t + 1)
         branches += [attend(q[t], k[at], v[at]), attend(q[t], k[near], v[near])]
         weight = gates[t].clone()
         if core.normalize:
-            weight = weight * torch.tensor([float(own > 0), 1.0, 1.0])
+            weight = weight * torch.tensor([float(whole > 0), 1.0, 1.0])
             weight = weight / weight.sum()
         mixed[t] = sum(w * branch for w, branch in zip(weight, branches, strict=True))
     return mixed
