@@ -11,11 +11,13 @@ import torch
 
 from clusterformer.attention import (
     AttentionCore,
+    FullAttention,
     NeuralClusteringAttention,
     ReformerAttention,
     RoutingAttention,
     mechanisms,
 )
+from clusterformer.bench import causality
 from clusterformer.cli.main import main
 from clusterformer.training.causality import loss_on_random_tokens, probe, probe_core
 
@@ -75,6 +77,29 @@ def test_the_command_prints_a_table_and_writes_what_it_found(tmp_path: Path, cap
     assert capsys.readouterr().out.count("RoutingAttention") == 2
     assert main(["bench", "causality", "--mechanisms", "Ful"]) == 2
     assert "no mechanism 'Ful'; there are" in capsys.readouterr().err
+
+
+def test_the_table_probes_a_selection_and_not_the_dense_first_tokens() -> None:
+    kinds = {"ours": NeuralClusteringAttention}
+    strict, masked = causality.measure(kinds, steps=0)
+    assert (strict["moved"], masked["moved"] > 0) == (0, True)
+    assert strict["keys_seen"] < 0.5
+
+
+class _Forgetful(FullAttention):
+    """Every third token gets no value in one head."""
+
+    def forward(self, *heads, **masks):
+        mixed, grouping = super().forward(*heads, **masks)
+        mixed[:, 1, ::3] = 0.0
+        return mixed, grouping
+
+
+def test_the_table_counts_tokens_without_a_key() -> None:
+    kinds = {"full": FullAttention, "forgetful": _Forgetful}
+    full, forgetful = causality.measure(kinds, length=30, d_model=16, num_heads=2, steps=0)
+    assert (full["without_key"], full["keys_seen"]) == (0, 1)
+    assert (forgetful["without_key"], forgetful["tokens"]) == (4 * 10, 4 * 30)
 
 
 @pytest.mark.parametrize("causal", [pytest.param("true", marks=pytest.mark.slow), "masked"])
