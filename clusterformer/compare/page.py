@@ -45,7 +45,7 @@ def page(summary: Summary, title: str, command: str) -> str:
                  + _figure(validation_curves(summary, "second"), "The same by seconds.")),
         _section("Quality and cost", _pair([
             _figure(quality_against(summary, cost), f"Against {cost}.")
-            for cost in ("seconds an epoch", "peak MiB")
+            for cost in ("seconds an epoch", "peak MiB", "keys seen")
         ])),
         *(_section(f"Along {key}", _figure(drawing, "Mean over runs."))
           for key, drawing in along_a_key(summary).items()),

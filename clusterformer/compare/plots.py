@@ -71,14 +71,16 @@ def _seconds_a_step(result: Result) -> float:
 
 
 def quality_against(summary: Summary, cost: str) -> str | None:
-    """Draw the mean of the last column against a cost, a point for each row.
+    """Draw the mean of the last column against a cost, a point for each row that has both.
 
     Returns:
-        SVG; None where there are fewer than two points.
+        SVG; None where there are fewer than two points, or they all have one cost.
     """
     column = summary.columns[-1]
-    rows = [row for row in summary.rows if (row, column) in summary.cells]
-    if len(rows) < 2 or any(cost not in summary.costs[row] for row in rows):
+    rows = [
+        row for row in summary.rows if (row, column) in summary.cells and cost in summary.costs[row]
+    ]
+    if len({summary.costs[row][cost] for row in rows}) < 2:
         return None
     picture = figure(5.2, 3.4)
     axes = picture.subplots()
