@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from clusterformer.attention import AttentionCore
 from clusterformer.cli.fitting import FittedRun, fit_run
 from clusterformer.cli.options import Options
-from clusterformer.compare.plan import slug
+from clusterformer.compare.planned_run import slug
 from clusterformer.compare.tables import aligned
 from clusterformer.errors import InputError
 from clusterformer.module import ClusterFormer

@@ -54,7 +54,10 @@ example. Shipped files are found by bare name.
   columns:                         options of each data set
     MR: {config: mr.yaml}
     CR: {config: cr.yaml}
+                                   rows: {full attention: {...}} in a column: for that row only
   grid: {model.lr: [0.001, 0.002]} lists of values; each combination makes further rows
+  choose: {model.lr: [...]}        likewise, but each row and column shows the values that are best
+                                   in validation
   seeds: [0, 1, 2]
   seed_options: [data.fold]        options that get the seed too: a fold for each
   skip_absent: true                leave out columns whose data set is not here, and say so
@@ -127,6 +130,7 @@ def _folder(options: argparse.Namespace, name: str) -> Path:
 
 
 def _compare(options: argparse.Namespace) -> None:
+    from clusterformer.compare.choosing import choose_by_validation
     from clusterformer.compare.jobs import Job
     from clusterformer.compare.listing import missing_starts
     from clusterformer.compare.plan import find_plan, read_plan
@@ -164,7 +168,10 @@ def _compare(options: argparse.Namespace) -> None:
             group=path.stem,
             report=partial(print, flush=True),
         )
-    results = [result for job in jobs if (result := job.result)]
+    finished = [(job.planned, job.result) for job in jobs]
+    results, notes = choose_by_validation(finished)
+    for note in notes:
+        print(note, file=sys.stderr)
     for job in jobs:
         if damage := job.damage:
             print(f"left out: {job.planned.name}: {damage}", file=sys.stderr)
@@ -173,8 +180,9 @@ def _compare(options: argparse.Namespace) -> None:
     if failures:
         reasons = "; ".join(f"{planned.name}: {message}" for planned, message in failures)
         raise InputError(f"{len(failures)} of {len(mine)} runs failed: {reasons}")
-    if len(results) < len(jobs):
-        print(f"{len(results)} of {len(jobs)} runs are finished; the same command resumes")
+    number = sum(result is not None for _, result in finished)
+    if number < len(jobs):
+        print(f"{number} of {len(jobs)} runs are finished; the same command resumes")
 
 
 def _present(jobs: Sequence[Job]) -> list[Job]:

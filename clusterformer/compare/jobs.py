@@ -13,7 +13,7 @@ from filelock import FileLock
 
 import clusterformer
 from clusterformer.compare.output import write_whole
-from clusterformer.compare.plan import PlannedRun, in_order
+from clusterformer.compare.planned_run import PlannedRun, in_order
 from clusterformer.compare.results import (
     Result,
     read_config,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import re
 import unicodedata
@@ -14,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterformer.compare.plan_file import PlanFile, is_number, shorten
+from clusterformer.compare.planned_run import FitOptions, PlannedRun
 from clusterformer.errors import InputError, reading
 from clusterformer.training.config_files import comparisons, find
-
-FitOptions = dict[str, Any]
-"""Dotted keys of `fit` to values; `config` names one configuration or several."""
 
 KEYS: dict[str, type | tuple[type, ...]] = {
     "title": str,
@@ -27,6 +23,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "rows": dict,
     "columns": dict,
     "grid": dict,
+    "choose": dict,
     "seeds": list,
     "seed_options": list,
     "metric": str,
@@ -43,54 +40,6 @@ MAX_RUNS = 5_000
 MAX_SEED = 2**32 - 1
 MAX_NAME = 200
 """Longest name of a row or column in a file."""
-
-MAX_SLUG = 100
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One training of a comparison.
-
-    Attributes:
-        row: Name of the model, such as a mechanism.
-        column: Name of the data set; "" if there is only one column.
-        seed: Seed of the run.
-        options: Dotted keys of `fit`, without configurations.
-        configs: Configurations, each overlaying those before it.
-    """
-
-    row: str
-    column: str
-    seed: int
-    options: FitOptions
-    configs: tuple[str, ...]
-
-    @property
-    def subfolder(self) -> Path:
-        """Directory of the run, below that of the comparison."""
-        return Path(slug(self.row)) / slug(self.column or "all") / f"seed-{self.seed}"
-
-    @property
-    def name(self) -> str:
-        """Row, column and seed, for people."""
-        on = f" on {self.column}" if self.column else ""
-        return f"{self.row}{on}, seed {self.seed}"
-
-    def arguments(self) -> list[str]:
-        """Return the arguments of `clusterformer fit`."""
-        configs = [word for config in self.configs for word in ("--config", config)]
-        values = [f"--{key}={_as_argument(value)}" for key, value in self.options.items()]
-        return in_order([*configs, *values, f"--seed_everything={self.seed}"])
-
-
-def in_order(arguments: Sequence[str]) -> list[str]:
-    """Put configurations first, as they overlay one another, then options by name.
-
-    So a class, such as --model.attention, stands before its own options.
-    """
-    options = [word for word in arguments if word.startswith("--") and "=" in word]
-    configs = [word for word in arguments if word not in options]
-    return [*configs, *sorted(options, key=lambda word: word.partition("=")[0])]
 
 
 @dataclass(frozen=True)
@@ -159,10 +108,12 @@ def read_plan(path: Path) -> Plan:
     """Read the file of a comparison.
 
     The file holds `config` (one or several, for all runs), `options` (dotted keys, for all runs),
-    `rows` and `columns` (name to dotted keys, among them `config`), `grid` (dotted key to a list of
-    values; each combination makes further rows), `seeds`, `seed_options` (dotted keys that get the
-    seed too, such as data.fold), `skip_absent` (whether to leave out columns whose data set is not
-    here), and for the table `title`, `metric`, `baseline` and `paper`.
+    `rows` and `columns` (name to dotted keys, among them `config`; `rows` of a column holds further
+    options of single rows in it), `grid` (dotted key to a list of values; each combination makes
+    further rows), `choose` (likewise, but validation chooses one combination for each row and
+    column), `seeds`, `seed_options` (dotted keys that get the seed too, such as data.fold),
+    `skip_absent` (whether to leave out columns whose data set is not here), and for the table
+    `title`, `metric`, `baseline` and `paper`.
 
     Raises:
         InputError: if it holds anything else, no run, too many, or two runs of one name.
@@ -172,27 +123,33 @@ def read_plan(path: Path) -> Plan:
     content = file.content
     seeds = _seeds(file)
     follow = _seed_options(file)
-    rows, columns = _named(file, "rows", "run"), _named(file, "columns", "")
-    grid = _grid(file)
-    number = len(rows) * len(columns) * len(seeds) * math.prod(map(len, grid.values()))
+    rows = _named(file, "rows", "run")
+    cells = _cells(file, rows)
+    columns = _named(file, "columns", "")
+    grid, choose = _grid(file, "grid"), _grid(file, "choose")
+    values = [*grid.values(), *choose.values()]
+    number = len(rows) * len(columns) * len(seeds) * math.prod(map(len, values))
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
-    rows = _expand(file, rows, grid)
+    expanded = _expand(file, rows, grid)
+    choices = _combinations(file, choose, "choose")
     shared = {**content.get("options", {}), "config": content.get("config", [])}
     _check_options(file, shared, "options")
     with reading(path, "a comparison"):
         runs = [
             _planned(
-                row, column, seed, shared, rows[row], columns[column], dict.fromkeys(follow, seed)
+                (row, column, seed, choice), shared, options, columns[column],
+                {**cells.get((column, base), {}), **chosen, **dict.fromkeys(follow, seed)},
             )
             for seed in seeds  # first, so that what was interrupted has every row
             for column in columns
-            for row in rows
-        ]
+            for row, (base, options) in expanded.items()
+            for choice, chosen in choices.items()
+        ]  # fmt: skip
     _refuse_duplicates(file, runs)
     baseline = content.get("baseline")
-    if baseline is not None and baseline not in rows:
-        names = ", ".join(list(rows)[:20])
+    if baseline is not None and baseline not in expanded:
+        names = ", ".join(list(expanded)[:20])
         file.refuse(f"no row {shorten(baseline)} for a baseline; there are {names}", "baseline")
     title = content.get("title", path.stem.replace("-", " "))
     _check_name(file, title, "title")
@@ -229,15 +186,36 @@ def _seed_options(file: PlanFile) -> list[str]:
     return list(keys)
 
 
-def _grid(file: PlanFile) -> Mapping[str, list[Any]]:
-    grid = file.content.get("grid", {})
+def _grid(file: PlanFile, name: str) -> Mapping[str, list[Any]]:
+    """Read `grid` or `choose`: lists of values of dotted keys."""
+    grid = file.content.get(name, {})
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
-            message = f"grid: {key}: must be a list of values, got {shorten(values)}"
-            file.refuse(message, "grid", key)
+            message = f"{name}: {key}: must be a list of values, got {shorten(values)}"
+            file.refuse(message, name, key)
         for value in values:
-            _check_options(file, {key: value}, "grid")
+            _check_options(file, {key: value}, name)
     return dict(grid)
+
+
+def _cells(file: PlanFile, rows: Mapping[str, FitOptions]) -> dict[tuple[str, str], FitOptions]:
+    """Read the options that columns give to single rows: (column, row) to dotted keys."""
+    cells: dict[tuple[str, str], FitOptions] = {}
+    for column, options in file.content.get("columns", {}).items():
+        special = options.get("rows", {}) if isinstance(options, dict) else {}
+        if not isinstance(special, dict):
+            message = f"columns: {column}: rows must be row: dotted keys, got {shorten(special)}"
+            file.refuse(message, "columns", column, "rows")
+        for row, keys in special.items():
+            at = "columns", column, "rows", row
+            if row not in rows:
+                names = ", ".join(list(rows)[:20])
+                file.refuse(f"columns: {column}: no row {shorten(row)}; there are {names}", *at)
+            if not isinstance(keys, dict) or "config" in keys:
+                file.refuse(f"columns: {column}: {row}: must be dotted keys of fit", *at)
+            _check_options(file, keys, *at)
+            cells[column, row] = keys
+    return cells
 
 
 def _paper(file: PlanFile) -> Mapping[str, Mapping[str, float]]:
@@ -272,14 +250,6 @@ def _check_options(file: PlanFile, options: Mapping[str, Any], *keys: str) -> No
                 file.refuse(message, *keys, key)
 
 
-def slug(name: str) -> str:
-    """Turn a name into the name of a directory: never hidden, empty, ".." or too long."""
-    safe = re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-.") or "run"
-    if len(safe) <= MAX_SLUG:
-        return safe
-    return f"{safe[:MAX_SLUG]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
-
-
 def _named(file: PlanFile, key: str, default: str) -> dict[str, FitOptions]:
     named = file.content.get(key, {default: {}})
     if not named:
@@ -290,32 +260,46 @@ def _named(file: PlanFile, key: str, default: str) -> dict[str, FitOptions]:
             file.refuse(message, key, name)
         _check_name(file, name, key, name)
         _check_options(file, options or {}, key, name)
-    return {name: options or {} for name, options in named.items()}
+    return {
+        name: {k: v for k, v in (options or {}).items() if (key, k) != ("columns", "rows")}
+        for name, options in named.items()
+    }
+
+
+def _combinations(file: PlanFile, grid: Mapping[str, list[Any]], key: str) -> dict[str, FitOptions]:
+    """Name every combination of values, such as "lr=0.01"; one without a name for no values."""
+    found: dict[str, FitOptions] = {}
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        label = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen.items())
+        _check_name(file, label, key)
+        if label in found:
+            file.refuse(f"two rows are named {shorten(label)}", key)
+        found[label] = chosen
+    return found
 
 
 def _expand(
     file: PlanFile, rows: dict[str, FitOptions], grid: Mapping[str, list[Any]]
-) -> dict[str, FitOptions]:
-    """Make a row for each combination of the grid's values."""
-    if not grid:
-        return rows
-    expanded: dict[str, FitOptions] = {}
-    for (row, options), values in itertools.product(
-        rows.items(), itertools.product(*grid.values())
-    ):
-        chosen = dict(zip(grid, values, strict=True))
-        label = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())
-        name = label if list(rows) == ["run"] else f"{row}, {label}"
-        _check_name(file, name, "grid")
-        if name in expanded:
-            file.refuse(f"two rows are named {shorten(name)}", "grid")
-        expanded[name] = {**options, **chosen}
+) -> dict[str, tuple[str, FitOptions]]:
+    """Make a row for each combination of the grid: its name in the file, and its options."""
+    expanded: dict[str, tuple[str, FitOptions]] = {}
+    for row, options in rows.items():
+        for label, chosen in _combinations(file, grid, "grid").items():
+            name = ", ".join(filter(None, ["" if label and list(rows) == ["run"] else row, label]))
+            _check_name(file, name, "grid")
+            expanded[name] = row, {**options, **chosen}
     return expanded
 
 
-def _planned(row: str, column: str, seed: int, *layers: Mapping[str, Any]) -> PlannedRun:
-    """Plan a run from the options of all, of its row, of its column, and those of its seed."""
-    shared, model, data, follow = layers
+def _planned(name: tuple[str, str, int, str], *layers: FitOptions) -> PlannedRun:
+    """Plan a run from the options of all, of its row, of its column, and its own.
+
+    Args:
+        name: Row, column, seed and choice.
+        layers: The options.
+    """
+    shared, model, data, own = layers
     configs: list[str] = []
     for layer in (shared, data, model):  # what a model overlays goes over its data's configuration
         named = layer.get("config", [])
@@ -323,9 +307,10 @@ def _planned(row: str, column: str, seed: int, *layers: Mapping[str, Any]) -> Pl
             find(config)
             configs.append(config)
     options: FitOptions = {}
-    for layer in (shared, model, data, follow):
+    for layer in (shared, model, data, own):
         options |= {key: value for key, value in layer.items() if key != "config"}
-    return PlannedRun(row, column, seed, options, tuple(configs))
+    row, column, seed, choice = name
+    return PlannedRun(row, column, seed, options, tuple(configs), choice)
 
 
 def _refuse_duplicates(file: PlanFile, runs: list[PlannedRun]) -> None:
@@ -335,7 +320,3 @@ def _refuse_duplicates(file: PlanFile, runs: list[PlannedRun]) -> None:
         other = seen.setdefault(folder, run)
         if other is not run:
             file.refuse(f"{other.name} and {run.name} name one run directory", "rows", run.row)
-
-
-def _as_argument(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

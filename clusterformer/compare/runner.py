@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from clusterformer.compare.child import describe_parent
 from clusterformer.compare.jobs import Job
-from clusterformer.compare.plan import PlannedRun
+from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.errors import InputError
 
 

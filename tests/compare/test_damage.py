@@ -9,7 +9,7 @@ from toy_runs import METRICS, OUTCOME, write_run
 
 from clusterformer.cli.main import main
 from clusterformer.compare.jobs import Job
-from clusterformer.compare.plan import PlannedRun
+from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.results import read_results
 from clusterformer.compare.statistics import summarise
 from clusterformer.compare.tables import markdown, runs_csv, text

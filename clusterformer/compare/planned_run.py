@@ -1,0 +1,80 @@
+"""One run of a comparison: its options, its arguments of `fit`, and the name of its directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FitOptions = dict[str, Any]
+"""Dotted keys of `fit` to values; `config` names one configuration or several."""
+
+MAX_SLUG = 100
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One training of a comparison.
+
+    Attributes:
+        row: Name of the model, such as a mechanism.
+        column: Name of the data set; "" if there is only one column.
+        seed: Seed of the run.
+        options: Dotted keys of `fit`, without configurations.
+        configs: Configurations, each overlaying those before it.
+        choice: Values among which validation chooses, such as "lr=0.01"; "" if there is no choice.
+    """
+
+    row: str
+    column: str
+    seed: int
+    options: FitOptions
+    configs: tuple[str, ...]
+    choice: str = ""
+
+    @property
+    def subfolder(self) -> Path:
+        """Directory of the run, below that of the comparison."""
+        return Path(slug(self._row)) / slug(self.column or "all") / f"seed-{self.seed}"
+
+    @property
+    def name(self) -> str:
+        """Row, column and seed, for people."""
+        on = f" on {self.column}" if self.column else ""
+        return f"{self._row}{on}, seed {self.seed}"
+
+    @property
+    def _row(self) -> str:
+        return f"{self.row}, {self.choice}" if self.choice else self.row
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of `clusterformer fit`."""
+        configs = [word for config in self.configs for word in ("--config", config)]
+        values = [f"--{key}={_as_argument(value)}" for key, value in self.options.items()]
+        return in_order([*configs, *values, f"--seed_everything={self.seed}"])
+
+
+def in_order(arguments: Sequence[str]) -> list[str]:
+    """Put configurations first, as they overlay one another, then options by name.
+
+    So a class, such as --model.attention, stands before its own options.
+    """
+    options = [word for word in arguments if word.startswith("--") and "=" in word]
+    configs = [word for word in arguments if word not in options]
+    return [*configs, *sorted(options, key=lambda word: word.partition("=")[0])]
+
+
+def slug(name: str) -> str:
+    """Turn a name into the name of a directory: never hidden, empty, ".." or too long."""
+    safe = re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-.") or "run"
+    if len(safe) <= MAX_SLUG:
+        return safe
+    return f"{safe[:MAX_SLUG]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+
+
+def _as_argument(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
