@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
 from clusterformer.attention import AttentionCore, MultiHeadAttention
+from clusterformer.attention.base import Causal
 from clusterformer.bench.report import Row
 from clusterformer.training.causality import loss_on_random_tokens, probe_core
 
@@ -48,9 +49,8 @@ def measure(
         forms = [form for form in kind.causal_forms if form]
         if not forms:
             yield {"mechanism": name, "causal": None}
-        dense = "dense_length" in inspect.signature(kind).parameters
         for form in forms:
-            make = partial(kind, causal=form, **({"dense_length": 0} if dense else {}))
+            make = _maker(kind, form)
             leak = probe_core(make(d_model, num_heads), length)
             row: Row = {"mechanism": name, "causal": form}
             row |= {"moved": leak.changed, "positions": leak.positions}
@@ -59,6 +59,13 @@ def measure(
                 loss, errors = loss_on_random_tokens(make, length=length, steps=steps)
                 row |= {"random_tokens_loss": loss, "standard_errors_below": errors}
             yield row
+
+
+def _maker(kind: type[AttentionCore], causal: Causal) -> Callable[[int, int], AttentionCore]:
+    options: dict[str, Any] = {"causal": causal}
+    if "dense_length" in inspect.signature(kind).parameters:
+        options["dense_length"] = 0
+    return lambda d_model, num_heads: kind(d_model, num_heads, **options)
 
 
 @torch.no_grad()
