@@ -28,6 +28,7 @@ usage: clusterformer bench [options]
        clusterformer bench converted --model DIR --text FILE --calibrate FILE [options]
        clusterformer bench approximation --model DIR --text FILE [options]
        clusterformer bench exchange --runs RUN ... [options]
+       clusterformer bench mass --reference RUN --runs RUN ... [options]
 
 Measure attention layers, projections and clustering included: the time of forward, and of forward
 and backward; the peak memory in a fresh process; and "x floor", the time divided by that of the
@@ -76,6 +77,7 @@ SUBCOMMANDS = (
     "converted",
     "approximation",
     "exchange",
+    "mass",
 )
 """Each is a file of this package, bench_NAME, with HELP and `run(arguments)`."""
 

@@ -1,0 +1,109 @@
+"""How much of a full attention's mass lies on the keys that other trained models select.
+
+B batch   H heads   N tokens   D head width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clusterformer.attention import AttentionCore, FullAttention
+from clusterformer.bench.report import Row
+from clusterformer.errors import InputError
+from clusterformer.models.transformer import self_attention
+from clusterformer.task import Task
+
+
+def measure(reference: nn.Module, others: Mapping[str, nn.Module], batch: Any) -> Iterator[Row]:
+    """Measure, layer by layer, the mass on the keys that the tokens of each model see.
+
+    Weights are those of the trained reference, as a mean over its heads; the keys are those that a
+    head of the other model gives any weight, as it was trained, on the same texts. A selection that
+    knows nothing holds about as much mass as its share of the keys.
+
+    Args:
+        reference: Network trained with `FullAttention`, in evaluation mode.
+        others: Networks of the same task and number of layers, by name.
+        batch: Texts of the task, with a `mask` (B, N).
+
+    Yields:
+        For each network and layer, from 1: the share `keys` of the keys that there are, and the
+        share `mass`, means over heads and real tokens.
+
+    Raises:
+        InputError: if the reference has another mechanism, or a network other layers.
+
+    Cost: N / D forward passes of a layer; O(B H N^2) memory.
+    """
+    cores = self_attention(reference)
+    if kinds := sorted({type(c).__name__ for c in cores if not isinstance(c, FullAttention)}):
+        raise InputError(f"the reference must have FullAttention, got {', '.join(kinds)}")
+    full = [weights.mean(1) for weights in attention_weights(reference, batch)]  # (B, N, N)
+    for name, network in others.items():
+        if len(self_attention(network)) != len(full):
+            found = len(self_attention(network))
+            raise InputError(f"{name}: {found} layers, and the reference has {len(full)}")
+        for layer, weights in enumerate(attention_weights(network, batch)):
+            seen = (weights > 0).float().mean(1)
+            there = (full[layer] > 0).sum(-1).clamp(min=1)
+            keys = (seen.sum(-1) / there)[batch.mask].mean()
+            mass = (seen * full[layer]).sum(-1)[batch.mask].mean()
+            kind = type(self_attention(network)[layer]).__name__
+            yield {
+                "run": name,
+                "layer": layer + 1,
+                "mechanism": kind,
+                "keys": float(keys),
+                "mass": float(mass),
+            }
+
+
+@torch.no_grad()
+def attention_weights(network: nn.Module, batch: Any) -> Iterator[Tensor]:
+    """Find the weights of every layer of self-attention on a batch, (B, H, N, N) each.
+
+    With the rows of an identity for values the weights come out of any mechanism.
+    """
+    cores = self_attention(network)
+    inputs: dict[AttentionCore, tuple[tuple[Tensor, ...], dict[str, Any]]] = {}
+
+    def keep(core: nn.Module, heads: tuple[Tensor, ...], rest: dict[str, Any]) -> None:
+        assert isinstance(core, AttentionCore)
+        inputs[core] = heads, rest
+
+    hooks = [core.register_forward_pre_hook(keep, with_kwargs=True) for core in cores]
+    try:
+        network(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for core in cores:
+        (q, k, v), rest = inputs.pop(core)
+        length, width = v.shape[2:]
+        parts = []
+        for start in range(0, length, width):
+            values = torch.eye(length, device=v.device, dtype=v.dtype)[:, start : start + width]
+            taken = values.shape[1]
+            values = nn.functional.pad(values, (0, width - taken)).expand_as(v)
+            parts.append(core(q, k, values, **rest)[0][..., :taken].float())
+        yield torch.cat(parts, -1)
+
+
+def read_batches(task: Task, number: int) -> list[Any]:
+    """Read the first test batches of a task."""
+    task.setup("test")
+    return list(islice(task.test_dataloader(), number))
+
+
+def same_texts(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Tell whether batches, named tuples of tensors, are equal."""
+    return len(ours) == len(theirs) and all(
+        torch.equal(a, b)
+        for one, other in zip(ours, theirs, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )

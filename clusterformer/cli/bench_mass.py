@@ -1,0 +1,55 @@
+"""`clusterformer bench mass`: full attention's mass on the keys that trained models select."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.errors import InputError
+
+HELP = """
+usage: clusterformer bench mass --reference RUN --runs RUN ... [options]
+
+Compare the keys that trained models select with those that a trained full attention looks at. The
+reference is a run with FullAttention on the same data. "keys" is the share of keys that the tokens
+of a model see, "mass" the share of the reference's attention that lies on them, in the same layer,
+on the same test texts. A selection that knows nothing holds about as much mass as keys.
+
+  --reference RUN       run directory of `fit` with FullAttention
+  --runs RUN ...        run directories of the models to measure
+  --batches 4           test batches that are read; texts of some thousand tokens at most
+  --threads N           CPU threads (default: all cores)
+  --out FILE.json       write the table
+"""
+
+
+def run(arguments: list[str]) -> None:
+    """Measure, print the table, write the JSON."""
+    parser = BenchArguments()
+    parser.add_argument("--reference")
+    parser.add_argument("--runs", nargs="+")
+    parser.add_number("--batches", default=4)
+    options = parser.parse(arguments)
+    if options.reference is None or options.runs is None:
+        raise InputError("give --reference RUN and --runs RUN ...")
+    from clusterformer.api import load
+    from clusterformer.bench import mass
+
+    reference = load(options.reference, device="cpu")
+    batches = mass.read_batches(reference.task, options.batches)
+    networks = {}
+    for folder in options.runs:
+        model = load(folder, device="cpu")
+        if not mass.same_texts(batches, mass.read_batches(model.task, options.batches)):
+            raise InputError(f"{folder}: its test texts are not those of {options.reference}")
+        networks[folder] = model.network
+    found = [list(mass.measure(reference.network, networks, batch)) for batch in batches]
+    print(f"{'run':<32}{'mechanism':<28}{'layer':>6}{'keys':>8}{'mass':>8}")
+    rows = []
+    for layer in zip(*found, strict=True):
+        row = {**layer[0], **{name: fmean(x[name] for x in layer) for name in ("keys", "mass")}}
+        rows.append(row)
+        start = f"{row['run']:<32}{row['mechanism']:<28}{row['layer']:>6}"
+        print(f"{start}{row['keys']:>8.3f}{row['mass']:>8.3f}")
+    if options.out:
+        save(options, rows)
