@@ -42,6 +42,10 @@ from clusterformer.tasks.generated.several_lengths import SeveralLengths, requir
 DIGITS = 5
 """A: digits of the number."""
 
+CONSONANTS, VOWELS = "bdfghjklmnprstvz", "aeiou"
+MAX_NEEDLES = (len(CONSONANTS) * len(VOWELS)) ** 2 // 2
+"""Half of the names that there are: drawing different ones stays quick."""
+
 SPLITS: dict[int, Split] = {TRAIN: "train", VALID: "valid", TEST: "test"}
 
 
@@ -91,6 +95,8 @@ class Needle(GeneratedTask):
         if form not in ("numbers", "variables"):
             raise InputError(f'form must be "numbers" or "variables", got {form!r}')
         require_at_least(1, needles=needles)
+        if needles > MAX_NEEDLES:
+            raise InputError(f"needles must be at most {MAX_NEEDLES}, got {needles}")
         for each in (lengths := [length, *(also_train or [])]):
             if each < (shortest := 64 * (needles + 1)):
                 raise InputError(
@@ -128,12 +134,14 @@ class Needle(GeneratedTask):
         if split not in self._books:
             if self._name is not None:
                 documents = named_documents(self._name, split, self._root)
+                where = f"{split} part of {self._name}"
             else:
-                documents = own_documents(str(self._files[split]))
+                where = str(self._files[split])
+                documents = own_documents(where)
             text = "\n".join(read_documents(documents)).encode()
             if len(text) < self._length:
                 raise InputError(
-                    f"{documents[0].path}: {len(text)} bytes, fewer than length {self._length}"
+                    f"{where}: {len(text)} bytes in all, fewer than length {self._length}"
                 )
             self._books[split] = np.frombuffer(text, dtype=np.uint8)
         return self._books[split]
@@ -238,7 +246,8 @@ def _names(generator: np.random.Generator, count: int) -> list[str]:
     """Different short names, such as kavo."""
     found: dict[str, None] = {}
     while len(found) < count:
-        consonants, vowels = generator.integers(16, size=2), generator.integers(5, size=2)
+        consonants = generator.integers(len(CONSONANTS), size=2)
+        vowels = generator.integers(len(VOWELS), size=2)
         letters = zip(consonants, vowels, strict=True)
-        found["".join("bdfghjklmnprstvz"[c] + "aeiou"[v] for c, v in letters)] = None
+        found["".join(CONSONANTS[c] + VOWELS[v] for c, v in letters)] = None
     return list(found)

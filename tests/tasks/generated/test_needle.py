@@ -101,9 +101,15 @@ def test_it_trains_and_is_tested_on_longer_texts(books, tmp_path, monkeypatch, c
         ({"also_train": [100]}, r"at least 64 \* \(needles \+ 1\) = 128, got 100"),
         ({"short_batches": 3}, "short_batches needs also_train"),
         ({"needles": 0}, "needles must be at least 1, got 0"),
+        ({"needles": 6400, "length": 10**6}, "needles must be at most 3200, got 6400"),
         ({"valid": None}, "give either a named set"),
     ],
 )
 def test_bad_options_are_refused(books, options, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Needle(**(books | options))
+
+
+def test_too_little_text_is_named_with_its_part(books) -> None:
+    with pytest.raises(InputError, match=rf"{books['test']}: \d+ bytes in all, fewer than length"):
+        Needle(**books, length=10**7).texts(2)
