@@ -91,6 +91,16 @@ def test_the_papers_form_goes_over_every_one(name: str) -> None:
         assert decoder(x, mask, hidden, mask).hidden.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["wikitext2", "books", "text", "cloze", "mqar", "needle"])
+def test_a_language_model_in_the_papers_form_clusters_all_its_tokens(name: str) -> None:
+    config = replace(model_of(name, "paper-form").transformer_config, num_layers=2)
+    decoder, mask = Decoder(config).eval(), mask_of(1024)
+    out = decoder(torch.randn(2, 1024, config.d_model), mask)
+    found = keys_seen([StackGroupings("", out.groupings, mask, out.cores)])
+    assert found is not None
+    assert float(found[0] / found[1]) < 0.3  # chunks of 16 clusters; all, with dense beginnings
+
+
 @pytest.mark.parametrize("name", ["muse-lm", "muse-books"])
 def test_muse_looks_far_in_its_central_layer_alone(name: str) -> None:
     arguments, _ = resolve(["--config", f"{name}.yaml", "--trainer.accelerator=cpu"])
