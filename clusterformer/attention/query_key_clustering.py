@@ -93,7 +93,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         local_heads = num_heads // 2 if local_heads is None else local_heads
         if not 0 <= local_heads < num_heads:
             raise ValueError(
-                f"local_heads must be in 0..num_heads - 1 = {num_heads - 1}, got {local_heads}"
+                f"local_heads must be in 0..{num_heads - 1}, or null for half of the heads, got "
+                f"{local_heads} with num_heads = {num_heads}: no head would be left for clusters"
             )
         self.num_clusters, self.key_clusters = num_clusters, min(key_clusters, num_clusters)
         self.chunk_size = chunk_size
