@@ -51,6 +51,7 @@ example. Shipped files are found by bare name.
   rows:                            options of each model, dotted keys of fit
     full attention: {model.attention: FullAttention}
     neural clustering: {}
+    majority: {method: majority label}  a simple method; with columns: [MR], there alone
   columns:                         options of each data set
     MR: {config: mr.yaml}
     CR: {config: cr.yaml}
@@ -134,7 +135,7 @@ def _compare(options: argparse.Namespace) -> None:
     from clusterformer.compare.jobs import Job
     from clusterformer.compare.listing import missing_starts
     from clusterformer.compare.plan import find_plan, read_plan
-    from clusterformer.compare.runner import lock_comparison, select_shard, train_jobs
+    from clusterformer.compare.runner import explain, lock_comparison, select_shard, train_jobs
 
     path = find_plan(options.sources[0])
     plan = read_plan(path).part(options.rows, options.columns, options.seeds)
@@ -178,8 +179,7 @@ def _compare(options: argparse.Namespace) -> None:
     if results:
         _write(results, options, folder, plan)
     if failures:
-        reasons = "; ".join(f"{planned.name}: {message}" for planned, message in failures)
-        raise InputError(f"{len(failures)} of {len(mine)} runs failed: {reasons}")
+        raise InputError(f"{len(failures)} of {len(mine)} runs failed: {explain(failures)}")
     number = sum(result is not None for _, result in finished)
     if number < len(jobs):
         print(f"{number} of {len(jobs)} runs are finished; the same command resumes")

@@ -26,6 +26,14 @@ class Failure(NamedTuple):
     message: str
 
 
+def explain(failures: Sequence[Failure]) -> str:
+    """Name each reason once, after the runs that it stopped."""
+    runs: dict[str, list[str]] = {}
+    for planned, message in failures:
+        runs.setdefault(message, []).append(planned.name)
+    return "; ".join(f"{', '.join(names)}: {message}" for message, names in runs.items())
+
+
 class _Process(NamedTuple):
     """A training process, and its log and start, in seconds."""
 

@@ -18,7 +18,8 @@ from forked import Process
 from clusterformer.cli.main import main
 from clusterformer.cli.options import make_model_and_task
 from clusterformer.compare import child, runner
-from clusterformer.compare.plan import read_plan
+from clusterformer.compare.plan import PlannedRun, read_plan
+from clusterformer.compare.runner import Failure, explain
 
 SLOW = pytest.mark.slow
 TINY = {
@@ -154,6 +155,12 @@ def test_a_damaged_cell_is_trained_anew_and_says_so(damaged: str, plan: Path, ca
     [aside] = (folder / run).parent.glob("*.damaged-*")
     assert (aside / "metrics.csv").exists()
     assert len((folder / "runs.csv").read_text().splitlines()) == 2
+
+
+def test_a_reason_is_given_once_for_all_runs_that_it_stopped() -> None:
+    runs = [PlannedRun(row, "", 0, {}, ()) for row in ("a", "b", "c")]
+    failures = [Failure(run, "no file" if run.row != "b" else "killed") for run in runs]
+    assert explain(failures) == "a, seed 0, c, seed 0: no file; b, seed 0: killed"
 
 
 @pytest.mark.slow
