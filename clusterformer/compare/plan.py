@@ -108,12 +108,12 @@ def read_plan(path: Path) -> Plan:
     """Read the file of a comparison.
 
     The file holds `config` (one or several, for all runs), `options` (dotted keys, for all runs),
-    `rows` and `columns` (name to dotted keys, among them `config`; `rows` of a column holds further
-    options of single rows in it), `grid` (dotted key to a list of values; each combination makes
-    further rows), `choose` (likewise, but validation chooses one combination for each row and
-    column), `seeds`, `seed_options` (dotted keys that get the seed too, such as data.fold),
-    `skip_absent` (whether to leave out columns whose data set is not here), and for the table
-    `title`, `metric`, `baseline` and `paper`.
+    `rows` and `columns` (name to dotted keys, among them `config`; a row with `columns` stands in
+    those alone, and `rows` of a column holds further options of single rows in it), `grid` (dotted
+    key to a list of values; each combination makes further rows), `choose` (likewise, but
+    validation chooses one combination for each row and column), `seeds`, `seed_options` (dotted
+    keys that get the seed too, such as data.fold), `skip_absent` (whether to leave out columns
+    whose data set is not here), and for the table `title`, `metric`, `baseline` and `paper`.
 
     Raises:
         InputError: if it holds anything else, no run, too many, or two runs of one name.
@@ -131,6 +131,7 @@ def read_plan(path: Path) -> Plan:
     number = len(rows) * len(columns) * len(seeds) * math.prod(map(len, values))
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
+    stands_in = {row: _stands_in(file, row, rows[row], list(columns)) for row in rows}
     expanded = _expand(file, rows, grid)
     choices = _combinations(file, choose, "choose")
     shared = {**content.get("options", {}), "config": content.get("config", [])}
@@ -144,6 +145,7 @@ def read_plan(path: Path) -> Plan:
             for seed in seeds  # first, so that what was interrupted has every row
             for column in columns
             for row, (base, options) in expanded.items()
+            if column in stands_in[base]
             for choice, chosen in choices.items()
         ]  # fmt: skip
     _refuse_duplicates(file, runs)
@@ -241,6 +243,8 @@ def _check_options(file: PlanFile, options: Mapping[str, Any], *keys: str) -> No
     for key, value in options.items():
         if key in OURS:
             file.refuse(f"{key} is set by compare; remove it", *keys, key)
+        if key == "columns" and keys[0] != "rows":
+            file.refuse(f"{keys[0]}: only a row can name its columns", *keys, key)
         if not re.fullmatch(r"[A-Za-z_][\w.+-]*", key):
             file.refuse(f"{shorten(key)} is no option of fit, such as model.lr", *keys, key)
         if key == "config":
@@ -279,6 +283,16 @@ def _combinations(file: PlanFile, grid: Mapping[str, list[Any]], key: str) -> di
     return found
 
 
+def _stands_in(file: PlanFile, row: str, options: FitOptions, columns: Sequence[str]) -> list[str]:
+    """List the columns that a row stands in: all, or those that it names."""
+    chosen = options.get("columns", columns)
+    names = [str(name) for name in chosen] if isinstance(chosen, list) else []
+    if not names or not {*names} <= {*columns}:
+        message = f"columns must be a list of {', '.join(columns)}, got {shorten(chosen)}"
+        file.refuse(f"rows: {row}: {message}", "rows", row, "columns")
+    return names
+
+
 def _expand(
     file: PlanFile, rows: dict[str, FitOptions], grid: Mapping[str, list[Any]]
 ) -> dict[str, tuple[str, FitOptions]]:
@@ -308,7 +322,7 @@ def _planned(name: tuple[str, str, int, str], *layers: FitOptions) -> PlannedRun
             configs.append(config)
     options: FitOptions = {}
     for layer in (shared, model, data, own):
-        options |= {key: value for key, value in layer.items() if key != "config"}
+        options |= {key: layer[key] for key in layer if key not in ("config", "columns")}
     row, column, seed, choice = name
     return PlannedRun(row, column, seed, options, tuple(configs), choice)
 

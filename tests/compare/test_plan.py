@@ -11,7 +11,9 @@ from clusterformer.cli.options import Options
 from clusterformer.compare.plan import read_plan
 from clusterformer.compare.sweep import sweep
 from clusterformer.errors import InputError
-from clusterformer.training.config_files import comparisons
+from clusterformer.tasks.similarity import TF_IDF
+from clusterformer.training.config_files import comparisons, shipped
+from clusterformer.training.text_baselines import MAJORITY, SECOND, SVM
 
 
 def write(path: Path, content: dict) -> Path:
@@ -63,6 +65,17 @@ def test_the_configuration_of_a_row_is_laid_over_that_of_its_column(tmp_path: Pa
     ]
 
 
+def test_a_row_may_stand_in_some_columns_alone(tmp_path: Path) -> None:
+    content = {
+        "rows": {"ours": {}, "second text": {"method": "second text alone", "columns": ["SICK"]}},
+        "columns": {"MR": {"config": "mr.yaml"}, "SICK": {"config": "sick.yaml"}},
+    }
+    plan = read_plan(write(tmp_path / "some.yaml", content))
+    cells = [(run.row, run.column) for run in plan.runs]
+    assert cells == [("ours", "MR"), ("ours", "SICK"), ("second text", "SICK")]
+    assert plan.runs[-1].options == {"method": "second text alone"}
+
+
 def test_folds_follow_the_seeds(tmp_path: Path) -> None:
     content = {"config": "mr.yaml", "seeds": [0, 7], "seed_options": ["data.fold"]}
     first, second = read_plan(write(tmp_path / "folds.yaml", content)).runs
@@ -100,6 +113,12 @@ def test_folds_follow_the_seeds(tmp_path: Path) -> None:
         ({"grid": {"a": list(range(99)), "b": list(range(99))}}, "9,801 runs are more than 5,000"),
         ({"grid": {"model.lr": [1, "1"]}}, "two rows are named 'lr=1'"),
         ({"paper": {"a": {"MR": "high"}}}, "paper: a: must be column: number, got {'MR': 'high'}"),
+        (
+            {"rows": {"a": {"columns": "MR"}}, "columns": {"MR": {}}},
+            "must be a list of MR, got 'MR'",
+        ),
+        ({"rows": {"a": {"columns": ["CR"]}}, "columns": {"MR": {}}}, "list of MR, got ['CR']"),
+        ({"options": {"columns": ["MR"]}}, "options: only a row can name its columns"),
         ({"title": None}, "title has the wrong form: None"),
     ],
 )
@@ -197,6 +216,23 @@ def test_no_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
     path.write_text("rows:\n  a: {\n")
     with pytest.raises(InputError, match=r"plan.yaml:\d: not valid YAML"):
         read_plan(path)
+
+
+@pytest.mark.parametrize("path", comparisons().values(), ids=lambda path: path.stem)
+def test_every_shipped_column_of_texts_has_its_simple_methods(path: Path) -> None:
+    of_pairs = {SVM, MAJORITY, SECOND}
+    needed = {"Classification": {SVM, MAJORITY}, "Similarity": {TF_IDF}}
+    needed |= {"Inference": of_pairs, "Matching": of_pairs}
+    methods: dict[str, set[str]] = {}
+    kinds: dict[str, str] = {}
+    for run in read_plan(path).runs:
+        methods.setdefault(run.column, set()).add(run.options.get("method", ""))
+        kinds[run.column] = yaml.safe_load(shipped()[run.configs[0]].read_text())["data"][
+            "class_path"
+        ]
+    for column, kind in kinds.items():
+        if kind in needed:
+            assert methods[column] - {""} == needed[kind], column
 
 
 def test_shipped_comparisons_name_options_that_exist() -> None:
