@@ -16,6 +16,9 @@ import numpy as np
 MIN_PAIRS = 3
 """With fewer pairs no test is made: p could not be below 0.5."""
 
+MIN_SEEDS = 3
+"""With fewer seeds no test is made: runs of one seed on several data sets share what it drew."""
+
 MAX_EXACT = 16
 """Most pairs for which all sign patterns are counted."""
 

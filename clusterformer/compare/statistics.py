@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterformer.compare.results import Result
-from clusterformer.compare.significance import PairedTest, sign_flip_test
+from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
 from clusterformer.errors import InputError
 
 AVERAGE = "average"
@@ -189,10 +189,10 @@ def _deviation(values: Sequence[float]) -> float | None:
 
 def pairs(
     values: Mapping[tuple[str, str], Mapping[int, float]], row: str, baseline: str
-) -> list[float]:
-    """Return differences of a row from the baseline, one for each column and seed of both."""
+) -> list[tuple[int, float]]:
+    """Return differences of a row from the baseline, for each column and seed of both: by seed."""
     return [
-        value - theirs[seed]
+        (seed, value - theirs[seed])
         for (name, column), cell in values.items()
         if name == row and column != AVERAGE and (theirs := values.get((baseline, column)))
         for seed, value in cell.items()
@@ -203,7 +203,10 @@ def pairs(
 def _significance(
     values: Mapping[tuple[str, str], Mapping[int, float]], row: str, baseline: str
 ) -> PairedTest | None:
-    return None if row == baseline else sign_flip_test(pairs(values, row, baseline))
+    found = [pair for pair in pairs(values, row, baseline) if math.isfinite(pair[1])]
+    if row == baseline or len({seed for seed, _ in found}) < MIN_SEEDS:
+        return None
+    return sign_flip_test([difference for _, difference in found])
 
 
 def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from clusterformer.compare.significance import MIN_PAIRS, format_p
+from clusterformer.compare.significance import MIN_SEEDS, format_p
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import format_number
 
@@ -46,7 +46,7 @@ def explain_test(summary: Summary) -> str:
     """Say what p is, and how small it can be."""
     tests = summary.significance.values()
     if not tests:
-        return f"p: none, since a test needs {MIN_PAIRS} pairs of runs of one seed and data set."
+        return f"p: none, since a test needs {MIN_SEEDS} seeds."
     few = min(tests, key=lambda test: test.num_pairs)
     limit = f"is at least {few.min_p:.3f}" if few.min_p >= 0.001 else "can be below 0.001"
     return (
@@ -77,7 +77,7 @@ def _cost(summary: Summary, first: str, other: str) -> str:
 def _significance(summary: Summary, row: str) -> str:
     test = summary.significance.get(row)
     if test is None:
-        return f"Whether that is chance is not tested: fewer than {MIN_PAIRS} pairs."
+        return f"Whether that is chance is not tested: fewer than {MIN_SEEDS} seeds."
     told = f"p {format_p(test.p)}" if test.p < 0.001 else f"p = {format_p(test.p)}"
     if test.p < LEVEL:
         return f"The difference is significant ({told}, {test.num_pairs} pairs)."

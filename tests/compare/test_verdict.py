@@ -31,9 +31,20 @@ def test_the_baseline_may_be_ahead_and_pairs_may_suffice() -> None:
     assert "on average" in verdict(summarise(RESULTS))
 
 
-def test_it_claims_nothing_without_pairs() -> None:
+def test_it_claims_nothing_from_two_seeds() -> None:
     printed = verdict(summarise([*runs("full", [0.8]), *runs("ours", [0.9])]))
-    assert "not tested: fewer than 3 pairs" in printed
+    assert "not tested: fewer than 3 seeds" in printed
+    sets = [
+        result(row, column, seed, value)
+        for row, value in (("full", 0.8), ("ours", 0.9))
+        for column in "abcdef"
+        for seed in range(3)
+    ]
+    few = summarise([run for run in sets if run.seed < 2])
+    assert not few.significance
+    assert "fewer than 3 seeds" in verdict(few)
+    assert "needs 3 seeds" in explain_test(few)
+    assert summarise(sets).significance["ours"].num_pairs == 18
     assert "are level" in verdict(summarise([*runs("full", [0.8]), *runs("ours", [0.8])]))
     assert verdict(summarise(runs("a", [0.8]))).startswith("a has test/accuracy 0.800.")
     assert "there is no verdict" in verdict(summarise(runs("a", [math.nan])))
