@@ -18,7 +18,8 @@ from forked import Process
 from clusterformer.cli.main import main
 from clusterformer.cli.options import make_model_and_task
 from clusterformer.compare import child, runner
-from clusterformer.compare.plan import PlannedRun, read_plan
+from clusterformer.compare.plan import read_plan
+from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.runner import Failure, explain
 
 SLOW = pytest.mark.slow

@@ -1,0 +1,191 @@
+"""The entries of a comparison's file: rows, columns, a grid and seeds, each checked.
+
+A wrong entry is refused with its line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusterformer.compare.plan_file import PlanFile, is_number, shorten
+from clusterformer.compare.planned_run import FitOptions
+
+KEYS: dict[str, type | tuple[type, ...]] = {
+    "title": str,
+    "config": (str, list),
+    "options": dict,
+    "rows": dict,
+    "columns": dict,
+    "grid": dict,
+    "choose": dict,
+    "seeds": list,
+    "seed_options": list,
+    "metric": str,
+    "also": list,
+    "baseline": str,
+    "paper": dict,
+    "skip_absent": bool,
+}
+
+OURS = ("seed_everything", "runs", "resume")
+"""Options of `fit` that the comparison sets."""
+
+MAX_SEED = 2**32 - 1
+MAX_NAME = 200
+"""Longest name of a row or column in a file."""
+
+
+def check_forms(file: PlanFile) -> None:
+    """Refuse unknown keys of the file, and values of another form."""
+    for key, value in file.content.items():
+        if key not in KEYS:
+            file.refuse(f"unknown key {shorten(key)}; allowed are {', '.join(KEYS)}", key)
+        if not isinstance(value, KEYS[key]):
+            file.refuse(f"{key} has the wrong form: {shorten(value)}", key)
+
+
+def read_seeds(file: PlanFile) -> list[int]:
+    """Read `seeds`; 0 by default."""
+    seeds = file.content.get("seeds", [0])
+    if not seeds or not all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds):
+        allowed = f"whole numbers from 0 to {MAX_SEED}"
+        file.refuse(f"seeds must be a list of {allowed}, got {shorten(seeds)}", "seeds")
+    return list(seeds)
+
+
+def read_seed_options(file: PlanFile) -> list[str]:
+    """Read `seed_options`: dotted keys that get the seed too."""
+    keys = file.content.get("seed_options", [])
+    for key in keys:
+        if not isinstance(key, str) or key == "config":
+            message = f"seed_options must be options of fit, such as data.fold, got {shorten(key)}"
+            file.refuse(message, "seed_options")
+        check_options(file, {key: 0}, "seed_options")
+    return list(keys)
+
+
+def read_values(file: PlanFile, name: str) -> Mapping[str, list[Any]]:
+    """Read `grid` or `choose`: lists of values of dotted keys."""
+    grid = file.content.get(name, {})
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            message = f"{name}: {key}: must be a list of values, got {shorten(values)}"
+            file.refuse(message, name, key)
+        for value in values:
+            check_options(file, {key: value}, name)
+    return dict(grid)
+
+
+def read_cells(file: PlanFile, rows: Mapping[str, FitOptions]) -> dict[tuple[str, str], FitOptions]:
+    """Read the options that columns give to single rows: (column, row) to dotted keys."""
+    cells: dict[tuple[str, str], FitOptions] = {}
+    for column, options in file.content.get("columns", {}).items():
+        special = options.get("rows", {}) if isinstance(options, dict) else {}
+        if not isinstance(special, dict):
+            message = f"columns: {column}: rows must be row: dotted keys, got {shorten(special)}"
+            file.refuse(message, "columns", column, "rows")
+        for row, keys in special.items():
+            at = "columns", column, "rows", row
+            if row not in rows:
+                names = ", ".join(list(rows)[:20])
+                file.refuse(f"columns: {column}: no row {shorten(row)}; there are {names}", *at)
+            if not isinstance(keys, dict) or "config" in keys:
+                file.refuse(f"columns: {column}: {row}: must be dotted keys of fit", *at)
+            check_options(file, keys, *at)
+            cells[column, row] = keys
+    return cells
+
+
+def read_paper(file: PlanFile) -> Mapping[str, Mapping[str, float]]:
+    """Read `paper`: row to column to the number that the paper reports."""
+    paper = file.content.get("paper", {})
+    for row, columns in paper.items():
+        if not isinstance(columns, dict) or not all(map(is_number, columns.values())):
+            message = f"paper: {row}: must be column: number, got {shorten(columns)}"
+            file.refuse(message, "paper", row)
+    return dict(paper)
+
+
+def check_name(file: PlanFile, name: str, *keys: str) -> None:
+    """Refuse names that spoil a terminal, a table or a directory."""
+    if len(name) > MAX_NAME:
+        file.refuse(f"a name of {len(name):,} characters; allowed are {MAX_NAME}", *keys)
+    if name == "average" and keys[0] == "columns":
+        file.refuse("columns: average is the name of the column of means", *keys)
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+        file.refuse(f"name {shorten(name)} has control characters", *keys)
+
+
+def check_options(file: PlanFile, options: Mapping[str, Any], *keys: str) -> None:
+    """Refuse what is no dotted key of `fit`, or set by `compare`; `keys` say where it stands."""
+    for key, value in options.items():
+        if key in OURS:
+            file.refuse(f"{key} is set by compare; remove it", *keys, key)
+        if key == "columns" and keys[0] != "rows":
+            file.refuse(f"{keys[0]}: only a row can name its columns", *keys, key)
+        if not re.fullmatch(r"[A-Za-z_][\w.+-]*", key):
+            file.refuse(f"{shorten(key)} is no option of fit, such as model.lr", *keys, key)
+        if key == "config":
+            names = value if isinstance(value, list) else [value]
+            if not all(isinstance(name, str) for name in names):
+                message = f"config must be a name or a list of names, got {shorten(value)}"
+                file.refuse(message, *keys, key)
+
+
+def read_named(file: PlanFile, key: str, default: str) -> dict[str, FitOptions]:
+    """Read `rows` or `columns`: name to dotted keys; one named `default` if there are none."""
+    named = file.content.get(key, {default: {}})
+    if not named:
+        file.refuse(f"{key} is empty", key)
+    for name, options in named.items():
+        if not isinstance(options, dict | None):
+            message = f"{key}: {name}: must be dotted keys, got {shorten(options)}"
+            file.refuse(message, key, name)
+        check_name(file, name, key, name)
+        check_options(file, options or {}, key, name)
+    return {
+        name: {k: v for k, v in (options or {}).items() if (key, k) != ("columns", "rows")}
+        for name, options in named.items()
+    }
+
+
+def combinations(file: PlanFile, grid: Mapping[str, list[Any]], key: str) -> dict[str, FitOptions]:
+    """Name every combination of values, such as "lr=0.01"; one without a name for no values."""
+    found: dict[str, FitOptions] = {}
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        label = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen.items())
+        check_name(file, label, key)
+        if label in found:
+            file.refuse(f"two rows are named {shorten(label)}", key)
+        found[label] = chosen
+    return found
+
+
+def read_columns_of(
+    file: PlanFile, row: str, options: FitOptions, columns: Sequence[str]
+) -> list[str]:
+    """List the columns that a row stands in: all, or those that it names."""
+    chosen = options.get("columns", columns)
+    names = [str(name) for name in chosen] if isinstance(chosen, list) else []
+    if not names or not {*names} <= {*columns}:
+        message = f"columns must be a list of {', '.join(columns)}, got {shorten(chosen)}"
+        file.refuse(f"rows: {row}: {message}", "rows", row, "columns")
+    return names
+
+
+def expand(
+    file: PlanFile, rows: dict[str, FitOptions], grid: Mapping[str, list[Any]]
+) -> dict[str, tuple[str, FitOptions]]:
+    """Make a row for each combination of the grid: its name in the file, and its options."""
+    expanded: dict[str, tuple[str, FitOptions]] = {}
+    for row, options in rows.items():
+        for label, chosen in combinations(file, grid, "grid").items():
+            name = ", ".join(filter(None, ["" if label and list(rows) == ["run"] else row, label]))
+            check_name(file, name, "grid")
+            expanded[name] = row, {**options, **chosen}
+    return expanded
