@@ -116,17 +116,20 @@ def _attend_in_blocks(
     """
     entries, count = blocks.members.shape[1], ends.tokens.shape[1]
 
-    def followed_by_ends(x: Tensor) -> Tensor:
-        return torch.cat([x, _rows_of(x, ends.tokens).repeat(1, 1, entries, 1)], 2)
+    def followed_by_ends(x: Tensor) -> Tensor:  # (B, N, ...)
+        copies = _rows_of(x, ends.tokens).repeat(1, entries, *[1] * (x.dim() - 2))
+        return torch.cat([x, copies], 1)
 
     def followed_by_nothing(x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0, 0, entries * count))
+        return F.pad(x, (*[0, 0] * (x.dim() - 2), 0, entries * count))
 
-    query, key, value = followed_by_nothing(q), followed_by_ends(k), followed_by_ends(v)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # as the kernels read them
+    q, k, v = followed_by_nothing(q), followed_by_ends(k), followed_by_ends(v)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if extra is not None:
-        extra = followed_by_nothing(extra[0]), followed_by_ends(extra[1][:, None])[:, 0]
+        extra = followed_by_nothing(extra[0]), followed_by_ends(extra[1])
     larger, mask = _with_ends(blocks, count), _mask_with_ends(blocks, ends)
-    return chunk_attention(query, key, value, larger, scale=scale, mask=mask, extra=extra)
+    return chunk_attention(q, k, v, larger, scale=scale, mask=mask, extra=extra)
 
 
 def _with_ends(blocks: Blocks, count: int) -> Blocks:
@@ -174,11 +177,12 @@ def _attend_from_ends(
     extra: Columns | None,
 ) -> Tensor:
     """Values of full attention at the ends of each text, (B, H, E, D)."""
+    query = _rows_of(q.transpose(1, 2), ends.tokens).transpose(1, 2)
     with torch.autocast(q.device.type, enabled=False):
-        logits = _rows_of(q, ends.tokens).float() @ k.float().transpose(2, 3)
+        logits = query.float() @ k.float().transpose(2, 3)
         if extra is not None:
-            ask, offer = (x.float()[:, None] for x in extra)
-            logits = logits + _rows_of(ask, ends.tokens) @ offer.transpose(2, 3)
+            ask, offer = _rows_of(extra[0], ends.tokens).float(), extra[1].float()
+            logits = logits + (ask @ offer.transpose(1, 2))[:, None]
         if key_mask is not None:
             real = key_mask | ~key_mask.any(1, keepdim=True)
             logits = logits.masked_fill(~real[:, None, None], float("-inf"))
@@ -225,5 +229,6 @@ def _slots_at_ends(blocks: Blocks, ends: TextEnds) -> Tensor:
 
 
 def _rows_of(x: Tensor, tokens: Tensor) -> Tensor:
-    """Gather rows of some tokens, (B, H, E, D)."""
-    return x.gather(2, tokens[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+    """Gather rows (B, N, ...) of some tokens, (B, E, ...)."""
+    index = tokens.view(*tokens.shape, *[1] * (x.dim() - 2))
+    return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
