@@ -212,9 +212,8 @@ def _sizes(
     q: Tensor, members: Tensor, visible: Tensor, mask: Tensor, scale: float, self_bias: float,
     within: int,
 ) -> tuple[float, ...]:  # fmt: skip
-    mask_rows = mask.shape[2] if mask.numel() else 1
     return (
-        mask_rows, q.shape[2], visible.shape[1], members.shape[2], scale, self_bias, within,
+        q.shape[2], visible.shape[1], members.shape[2], scale, self_bias, within,
         q.shape[0] * q.shape[1],
     )  # fmt: skip
 
@@ -236,7 +235,7 @@ def _constants(
         "CAUSAL": causal,
         "WITHIN": within > 0,
         "SELF_BIAS": self_bias != 0,
-        "MASKED": mask.numel() > 0,
+        "MASKED": 0 if not mask.numel() else 1 if mask.shape[2] == 1 else 2,
         "PRECISION": "ieee" if q.dtype is torch.float32 else "tf32",
         "BLOCK_D": padded(q.shape[3]),
         "BLOCK_A": padded(q_extra.shape[-1]),

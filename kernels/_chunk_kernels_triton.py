@@ -52,8 +52,8 @@ def _store_rows(pointer, token, WIDTH: tl.constexpr, BLOCK: tl.constexpr, valid,
 
 @triton.jit
 def _scores(
-    b_q, b_k, b_q_extra, b_k_extra, q_token, k_token, q_rank, k_rank, seen, j, p_mask, mask_rows, S,
-    J, scale, round_bias, within, LOOK_BACK: tl.constexpr, EXTRA: tl.constexpr,
+    b_q, b_k, b_q_extra, b_k_extra, q_token, k_token, q_rank, k_rank, seen, j, p_mask, S, J,
+    scale, round_bias, within, LOOK_BACK: tl.constexpr, EXTRA: tl.constexpr,
     CAUSAL: tl.constexpr, WITHIN: tl.constexpr, SELF_BIAS: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -62,6 +62,7 @@ def _scores(
     Args:
         seen: True for slots of the streamed side that hold a token. Empty slots of the own side
             are rows of zeros, whose results are not stored.
+        MASKED: 0 without a mask, 1 with one row of it for a block, 2 with one for each query.
     """
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     if EXTRA:
@@ -73,9 +74,10 @@ def _scores(
         # beside a log-sum-exp as low as a last resort, an empty slot of the own side would overflow
         seen &= (q_token >= 0)[:, None] & (k_token >= 0)[None, :]
     if MASKED:
-        at = ((q_rank % mask_rows) * (J * S))[:, None] + (j * S + k_rank)[None, :]
-        inside = (q_rank < S)[:, None] & (k_rank < S)[None, :]
-        seen &= tl.load(p_mask + at, mask=inside, other=0) != 0
+        at = (j * S + tl.minimum(k_rank, S - 1))[None, :]  # a predicate would take registers
+        if MASKED == 2:
+            at += (tl.minimum(q_rank, S - 1) * (J * S))[:, None]
+        seen &= tl.load(p_mask + at) != 0
     if CAUSAL:
         seen &= k_token[None, :] <= q_token[:, None]
     if WITHIN:
@@ -88,7 +90,7 @@ def _scores(
 def forward_kernel(
     p_q, p_k, p_v, p_q_extra, p_k_extra, p_members, p_visible, p_mask, p_out, p_lse, q_batch,
     q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, q_extra_batch,
-    q_extra_stride, k_extra_batch, k_extra_stride, mask_rows, N, G, S, scale, self_bias, within, bh,
+    q_extra_stride, k_extra_batch, k_extra_stride, N, G, S, scale, self_bias, within, bh,
     H: tl.constexpr, J: tl.constexpr, LOOK_BACK: tl.constexpr, LATER_ROUNDS: tl.constexpr,
     SHARED: tl.constexpr, LONG: tl.constexpr, WIDTH: tl.constexpr, EXTRA: tl.constexpr,
     CAUSAL: tl.constexpr, WITHIN: tl.constexpr, SELF_BIAS: tl.constexpr, MASKED: tl.constexpr,
@@ -120,7 +122,7 @@ def forward_kernel(
     m_i = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_Q], tl.float32)
     b_o = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    p_mask += (row * G + block) * mask_rows * (J * S)
+    p_mask += (row * G + block) * (S if MASKED == 2 else 1) * (J * S)
     p_visible += (row * G + block) * J
     live = tl.load(p_visible + LOOK_BACK) != 0
     passes = tl.cdiv(S, BLOCK_KV)
@@ -136,7 +138,7 @@ def forward_kernel(
             b_k_extra = _load_rows(p_k_extra, k_token, k_extra_stride, EXTRA, BLOCK_A, k_valid)
         b_s = _scores(
             b_q, b_k, b_q_extra, b_k_extra, q_token, k_token, q_rank, k_rank, k_valid[None, :], j,
-            p_mask, mask_rows, S, J, scale, round_bias, within, LOOK_BACK, EXTRA, CAUSAL, WITHIN,
+            p_mask, S, J, scale, round_bias, within, LOOK_BACK, EXTRA, CAUSAL, WITHIN,
             SELF_BIAS, MASKED, PRECISION,
         )  # fmt: skip
         m_new = tl.maximum(m_i, tl.max(b_s, 1))
@@ -160,7 +162,7 @@ def dq_kernel(
     p_q, p_k, p_v, p_q_extra, p_k_extra, p_members, p_visible, p_mask, p_out, p_lse, p_do, p_delta,
     p_dq, p_dq_extra, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head,
     v_stride, q_extra_batch, q_extra_stride, k_extra_batch, k_extra_stride, do_batch, do_head,
-    do_stride, mask_rows, N, G, S, scale, self_bias, within, bh, H: tl.constexpr, J: tl.constexpr,
+    do_stride, N, G, S, scale, self_bias, within, bh, H: tl.constexpr, J: tl.constexpr,
     LOOK_BACK: tl.constexpr, LATER_ROUNDS: tl.constexpr, SHARED: tl.constexpr, LONG: tl.constexpr,
     WIDTH: tl.constexpr, EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WITHIN: tl.constexpr,
     SELF_BIAS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -197,7 +199,7 @@ def dq_kernel(
     round_bias = self_bias * tl.where(hash_round > 0, LATER_ROUNDS, 1.0)
     b_dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     b_dextra = tl.zeros([BLOCK_Q, BLOCK_A], tl.float32)
-    p_mask += (row * G + block) * mask_rows * (J * S)
+    p_mask += (row * G + block) * (S if MASKED == 2 else 1) * (J * S)
     p_visible += (row * G + block) * J
     live = tl.load(p_visible + LOOK_BACK) != 0
     passes = tl.cdiv(S, BLOCK_KV)
@@ -213,7 +215,7 @@ def dq_kernel(
             b_k_extra = _load_rows(p_k_extra, k_token, k_extra_stride, EXTRA, BLOCK_A, k_valid)
         b_s = _scores(
             b_q, b_k, b_q_extra, b_k_extra, q_token, k_token, q_rank, k_rank, k_valid[None, :], j,
-            p_mask, mask_rows, S, J, scale, round_bias, within, LOOK_BACK, EXTRA, CAUSAL, WITHIN,
+            p_mask, S, J, scale, round_bias, within, LOOK_BACK, EXTRA, CAUSAL, WITHIN,
             SELF_BIAS, MASKED, PRECISION,
         )  # fmt: skip
         b_p = tl.exp(b_s - b_lse[:, None])
@@ -234,7 +236,7 @@ def dkv_kernel(
     p_q, p_k, p_v, p_q_extra, p_k_extra, p_members, p_visible, p_own_entries, p_mask, p_lse, p_do,
     p_delta, p_dk, p_dv, p_dk_extra, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
     v_head, v_stride, q_extra_batch, q_extra_stride, k_extra_batch, k_extra_stride, do_batch,
-    do_head, do_stride, mask_rows, N, G, S, scale, self_bias, within, bh, H: tl.constexpr,
+    do_head, do_stride, N, G, S, scale, self_bias, within, bh, H: tl.constexpr,
     J: tl.constexpr, LOOK_BACK: tl.constexpr, LATER_ROUNDS: tl.constexpr, SHARED: tl.constexpr,
     LONG: tl.constexpr, WIDTH: tl.constexpr, EXTRA: tl.constexpr, CAUSAL: tl.constexpr,
     WITHIN: tl.constexpr, SELF_BIAS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
@@ -290,7 +292,7 @@ def dkv_kernel(
                 b_q_extra = _load_rows(p_q_extra, q_token, q_extra_stride, EXTRA, BLOCK_A, q_valid)
             b_s = _scores(
                 b_q, b_k, b_q_extra, b_k_extra, q_token, k_token, q_rank, k_rank, q_valid[:, None],
-                j, p_mask + (row * G + block) * mask_rows * (J * S), mask_rows, S, J, scale,
+                j, p_mask + (row * G + block) * (S if MASKED == 2 else 1) * (J * S), S, J, scale,
                 round_bias, within, LOOK_BACK, EXTRA, CAUSAL, WITHIN, SELF_BIAS, MASKED, PRECISION,
             )  # fmt: skip
             b_lse = tl.load(p_lse + row_start + q_token, mask=q_valid, other=0.0)

@@ -39,7 +39,8 @@ class Shape(NamedTuple):
     """One set of sizes for which the kernels are compiled.
 
     Attributes:
-        form: "circle" of equal blocks; "strict" chunks of clusters, causal; "window", causal;
+        form: "circle" of equal blocks; "ends", the same with a mask that the queries of a block
+            share, as global tokens have it; "strict" chunks of clusters, causal; "window", causal;
             "round", in which each head has its own blocks; or "rounds", the same with a mask.
         width: D.
         wide: Additional columns of queries and keys.
@@ -70,6 +71,8 @@ SHAPES = (
     Shape("circle", 50, 16, 16, 3, "fp32"),
     Shape("circle", 32, 16, 16, 3, "bf16"),
     Shape("circle", 16, 16, 16, 3, "fp32"),
+    Shape("ends", 32, 16, 34, 3, "bf16"),
+    Shape("ends", 64, 16, 66, 3, "bf16"),
     Shape("strict", 64, 16, 64, 2, "bf16"),
     Shape("strict", 64, 16, 256, 2, "bf16"),
     Shape("strict", 32, 16, 32, 2, "fp32"),
@@ -187,8 +190,8 @@ def _example(shape: Shape) -> tuple[Any, ...]:
         blocks = index.equal_blocks(grouped, GROUPS, look_back=back, look_ahead=ahead)
     if shape.form.startswith("round"):
         options["self_bias"] = LAST_RESORT
-    if shape.form == "rounds":
-        options["mask"] = index.window_mask(blocks, causal=True)
+    if shape.form in ("ends", "rounds"):
+        options["mask"] = index.window_mask(blocks, causal=shape.form == "rounds")
     return *(rows.transpose(1, 2) for _ in range(3)), blocks, options
 
 
