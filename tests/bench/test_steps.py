@@ -1,0 +1,44 @@
+"""`bench steps`: whole training steps of a configuration, and their parts."""
+
+import json
+
+import pytest
+from tiny_pretrained import write_bert
+
+from clusterformer.cli.main import main
+
+
+def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
+    arguments = ["--config", "quickstart.yaml", "--repeats", "1", "--no-memory"]
+    assert main(["bench", "steps", *arguments]) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [["1024", "FullAttention"], ["1024", "configured"]]
+
+
+def test_attention_of_a_pretrained_models_own_has_no_time(tmp_path, capsys) -> None:
+    pytest.importorskip("transformers")
+    model, table = write_bert(tmp_path / "bert"), tmp_path / "texts.tsv"
+    table.write_text("text\tlabel\n" + "a fine film\tgood\nthe plot is dull\tbad\n" * 8)
+    code = main(
+        ["bench", "steps", "--config", "classify.yaml", "--repeats", "1", "--no-memory",
+         "--data.train", str(table), "--model.pretrained", str(model)]
+    )  # fmt: skip
+    assert code == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    times = {row[1]: row[3] for row in rows if len(row) > 3 and row[0].isdecimal()}
+    assert times["FullAttention"] == "-"
+    assert float(times["configured"]) > 0
+
+
+def test_more_options_change_the_configuration_of_steps_and_are_kept(tmp_path, capsys) -> None:
+    out = tmp_path / "steps.json"
+    arguments = ["--config", "quickstart.yaml", "--repeats", "1", "--no-memory", "--out", str(out)]
+    assert main(["bench", "steps", *arguments, "--data.num_tokens", "128"]) == 0
+    report = json.loads(out.read_text())
+    assert [row["length"] for row in report["rows"]] == [128, 128]
+    for row in report["rows"]:
+        assert min(row["attention_ms"], row["optimizer_ms"], row["data_ms"]) > 0
+        assert row["attention_ms"] + row["optimizer_ms"] < row["median_ms"]
+    assert report["settings"]["changes"] == ["--data.num_tokens", "128"]
+    assert main(["bench", "steps", *arguments, "--repeat", "2"]) != 0
+    assert "--repeat" in capsys.readouterr().err
