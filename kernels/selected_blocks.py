@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clusterformer.kernels.blocks import cluster_chunks
+from clusterformer.kernels.chunking import cluster_chunks
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.rows import gather_own, resort
 

@@ -16,7 +16,7 @@ from clusterformer.clustering.kmeans import (
     kmeans,
     nearest,
 )
-from clusterformer.kernels.blocks import capped_blocks, cluster_chunks
+from clusterformer.kernels.chunking import capped_blocks, cluster_chunks
 from clusterformer.kernels.merged_attention import merged_attention
 from clusterformer.kernels.multipole import NOTHING, Expansion, evaluate, expand
 from clusterformer.kernels.reference import sort

@@ -14,7 +14,7 @@ from clusterformer.clustering.hamming import hamming_kmeans
 from clusterformer.clustering.hashing import MAX_BITS, SignHash
 from clusterformer.clustering.kmeans import cluster_means, spread
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.blocks import cluster_chunks
+from clusterformer.kernels.chunking import cluster_chunks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.masks import mask_by_head

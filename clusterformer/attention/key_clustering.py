@@ -11,7 +11,8 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.attention.visibility import count_in_clusters, share_of_tokens
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.blocks import cluster_chunks, equal_blocks, window_mask, windows
+from clusterformer.kernels.blocks import window_mask, windows
+from clusterformer.kernels.chunking import cluster_chunks, equal_blocks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.masks import mask_by_head

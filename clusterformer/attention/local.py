@@ -12,8 +12,8 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.blocks import window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.chunking import window_blocks
 
 
 class LocalAttention(AttentionCore):

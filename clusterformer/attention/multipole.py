@@ -22,7 +22,7 @@ from clusterformer.attention.block_tree import (
 )
 from clusterformer.clustering.kmeans import cluster_capacity, cluster_means, nearest
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.blocks import capped_blocks
+from clusterformer.kernels.chunking import capped_blocks
 from clusterformer.kernels.multipole import Expansion, evaluate
 from clusterformer.kernels.reference import sort
 from clusterformer.kernels.rows import gather_own, resort

@@ -18,8 +18,8 @@ from clusterformer.attention.block_selection import (
 )
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.blocks import window_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.chunking import window_blocks
 from clusterformer.kernels.selected_blocks import selected_block_attention
 from clusterformer.kernels.top_k import top_k_indices
 

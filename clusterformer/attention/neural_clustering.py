@@ -19,7 +19,8 @@ from clusterformer.attention.text_ends import TextEnds, attend_with_ends, count_
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_at_least, require_one_of, require_positive
-from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, near_blocks
+from clusterformer.kernels.blocks import Blocks
+from clusterformer.kernels.chunking import cluster_chunks, equal_blocks, near_blocks
 from clusterformer.kernels.grouping import assign, explore, sort
 from clusterformer.kernels.rows import repeat_rows
 from clusterformer.masks import padded_last

@@ -13,8 +13,8 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.text_cache import extend
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.blocks import near_blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.chunking import near_blocks
 from clusterformer.masks import attention_mask
 
 

@@ -15,8 +15,9 @@ from clusterformer.attention.query_key_decoding import QueryKeyDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.errors import require_at_least, require_positive
-from clusterformer.kernels.blocks import Sorted, cluster_chunks, near_blocks, window_mask, windows
+from clusterformer.kernels.blocks import Sorted, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.chunking import cluster_chunks, near_blocks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.ordering import ceil_div, count_up_to

@@ -14,8 +14,9 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_mask, windows
+from clusterformer.kernels.blocks import Blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
+from clusterformer.kernels.chunking import cluster_chunks, equal_blocks
 from clusterformer.kernels.dense_attention import dense_attention, is_dense
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.rows import repeat_rows

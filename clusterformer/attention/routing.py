@@ -18,8 +18,9 @@ from clusterformer.attention.visibility import (
 from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_at_least, require_share
-from clusterformer.kernels.blocks import Blocks, cluster_chunks, near_blocks, single_block
+from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.chunking import cluster_chunks, near_blocks, single_block
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.reference import argmax_first
 from clusterformer.kernels.rows import repeat_rows

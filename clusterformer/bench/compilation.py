@@ -166,8 +166,8 @@ def _example(shape: Shape) -> tuple[Any, ...]:
     """Make q, k, v, blocks and the options of the operation."""
     import torch
 
-    from clusterformer.kernels import blocks as index
-    from clusterformer.kernels import reference
+    from clusterformer.kernels import chunking, reference
+    from clusterformer.kernels.blocks import window_mask
     from clusterformer.kernels.chunk_attention import LAST_RESORT
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[shape.dtype]
@@ -181,17 +181,17 @@ def _example(shape: Shape) -> tuple[Any, ...]:
     batch = {"round": HEADS, "rounds": 2 * HEADS}.get(shape.form, 1)
     grouped = reference.sort(torch.zeros(batch, length, dtype=torch.long), GROUPS)
     if shape.form == "strict":
-        blocks = index.cluster_chunks(grouped, shape.slots)
+        blocks = chunking.cluster_chunks(grouped, shape.slots)
     elif shape.form == "window":
-        blocks = index.window_blocks(length, 1, shape.slots, device=rows.device)
+        blocks = chunking.window_blocks(length, 1, shape.slots, device=rows.device)
         options["within"] = shape.slots
     else:
         back, ahead = min(1, shape.reach - 1), max(0, shape.reach - 2)
-        blocks = index.equal_blocks(grouped, GROUPS, look_back=back, look_ahead=ahead)
+        blocks = chunking.equal_blocks(grouped, GROUPS, look_back=back, look_ahead=ahead)
     if shape.form.startswith("round"):
         options["self_bias"] = LAST_RESORT
     if shape.form in ("ends", "rounds"):
-        options["mask"] = index.window_mask(blocks, causal=shape.form == "rounds")
+        options["mask"] = window_mask(blocks, causal=shape.form == "rounds")
     return *(rows.transpose(1, 2) for _ in range(3)), blocks, options
 
 

@@ -5,7 +5,7 @@ import torch
 
 from clusterformer.clustering.grouping_statistics import cluster_sizes, grouping_statistics
 from clusterformer.kernels import reference
-from clusterformer.kernels.blocks import equal_blocks
+from clusterformer.kernels.chunking import equal_blocks
 
 
 def test_equal_clusters_are_fully_entropic_and_pure() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from clusterformer.clustering.kmeans import cluster_capacity, kmeans
 from clusterformer.clustering.seeding import seeds
 from clusterformer.kernels import reference
-from clusterformer.kernels.blocks import capped_blocks
+from clusterformer.kernels.chunking import capped_blocks
 from clusterformer.kernels.rows import gather_own, resort
 
 OFFSET = torch.tensor([0.3])

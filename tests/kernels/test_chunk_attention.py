@@ -9,14 +9,9 @@ from clusterformer.kernels import (
     _narrow_blocks_cpu,
     reference,
 )
-from clusterformer.kernels.blocks import (
-    Blocks,
-    cluster_chunks,
-    equal_blocks,
-    window_blocks,
-    window_mask,
-)
+from clusterformer.kernels.blocks import Blocks, window_mask
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.chunking import cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.dense_attention import dense_attention, dense_prefix
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels import grouping, reference
-from clusterformer.kernels.blocks import Blocks, cluster_chunks, equal_blocks, window_blocks
+from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.chunking import cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.dispatch import VARIABLE
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,8 @@ from clusterformer.kernels import (
     merged_attention,
     reference,
 )
-from clusterformer.kernels.blocks import Blocks, equal_blocks, window_mask
+from clusterformer.kernels.blocks import Blocks, window_mask
+from clusterformer.kernels.chunking import equal_blocks
 from clusterformer.kernels.dispatch import VARIABLE
 
 UNDIFFERENTIATED = ("test_schema", "test_faketensor")

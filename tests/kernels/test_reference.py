@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from clusterformer.kernels import reference
-from clusterformer.kernels.blocks import (
-    Blocks,
-    cluster_chunks,
-    equal_blocks,
-    window_blocks,
-    window_mask,
-    windows,
-)
+from clusterformer.kernels.blocks import Blocks, window_mask, windows
+from clusterformer.kernels.chunking import cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.rows import gather_own, gather_rows, resort
 
 

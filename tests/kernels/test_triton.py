@@ -7,14 +7,9 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels import reference
-from clusterformer.kernels.blocks import (
-    Blocks,
-    cluster_chunks,
-    equal_blocks,
-    window_blocks,
-    window_mask,
-)
+from clusterformer.kernels.blocks import Blocks, window_mask
 from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.chunking import cluster_chunks, equal_blocks, window_blocks
 from clusterformer.kernels.dispatch import VARIABLE
 
 pytest.importorskip("triton")

@@ -1,0 +1,268 @@
+"""Ways to cut tokens into blocks: equally wide, of each cluster, of neighbours, one for all.
+
+B batch   N tokens   C clusters   S block size (slots)   G blocks (segments of the sorted tokens)
+J blocks that a block sees
+
+The order of work is assign -> sort -> chunk -> attend -> resort. Sorting and chunking give only
+indices; rows move once, into the blocks, and once back.
+"""
+
+import torch
+from torch import Tensor
+
+from clusterformer.kernels.blocks import Blocks, Sorted
+from clusterformer.kernels.ordering import ceil_div, count_up_to, stable_order
+
+
+def equal_blocks(
+    grouped: Sorted,
+    num_blocks: int,
+    key_mask: Tensor | None = None,
+    look_back: int = 1,
+    look_ahead: int = 0,
+    min_width: int = 1,
+) -> Blocks:
+    """Chunk sorted tokens into blocks of equal width, seen around a circle (eq. 8).
+
+    The width is ceil(n / num_blocks) of the n real tokens of each sequence, but at least
+    `min_width`. The circle runs over blocks that hold tokens, and a block that it reaches twice
+    counts once.
+
+    Args:
+        grouped: Tokens in sorted order.
+        num_blocks: G, the paper's k. One block is full attention.
+        key_mask: (B, N), True at real tokens; None means all real.
+        look_back: Number of blocks seen before the own one (1 in the paper).
+        look_ahead: Number of blocks seen after it (0 in the paper).
+        min_width: Minimum number of tokens in a block, except the last one (1 in the paper).
+    """
+    order, inverse, _ = grouped
+    batch, length = order.shape
+    max_blocks, exporting = num_blocks, torch.compiler.is_exporting()
+    if not exporting:
+        min_width = min(min_width, length)
+        width = max(-(-length // num_blocks), min_width)
+        num_blocks = min(num_blocks, -(-length // min_width))
+    # An exported graph is for any length: it has no special case for one block or one slot.
+    elif not _is_symbolic(num_blocks):
+        width = torch.sym_max((length + num_blocks - 1) // num_blocks, max(min_width, 2))
+    else:  # as many as tokens
+        spare = max(1, look_back + look_ahead)  # no fewer blocks than a window has
+        width, num_blocks = max(min_width, 2), (length + min_width - 1) // min_width + spare
+    device = order.device
+    if key_mask is None:
+        lengths = torch.full((batch, 1), length, device=device)
+    else:
+        lengths = key_mask.sum(-1, keepdim=True)
+    widths = ceil_div(lengths, max_blocks).clamp(min=min_width)
+    used = ceil_div(lengths, widths).clamp(min=1)  # (B, 1) blocks that hold tokens
+
+    entry = torch.arange(num_blocks + look_back + look_ahead, device=device)
+    block = entry - look_back
+    held = (block < used + look_ahead) & (block >= -used)  # once around the circle
+    rank = torch.arange(width, device=device)
+    position = (block % used * widths)[..., None] + rank  # (B, G + J - 1, S)
+    filled = held[..., None] & (rank < widths[..., None]) & (position < lengths[..., None])
+    members = order.gather(1, position.clamp(max=length - 1).flatten(1)).view(position.shape)
+    members = members.masked_fill(~filled, 0)
+
+    own_block, rank = inverse.div(widths, rounding_mode="floor"), inverse % widths
+    turns = torch.tensor([0, -1, 1], device=device) * used  # (B, 3)
+    entries = (own_block + look_back)[..., None] + turns[:, None]  # (B, N, 3)
+    exists = (entries >= 0) & (entries < used[..., None] + look_back + look_ahead)
+    copies = (entries * width + rank[..., None]).masked_fill(~exists, -1)
+    if key_mask is not None:
+        copies = copies.masked_fill(~key_mask[..., None], -1)
+
+    # A circle of fewer blocks than a window: each once, the own one among them.
+    before = (used - 1).clamp(max=look_back)
+    after = (used - 1 - before).clamp(max=look_ahead)
+    offset = torch.arange(-look_back, look_ahead + 1, device=device)
+    inside = torch.arange(num_blocks, device=device) < used  # (B, G)
+    visible = inside[..., None] & ((offset >= -before) & (offset <= after))[:, None]
+    slot, padded = copies[..., 0], key_mask is not None
+    guarded = exporting and _is_symbolic(num_blocks)
+    whole = not guarded and num_blocks <= look_back + 1 + look_ahead
+    return Blocks(members, filled, slot, copies, visible, look_back, padded, whole, whole)
+
+
+def cluster_chunks(
+    grouped: Sorted,
+    chunk_size: int,
+    key_mask: Tensor | None = None,
+    look_back: int = 1,
+    look_ahead: int = 0,
+) -> Blocks:
+    """Chunk each cluster separately, so that a chunk is known as soon as its tokens are.
+
+    A token of rank r within its cluster stands in that cluster's chunk r // chunk_size. It sees
+    its own chunk and the `look_back` chunks before it OF ITS CLUSTER. No later token moves it.
+
+    Args:
+        grouped: Tokens in sorted order.
+        chunk_size: S, tokens per chunk.
+        key_mask: (B, N), True at real tokens; None means all real.
+        look_back: Number of chunks seen before the own one.
+        look_ahead: Number of chunks seen after it; then a later token does change what is seen.
+    """
+    order, inverse, counts = grouped
+    batch, length = order.shape
+    clusters = counts.shape[1]
+    device, padded, short = order.device, key_mask is not None, False
+    if not torch.compiler.is_exporting():
+        short = length <= (look_back + 1 + look_ahead) * chunk_size
+        chunk_size = min(chunk_size, length)  # a text shorter than a chunk pays for its tokens
+    # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall.
+    blocks = (length + clusters * (chunk_size - 1)) // chunk_size
+    chunks = ceil_div(counts, chunk_size)  # (B, C)
+    chunk_end, token_end = chunks.cumsum(1), counts.cumsum(1)
+    chunk_start, token_start = chunk_end - chunks, token_end - counts
+
+    block = (
+        torch.arange(-look_back, blocks + look_ahead, device=device).expand(batch, -1).contiguous()
+    )
+    owner = count_up_to(chunk_end, block).clamp(max=clusters - 1)
+    within = block - chunk_start.gather(1, owner)  # chunk of its cluster; negative before all
+    rank = within[..., None] * chunk_size + torch.arange(chunk_size, device=device)
+    filled = (rank >= 0) & (rank < counts.gather(1, owner)[..., None])
+    position = (token_start.gather(1, owner)[..., None] + rank).clamp(0, length - 1)
+    members = order.gather(1, position.flatten(1)).view(rank.shape).masked_fill(~filled, 0)
+
+    cluster = _cluster_of_each(grouped)
+    rank = inverse - token_start.gather(1, cluster)
+    slot = (chunk_start.gather(1, cluster) + look_back) * chunk_size + rank
+    if key_mask is not None:
+        slot = slot.masked_fill(~key_mask, -1)
+
+    offset, own = (
+        torch.arange(-look_back, look_ahead + 1, device=device),
+        slice(look_back, -look_ahead or None),
+    )
+    live = filled[:, own].any(-1, keepdim=True)  # (B, G, 1)
+    place = within[:, own, None] + offset
+    visible = live & (place >= 0) & (place < chunks.gather(1, owner[:, own])[..., None])
+    return Blocks(
+        members, filled, slot, slot[..., None], visible, look_back, padded,
+        short=short, grouped=grouped,
+    )  # fmt: skip
+
+
+def window_blocks(
+    length: int,
+    batch: int,
+    width: int,
+    key_mask: Tensor | None = None,
+    *,
+    device: torch.device,
+    look_back: int = 1,
+    look_ahead: int = 0,
+) -> Blocks:
+    """Chunk neighbouring tokens, in a row that is no circle: a local window.
+
+    Looking back once and causal, a token sees between `width` and 2 * `width` - 1 tokens up to
+    itself, less near the start; `window_mask` can draw the border at an exact distance.
+
+    Args:
+        length: N.
+        batch: B.
+        width: S, tokens per block.
+        key_mask: (B, N), True at real tokens; None means all real.
+        device: Device of the indices.
+        look_back: Number of blocks seen before the own one.
+        look_ahead: Number of blocks seen after it.
+
+    A text of one block is a `single_block`, except in an exported graph, which is for any length.
+    """
+    if not torch.compiler.is_exporting() and length <= width:
+        return single_block(length, batch, key_mask, device=device)
+    order = torch.arange(length, device=device).expand(batch, length)
+    inverse, lengths = order, torch.full((batch, 1), length, device=device)
+    if key_mask is not None:
+        order = stable_order((~key_mask).long())  # padding last
+        inverse = torch.empty_like(order).scatter_(1, order, inverse)
+        lengths = key_mask.sum(-1, keepdim=True)
+    blocks = (length + width - 1) // width  # ONNX rounds a negative quotient up
+    if torch.compiler.is_exporting():
+        blocks = torch.sym_max(blocks, 2)  # of one block the strides would be a guard
+    block = torch.arange(-look_back, blocks + look_ahead, device=device)
+    position = block[:, None] * width + torch.arange(width, device=device)  # (G + J - 1, S)
+    filled = (position >= 0) & (position < lengths[..., None])
+    members = order[:, position.clamp(0, length - 1).flatten()].view(batch, *position.shape)
+    slot = inverse + look_back * width
+    if key_mask is not None:
+        slot = slot.masked_fill(~key_mask, -1)
+    used = filled.any(-1)
+    reach = look_back + look_ahead + 1
+    visible = torch.stack([used[:, seen : seen + blocks] for seen in range(reach)], 2)  # (B, G, J)
+    visible = visible & visible[..., look_back, None]
+    members, copies, padded = members.masked_fill(~filled, 0), slot[..., None], key_mask is not None
+    short = not torch.compiler.is_exporting() and length <= reach * width
+    return Blocks(members, filled, slot, copies, visible, look_back, padded, short=short)
+
+
+def near_blocks(like: Tensor, width: int, key_mask: Tensor | None, *, causal: bool) -> Blocks:
+    """Chunk neighbouring tokens for local heads: a chunk, the one before and, unless causal, after.
+
+    Args:
+        like: (B, N, ...), texts of any entries.
+        width: S, tokens per chunk.
+        key_mask: (B, N), True at real tokens; None means all real.
+        causal: Whether tokens see none after them.
+    """
+    batch, length = like.shape[:2]
+    ahead = 0 if causal else 1
+    return window_blocks(length, batch, width, key_mask, device=like.device, look_ahead=ahead)
+
+
+def capped_blocks(grouped: Sorted, capacity: int, key_mask: Tensor | None = None) -> Blocks:
+    """Give each cluster one block of `capacity` slots; no cluster may have more tokens.
+
+    Args:
+        grouped: Tokens in sorted order.
+        capacity: S.
+        key_mask: (B, N), True at real tokens; None means all real.
+    """
+    order, inverse, counts = grouped
+    start = counts.cumsum(1) - counts
+    rank = torch.arange(capacity, device=order.device)
+    filled = rank < counts[..., None]  # (B, C, S)
+    position = (start[..., None] + rank).clamp(max=order.shape[1] - 1)
+    members = order.gather(1, position.flatten(1)).view(position.shape).masked_fill(~filled, 0)
+    cluster = _cluster_of_each(grouped)
+    slot = cluster * capacity + inverse - start.gather(1, cluster)
+    if key_mask is not None:
+        slot = slot.masked_fill(~key_mask, -1)
+    visible = filled.any(-1, keepdim=True)
+    return Blocks(members, filled, slot, slot[..., None], visible, 0, key_mask is not None)
+
+
+def single_block(
+    length: int, batch: int, key_mask: Tensor | None = None, *, device: torch.device
+) -> Blocks:
+    """Put each sequence into one block, in which every token sees every other.
+
+    Args:
+        length: N.
+        batch: B.
+        key_mask: (B, N), True at real tokens; None means all real.
+        device: Device of the indices.
+    """
+    slot = torch.arange(length, device=device).expand(batch, length)
+    filled = torch.ones_like(slot, dtype=torch.bool) if key_mask is None else key_mask
+    own = slot.masked_fill(~filled, -1)
+    live = filled.any(-1)[:, None, None]
+    return Blocks(
+        slot[:, None], filled[:, None], own, own[..., None], live,
+        look_back=0, padded=key_mask is not None, whole=True, short=True,
+    )  # fmt: skip
+
+
+def _cluster_of_each(grouped: Sorted) -> Tensor:
+    """Cluster of each token, (B, N); any at padding."""
+    ends = grouped.counts.cumsum(1)
+    return count_up_to(ends, grouped.inverse.contiguous()).clamp(max=ends.shape[1] - 1)
+
+
+def _is_symbolic(number: object) -> bool:
+    """Tell whether a number stands for any length in an exported graph: torch's SymInt."""
+    return not isinstance(number, int)
