@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
-from clusterformer.errors import InputError, require_at_least, require_share
+from clusterformer.errors import InputError, require_at_least, require_one_of, require_share
 from clusterformer.findings import Findings
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import Output, Task, keys_seen, stacks
@@ -31,7 +31,12 @@ from clusterformer.training.fully_sharded import FullyShardedStrategy
 from clusterformer.training.learnt import Start, start_task
 from clusterformer.training.loop_progress import begin_next_epoch, continue_epoch
 from clusterformer.training.nonfinite import nonfinite_error
-from clusterformer.training.optimizer import gradient_norm, plan_optimizer, take_up
+from clusterformer.training.optimizer import (
+    OptimizerName,
+    gradient_norm,
+    plan_optimizer,
+    take_up,
+)
 from clusterformer.training.schedule import Schedule
 from clusterformer.training.shared_sequences import SharedSequenceStrategy
 
@@ -67,13 +72,14 @@ class ClusterFormer(LightningModule):
         freeze: Whether the weights of `pretrained` stay as they are; all others are trained.
         calibration_texts: Number of training texts to which the clusters of `pretrained` are fitted
             before the training, so that it starts near its own attention; 0 for random clusters.
-        lr: Peak learning rate of AdamW.
+        optimizer: "AdamW", or "RAdam", by which clustered attention's models were trained.
+        lr: Peak learning rate.
         pretrained_lr: Peak learning rate of the weights of `pretrained`; `lr` is that of the rest.
         weight_decay: Weight decay of linear layers' weights.
         warmup: Linear warm-up: number of steps, or below 1 a share of all steps of the training.
         schedule: Learning-rate schedule after the warm-up.
         lr_floor: Share of the peak learning rate at which the schedule "cosine" ends.
-        betas: Decays of AdamW's moving averages of the gradient and of its square.
+        betas: Decays of the optimiser's moving averages of the gradient and of its square.
         label_smoothing: Probability spread over all labels, from 0 to below 1.
         task_weight: Weight of the task's loss, lambda of eq. 17.
         clustering_weight: Weight of the clustering loss L1 (eq. 6), mu of eq. 17.
@@ -110,6 +116,7 @@ class ClusterFormer(LightningModule):
         init_from: str | None = None,
         freeze: bool = False,
         calibration_texts: int = 300,
+        optimizer: OptimizerName = "AdamW",
         lr: float = 1e-3,
         pretrained_lr: float = 5e-5,
         weight_decay: float = 0.01,
@@ -128,6 +135,7 @@ class ClusterFormer(LightningModule):
         require_at_least(0, warmup=warmup, task_weight=task_weight)
         require_at_least(0, clustering_weight=clustering_weight, sorting_weight=sorting_weight)
         require_share(label_smoothing=label_smoothing, lr_floor=lr_floor)
+        require_one_of(get_args(OptimizerName), optimizer=optimizer)
         require_share(**{f"betas[{number}]": beta for number, beta in enumerate(betas)})
         if warmup >= 1 and warmup != int(warmup):
             raise InputError(f"warmup is a share below 1 or a number of steps, got {warmup}")
@@ -155,6 +163,7 @@ class ClusterFormer(LightningModule):
             calibration_texts=calibration_texts,
             init_from=init_from,
         )
+        self.optimizer = optimizer
         self.lr = lr
         self.pretrained_lr = pretrained_lr
         self.weight_decay = weight_decay
@@ -214,10 +223,10 @@ class ClusterFormer(LightningModule):
             self._seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
     def on_train_start(self) -> None:
-        """Take up learning rate and betas of the options also where a checkpoint brought others."""
+        """Take up the optimiser's options of this run, where a checkpoint brought others."""
         for config in self.trainer.lr_scheduler_configs:
             assert isinstance(config.scheduler, torch.optim.lr_scheduler.LambdaLR)
-            take_up(config.scheduler, self.lr, self.pretrained_lr, self.betas)
+            take_up(config.scheduler, self.lr, self.pretrained_lr)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed each step by its number, so that a resumed run draws the same numbers."""
@@ -322,9 +331,9 @@ class ClusterFormer(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return plan_optimizer(
-            self, {"lr": self.lr, "pretrained_lr": self.pretrained_lr}, betas=self.betas,
-            weight_decay=self.weight_decay, warmup=self.warmup, schedule=self.schedule,
-            floor=self.lr_floor,
+            self, self.optimizer, {"lr": self.lr, "pretrained_lr": self.pretrained_lr},
+            betas=self.betas, weight_decay=self.weight_decay, warmup=self.warmup,
+            schedule=self.schedule, floor=self.lr_floor,
         )  # fmt: skip
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -133,6 +133,20 @@ def test_betas_and_floor_are_options_of_the_model() -> None:
             ClusterFormer(**TINY, **wrong)
 
 
+def test_radam_takes_over_from_adamw_with_its_own_options(tmp_path: Path) -> None:
+    first = trainer(max_steps=2, max_epochs=-1, enable_checkpointing=False)
+    first.fit(ClusterFormer(**TINY, weight_decay=0.2), Toy())
+    checkpoint = tmp_path / "last.ckpt"
+    first.save_checkpoint(checkpoint)
+    second = trainer(max_steps=4, max_epochs=-1, enable_checkpointing=False)
+    model = ClusterFormer(**TINY, weight_decay=0.2, optimizer="RAdam")
+    second.fit(model, Toy(), ckpt_path=checkpoint, weights_only=True)
+    optimizer = second.optimizers[0]
+    assert isinstance(optimizer, torch.optim.RAdam)
+    assert [group["decoupled_weight_decay"] for group in optimizer.param_groups] == [True] * 2
+    assert {float(state["step"]) for state in optimizer.state.values()} == {4.0}
+
+
 @pytest.mark.parametrize(
     ("warmup", "steps", "expected"),
     [(0.1, 30, 3), (0.1, 5, 1), (7, 10, 7), (0, 5, 0)],

@@ -16,6 +16,7 @@ from clusterformer.bench.subjects import DTYPES, Setting
 from clusterformer.bench.timing import clock, time_in_turns
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
+from clusterformer.training.optimizer import make_optimizer
 
 Maker = Callable[[], tuple[ClusterFormer, Task]]
 """Maker of a model and its task, picklable: a fresh process calls it too."""
@@ -75,7 +76,10 @@ class TrainingStep:
         self.batch = max(batches, key=lambda batch: batch.tokens.shape[1])
         self.data_ms = (clock() - begun) * 1e3 / len(batches)
         self.shape = tuple(self.batch.tokens.shape)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=model.lr, fused=True)
+        self.optimizer = make_optimizer(
+            model, model.optimizer, lr=model.lr, pretrained_lr=model.pretrained_lr,
+            weight_decay=model.weight_decay, betas=model.betas,
+        )  # fmt: skip
         self.autocast = torch.autocast("cpu", DTYPES[dtype], enabled=dtype != "fp32")
         self.parts = PartTimes(model, self.optimizer)
         self._taken: list[dict[str, float]] = []

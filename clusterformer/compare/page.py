@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterformer.compare.configs import differences
+from clusterformer.compare.heat_maps import heat_maps
 from clusterformer.compare.origin import origin_of
 from clusterformer.compare.page_style import SORT, STYLE
 from clusterformer.compare.plots import along_a_key, quality_against, validation_curves
@@ -49,6 +50,7 @@ def page(summary: Summary, title: str, command: str) -> str:
         ])),
         *(_section(f"Along {key}", _figure(drawing, "Mean over runs."))
           for key, drawing in along_a_key(summary).items()),
+        _section("Heat maps", _figure(heat_maps(summary), f"{summary.metric}, mean over seeds.")),
         _section("Clusters", _clusters(summary.results)),
         _section("What differs", _differences(summary.results)),
         _section("Origin of the runs", _provenance(summary.results)),

@@ -62,7 +62,7 @@ def validation_curves(summary: Summary, by: Literal["step", "second"] = "step") 
     for axes in grid[len(drawn) :]:
         axes.set_visible(False)
     _legend(picture, handles)
-    return _svg(picture)
+    return to_svg(picture)
 
 
 def _seconds_a_step(result: Result) -> float:
@@ -93,7 +93,7 @@ def quality_against(summary: Summary, cost: str) -> str | None:
         handles[row] = axes.scatter([x], [y], color=color, s=36, zorder=3, marker=marker)
     axes.margins(0.1)
     _legend(picture, handles, 2)  # names beside the points would collide
-    return _svg(picture)
+    return to_svg(picture)
 
 
 def along_a_key(summary: Summary) -> dict[str, str]:
@@ -127,7 +127,7 @@ def along_a_key(summary: Summary) -> dict[str, str]:
             axes.set_xticks(sorted(numbers), [f"{n:g}" for n in sorted(numbers)], minor=False)
             axes.minorticks_off()
         _legend(picture, handles)
-        drawings[key] = _svg(picture)
+        drawings[key] = to_svg(picture)
     return drawings
 
 
@@ -173,7 +173,7 @@ def _legend(picture: Figure, handles: dict[str, Any], ncols: int = 3) -> None:
         )  # fmt: skip
 
 
-def _svg(picture: Figure) -> str:
+def to_svg(picture: Figure) -> str:
     """Return the SVG element without XML prologue and fixed size, in the colours of the page."""
     import matplotlib
 

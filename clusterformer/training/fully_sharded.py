@@ -200,7 +200,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-"""Names of AdamW's tensors that have the shape of their weight."""
+"""Names of the optimiser's tensors that have the shape of their weight."""
 
 StrategyRegistry.register(
     "fsdp2", FullyShardedStrategy, description="weights, gradients, optimiser divided (FSDP2)"

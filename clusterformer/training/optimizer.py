@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -18,23 +18,30 @@ from clusterformer.errors import InputError
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.training.schedule import Schedule, factor, warmup_steps
 
+OptimizerName = Literal["AdamW", "RAdam"]
+"""AdamW, or RAdam (Liu et al., 2020), which corrects the first steps; weight decay is decoupled."""
 
-def make_adamw(
-    model: LightningModule,
+
+def make_optimizer(
+    model: nn.Module,
+    name: OptimizerName = "AdamW",
     *,
     lr: float,
     weight_decay: float,
     betas: tuple[float, float],
     pretrained_lr: float,
-) -> torch.optim.AdamW:
-    """Make AdamW for the weights of a model that are trained.
+    fused: bool = True,
+) -> Optimizer:
+    """Make the optimiser for the weights of a model that are trained.
 
     Args:
-        model: Model, attached to its trainer.
+        model: Model with its network.
+        name: The optimiser.
         lr: Peak learning rate.
         weight_decay: Weight decay of linear layers' weights; all others have none.
         betas: Decays of the moving averages of the gradient and of its square.
         pretrained_lr: Peak learning rate of weights that were trained before.
+        fused: Whether AdamW updates all weights at once: an eighth of the time on a CPU.
     """
     decayed = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     encoders = (part for part in model.modules() if isinstance(part, PretrainedEncoder))
@@ -51,10 +58,12 @@ def make_adamw(
                 "weight_decay": 0.0,
             },
         ]
-    # Fused takes an eighth of the time on a CPU, but cannot be clipped under a loss scaler.
-    scaled = model.trainer.precision == "16-mixed"
+    if name == "RAdam":
+        return torch.optim.RAdam(
+            groups, lr=lr, weight_decay=weight_decay, betas=betas, decoupled_weight_decay=True
+        )
     optimizer = torch.optim.AdamW(
-        groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=not scaled
+        groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=fused
     )
     # Lightning takes every fused optimizer under autocast for one that has a scaler to undo.
     optimizer._step_supports_amp_scaling = False
@@ -63,6 +72,7 @@ def make_adamw(
 
 def plan_optimizer(
     model: LightningModule,
+    name: OptimizerName,
     rates: Mapping[str, float],
     *,
     weight_decay: float,
@@ -71,10 +81,11 @@ def plan_optimizer(
     warmup: int | float,
     floor: float,
 ) -> OptimizerLRScheduler:
-    """Make AdamW and its schedule, as Lightning takes them.
+    """Make the optimiser and its schedule, as Lightning takes them.
 
     Args:
         model: Model, attached to its trainer.
+        name: The optimiser.
         rates: Peak learning rates, `lr` and `pretrained_lr`.
         weight_decay: Weight decay of linear layers' weights.
         betas: Decays of the moving averages of the gradient and of its square.
@@ -89,7 +100,10 @@ def plan_optimizer(
     needed = schedule == "cosine" or 0 < warmup < 1
     steps = step_limit(model.trainer) if needed else None
     try:
-        optimizer = make_adamw(model, **rates, weight_decay=weight_decay, betas=betas)
+        optimizer = make_optimizer(
+            model, name, **rates, weight_decay=weight_decay, betas=betas,
+            fused=model.trainer.precision != "16-mixed",  # cannot be clipped under a loss scaler
+        )  # fmt: skip
         rate = factor(schedule, warmup_steps(warmup, steps), steps, floor)
     except ValueError as error:
         raise InputError(str(error)) from error
@@ -137,19 +151,18 @@ def _check_restored(optimizer: Optimizer) -> None:
                 )
 
 
-def take_up(
-    scheduler: LambdaLR, lr: float, pretrained_lr: float, betas: tuple[float, float]
-) -> None:
-    """Give the groups of `make_adamw` the rates and betas of the options, at the step reached.
+def take_up(scheduler: LambdaLR, lr: float, pretrained_lr: float) -> None:
+    """Give the groups of `make_optimizer` the options of this run, at the step reached.
+
+    A checkpoint has those of the run before; AdamW and RAdam can take over from each other.
 
     Raises:
         InputError: if the state of the optimizer, from a checkpoint, is not of its weights.
     """
     _check_restored(scheduler.optimizer)
-    rates = [lr, lr, pretrained_lr, pretrained_lr]
+    optimizer, rates = scheduler.optimizer, [lr, lr, pretrained_lr, pretrained_lr]
     scheduler.base_lrs = [*rates[: len(scheduler.base_lrs)]]
     factors = (function(scheduler.last_epoch) for function in scheduler.lr_lambdas)
-    for group, rate, share in zip(
-        scheduler.optimizer.param_groups, scheduler.base_lrs, factors, strict=True
-    ):
-        group["initial_lr"], group["lr"], group["betas"] = rate, rate * share, betas
+    own = {k: v for k, v in optimizer.defaults.items() if k not in ("lr", "weight_decay")}
+    for group, rate, share in zip(optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
+        group.update(own, initial_lr=rate, lr=rate * share)

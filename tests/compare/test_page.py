@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from toy_results import RESULTS, result
 
+from clusterformer.compare.heat_maps import heat_maps
 from clusterformer.compare.page import page
 from clusterformer.compare.plots import along_a_key, validation_curves
 from clusterformer.compare.statistics import summarise
@@ -63,6 +64,22 @@ def test_a_key_is_drawn_along_only_where_one_thing_takes_three_values_of_it() ->
         result(f"k = {k}", "", 0, 0.5, config={"model.attention": "A", key: k}) for k in (5, 10, 20)
     ]
     assert list(along_a_key(summarise(together))) == [key]
+
+
+def test_a_heat_map_needs_every_pair_of_one_option_of_the_model_and_one_of_the_data() -> None:
+    clusters, length = "model.attention.num_clusters", "data.length"
+    runs = [
+        result(f"k = {k}", f"N = {n}", seed, seed + k / n, config={
+            "model.attention": "A", clusters: k, length: n, "seed_everything": seed})
+        for k in (5, 10) for n in (32, 64) for seed in (0, 1)
+    ]  # fmt: skip
+    drawn = heat_maps(summarise(runs))
+    assert drawn is not None
+    means = [f">{0.5 + k / n:.3g}<" for k in (5, 10) for n in (32, 64)]
+    assert all(mean in drawn for mean in means)
+    assert heat_maps(summarise(runs[:-2])) is None  # a pair is missing
+    other = [replace(run, config={**run.config, "model.lr": run.config[length]}) for run in runs]
+    assert heat_maps(summarise(other)) is None  # two options of the model differ
 
 
 def test_it_says_what_differs_only_where_it_differs_and_what_is_not_recorded() -> None:

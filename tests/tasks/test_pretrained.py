@@ -28,7 +28,7 @@ from clusterformer.errors import InputError
 from clusterformer.models.config import MakeCore, TransformerConfig
 from clusterformer.models.pretrained import PretrainedEncoder, read_num_positions
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, read
-from clusterformer.training.optimizer import make_adamw
+from clusterformer.training.optimizer import make_optimizer
 
 TRAINER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--baselines=false"]
 SHORT = [*TRAINER, "--trainer.max_epochs=1", "--data.batch_size=10"]
@@ -302,12 +302,9 @@ def _fitted(bert: Path, texts: Path, *options: str) -> clusterformer.ClusterForm
 
 def test_old_and_new_weights_have_their_own_rates(bert: Path, texts: Path) -> None:
     model = _fitted(bert, texts, "--model.lr=0.5", "--model.pretrained_lr=0.1")
-
-    class Trainer:
-        precision = "32-true"
-
-    model._trainer = Trainer()  # type: ignore[assignment]
-    optimizer = make_adamw(model, lr=0.5, weight_decay=0.0, betas=(0.9, 0.999), pretrained_lr=0.1)
+    optimizer = make_optimizer(
+        model, lr=0.5, weight_decay=0.0, betas=(0.9, 0.999), pretrained_lr=0.1
+    )
     rates = {
         id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]
     }

@@ -72,6 +72,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
         pytest.param({"max_epochs": 3}, {}, marks=pytest.mark.slow),
         pytest.param({"max_steps": 13}, {"schedule": "cosine"}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 3}, {"schedule": "cosine"}, marks=pytest.mark.slow),
+        pytest.param({"max_steps": 13}, {"optimizer": "RAdam"}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 2, "accumulate_grad_batches": 2}, {}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 2, "val_check_interval": 2}, {}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 4, "check_val_every_n_epoch": 2}, {}, marks=pytest.mark.slow),
