@@ -14,6 +14,7 @@ from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
+    from clusterformer.compare.choosing import Choice
     from clusterformer.compare.jobs import Job
     from clusterformer.compare.plan import Plan
     from clusterformer.compare.results import Result
@@ -170,14 +171,16 @@ def _compare(options: argparse.Namespace) -> None:
             report=partial(print, flush=True),
         )
     finished = [(job.planned, job.result) for job in jobs]
-    results, notes = choose_by_validation(finished)
-    for note in notes:
-        print(note, file=sys.stderr)
+    results, choices = choose_by_validation(finished)
+    for choice in choices:
+        if choice.missing:
+            without = f"chosen without {', '.join(choice.missing)}, which has no finished run"
+            print(f"{choice.cell}: {without}", file=sys.stderr)
     for job in jobs:
         if damage := job.damage:
             print(f"left out: {job.planned.name}: {damage}", file=sys.stderr)
     if results:
-        _write(results, options, folder, plan)
+        _write(results, options, folder, plan, choices)
     if failures:
         raise InputError(f"{len(failures)} of {len(mine)} runs failed: {explain(failures)}")
     number = sum(result is not None for _, result in finished)
@@ -223,6 +226,7 @@ def _write(
     options: argparse.Namespace,
     folder: Path,
     plan: Plan | None = None,
+    choices: Sequence[Choice] = (),
 ) -> None:
     """Write and print the table; the command line goes before the plan."""
     from clusterformer.compare.output import write_files
@@ -239,6 +243,7 @@ def _write(
         options.baseline or (plan.baseline if plan else None),
         plan.paper if plan else None,
         plan.also if plan else (),
+        choices,
     )
     for note in summary.notes:
         print(note, file=sys.stderr)

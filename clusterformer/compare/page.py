@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterformer.compare.choosing import Choice
 from clusterformer.compare.configs import differences
 from clusterformer.compare.heat_maps import heat_maps
 from clusterformer.compare.origin import origin_of
@@ -16,7 +17,7 @@ from clusterformer.compare.page_style import SORT, STYLE
 from clusterformer.compare.plots import along_a_key, quality_against, validation_curves
 from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import Summary
-from clusterformer.compare.tables import body, header
+from clusterformer.compare.tables import body, format_number, header
 from clusterformer.compare.verdict import explain_test, verdict
 
 KEYS_SEEN = (
@@ -41,6 +42,7 @@ def page(summary: Summary, title: str, command: str) -> str:
         f'<p class="note">{number} runs, {seeds} seeds. <code>{_text(command)}</code></p>',
         *(f'<p class="alarm">{_text(note)}</p>' for note in summary.notes),
         _section("Results", _table(summary) + _how_to_read(summary)),
+        _section("Chosen by validation", _choices(summary.choices)),
         _section("Learning curves", _figure(validation_curves(summary), "Mean over seeds; the "
                  "band spans the lowest and the highest.")
                  + _figure(validation_curves(summary, "second"), "The same by seconds.")),
@@ -101,6 +103,26 @@ def _how_to_read(summary: Summary) -> str:
         f"over seeds; the best value of a column is bold. {_text(explain_test(summary))} "
         f"{seen} Epochs to converge: the first epoch whose validation is within 1 % of the "
         "best.</p>"
+    )
+
+
+def _choices(choices: Sequence[Choice]) -> str:
+    names = list(dict.fromkeys(name for choice in choices for name in choice.scores))
+    lines = []
+    for choice in choices:
+        cells = [choice.row, choice.column]
+        for name in names:
+            score = choice.scores.get(name, math.nan)
+            shown = "-" if math.isnan(score) else format_number(score)
+            cells.append(f"\0{shown}" if name == choice.chosen else shown)
+        lines.append(f"<tr>{''.join(f'<td>{_bold(cell)}</td>' for cell in cells)}</tr>")
+    if not lines:
+        return ""
+    measures = ", ".join(dict.fromkeys(choice.measure for choice in choices))
+    heads = "".join(f"<th>{_text(name)}</th>" for name in ("row", "column", *names))
+    return (
+        _wide(f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
+        + f'<p class="note">{_text(measures)}, mean over seeds; the choice is bold.</p>'
     )
 
 

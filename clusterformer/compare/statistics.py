@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clusterformer.compare.choosing import Choice
 from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
 from clusterformer.errors import InputError
@@ -48,6 +49,7 @@ class Summary:
             MiB and epochs to converge.
         results: Results that the table was made from.
         paper: Row to column to the number that the paper reports.
+        choices: What validation chose for rows and columns that have a choice.
         notes: Lines on files that are damaged, and on runs that are left out.
     """
 
@@ -61,6 +63,7 @@ class Summary:
     costs: Mapping[str, Mapping[str, float]]
     results: Sequence[Result]
     paper: Mapping[str, Mapping[str, float]]
+    choices: Sequence[Choice] = ()
     notes: Sequence[str] = ()
 
     @property
@@ -88,6 +91,7 @@ def summarise(
     baseline: str | None = None,
     paper: Mapping[str, Mapping[str, float]] | None = None,
     also: Sequence[str] = (),
+    choices: Sequence[Choice] = (),
 ) -> Summary:
     """Make the table of finished runs.
 
@@ -99,6 +103,7 @@ def summarise(
         baseline: Row to test the others against; None: the first.
         paper: Row to column to the number that the paper reports.
         also: Further measures, to stand beside the costs.
+        choices: What validation chose.
 
     Raises:
         InputError: if there is no run, all runs lack the metric, or higher values are better in one
@@ -144,6 +149,8 @@ def summarise(
     if len(modes) > 1:
         names = ", ".join(dict.fromkeys(metrics.values()))
         raise InputError(f"more is better in some and less in others of {names}; choose a --metric")
+    if baseline is not None and baseline not in rows:
+        notes.append(f"{baseline} has no finished run; the others are compared with {rows[0]}")
     baseline = baseline if baseline in rows else rows[0]
     mode = modes.pop()
     return Summary(
@@ -157,6 +164,7 @@ def summarise(
         {row: _costs([result for result in results if result.row == row], also) for row in rows},
         results,
         paper or {},
+        choices,
         notes,
     )
 

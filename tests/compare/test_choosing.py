@@ -8,9 +8,11 @@ import yaml
 from toy_results import result
 
 from clusterformer.compare.choosing import choose_by_validation
+from clusterformer.compare.page import page
 from clusterformer.compare.plan import read_plan
 from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.results import Result
+from clusterformer.compare.statistics import summarise
 from clusterformer.errors import InputError
 
 CONTENT = {
@@ -47,9 +49,12 @@ def test_the_best_in_validation_is_kept_and_not_the_best_in_the_test() -> None:
         finished("a", 0, "lr=2", val=0.6, test=0.8), finished("a", 1, "lr=2", val=0.8, test=0.9),
         finished("b", 0, "lr=1", val=0.2, test=0.9), finished("b", 0, "lr=2", val=0.3, test=0.5),
     ]  # fmt: skip
-    kept, notes = choose_by_validation(found)
+    kept, choices = choose_by_validation(found)
     assert kept == [found[0][1], found[1][1], found[5][1]]
-    assert not notes
+    assert [(c.cell, c.chosen, c.missing) for c in choices] == [
+        ("a on c", "lr=1", []), ("b on c", "lr=2", [])
+    ]  # fmt: skip
+    assert choices[0].scores == {"lr=1": pytest.approx(0.8), "lr=2": pytest.approx(0.7)}
 
 
 def test_only_seeds_that_all_choices_have_decide() -> None:
@@ -67,14 +72,25 @@ def test_lower_is_better_where_the_monitor_is_a_loss_and_nan_is_never_chosen() -
 
     choices = {"lr=1": of(float("nan")), "lr=2": of(2.0), "lr=3": of(3.0)}
     found = [(PlannedRun("a", "c", 0, {}, (), name), r) for name, r in choices.items()]
-    assert choose_by_validation(found)[0] == [choices["lr=2"]]
+    kept, (choice,) = choose_by_validation(found)
+    assert kept == [choices["lr=2"]]
+    assert (choice.measure, choice.scores["lr=3"]) == ("val/loss", 3.0)
 
 
 def test_a_choice_without_a_finished_run_is_named() -> None:
     found = [finished("a", 0, "lr=1", 0.5, 0.5), (PlannedRun("a", "c", 0, {}, (), "lr=2"), None)]
-    kept, notes = choose_by_validation(found)
+    kept, (choice,) = choose_by_validation(found)
     assert kept == [found[0][1]]
-    assert notes == ["a on c: chosen without lr=2, which has no finished run"]
+    assert choice.missing == ["lr=2"]
+
+
+def test_the_page_shows_every_choice_and_the_chosen_one_bold() -> None:
+    found = [finished("a", 0, "lr=1", 0.9, 0.1), finished("a", 0, "lr=2", 0.625, 0.8)]
+    found.append((PlannedRun("a", "c", 0, {}, (), "lr=3"), None))
+    kept, choices = choose_by_validation(found)
+    shown = page(summarise(kept, choices=choices), "title", "command")
+    assert "<td><b>0.900</b></td><td>0.625</td><td>-</td>" in shown
+    assert "Chosen by validation" not in page(summarise(kept), "title", "command")
 
 
 def test_options_of_one_row_in_one_column_go_over_both(tmp_path: Path) -> None:

@@ -37,6 +37,14 @@ def test_further_measures_stand_beside_the_costs() -> None:
     assert summary.cost_names[0] == "mrr"
 
 
+def test_a_baseline_without_a_run_is_named() -> None:
+    summary = summarise(RESULTS, baseline="gone")
+    assert summary.baseline == summary.rows[0]
+    assert summary.notes == (
+        [f"gone has no finished run; the others are compared with {summary.rows[0]}"]
+    )
+
+
 def test_less_is_better_where_it_is() -> None:
     runs = [
         result(row, "", 0, 0.0, measures={"val/loss": loss}, monitor="val/loss", mode="min")
