@@ -56,11 +56,12 @@ def aligned(table: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(summary: Summary) -> str:
-    """Format the table as Markdown; the best of each column is bold."""
+    """Format the table as Markdown, and its notes below; the best of each column is bold."""
     head, *rows = header(summary), *body(summary, lambda cell: f"**{cell}**")
     marks = ["---", *("---:" for _ in head[1:])]
     lines = [[cell.replace("|", r"\|") for cell in line] for line in (head, marks, *rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    notes = ["", *(f"- {note}" for note in summary.notes)] if summary.notes else []
+    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), *notes, ""])
 
 
 def latex(summary: Summary) -> str:

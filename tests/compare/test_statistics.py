@@ -43,6 +43,7 @@ def test_a_baseline_without_a_run_is_named() -> None:
     assert summary.notes == (
         [f"gone has no finished run; the others are compared with {summary.rows[0]}"]
     )
+    assert markdown(summary).endswith(f"|\n\n- {summary.notes[0]}\n")
 
 
 def test_less_is_better_where_it_is() -> None:
