@@ -40,10 +40,9 @@ def test_further_measures_stand_beside_the_costs() -> None:
 def test_a_baseline_without_a_run_is_named() -> None:
     summary = summarise(RESULTS, baseline="gone")
     assert summary.baseline == summary.rows[0]
-    assert summary.notes == (
-        [f"gone has no finished run; the others are compared with {summary.rows[0]}"]
-    )
-    assert markdown(summary).endswith(f"|\n\n- {summary.notes[0]}\n")
+    assert summary.notes == [
+        f"gone has no finished run; the others are compared with {summary.rows[0]}"
+    ]
 
 
 def test_less_is_better_where_it_is() -> None:
@@ -119,7 +118,9 @@ def test_what_a_token_sees_is_a_column_and_seeing_all_is_noted() -> None:
     ]
     for form in (text(summary), markdown(summary), latex(summary)):
         assert "keys seen" in form
-    head, *lines = (line.split("|") for line in markdown(summary).splitlines())
+    table, _, notes = markdown(summary).partition("\n\n")
+    assert notes == f"- {summary.notes[0]}\n"
+    head, *lines = (line.split("|") for line in table.splitlines())
     assert lines[-1][[cell.strip() for cell in head].index("keys seen")].strip() == "-"
     assert "test/keys_seen" in runs_csv(summary).splitlines()[0]
 
