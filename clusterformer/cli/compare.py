@@ -261,11 +261,13 @@ def _write(
 
 def _list(jobs: Sequence[Job]) -> None:
     from clusterformer.cli.options import make_model_and_task
-    from clusterformer.compare.listing import list_runs, seconds_left
+    from clusterformer.compare.listing import absent_columns, list_runs, seconds_left
 
     for name, state, parameters in list_runs(jobs, make_model_and_task):
         size = "?" if parameters is None else f"{parameters:,}"
         print(f"{state:<9} {size:>12} parameters  {name}")
+    for column, message in absent_columns(jobs, make_model_and_task).items():
+        print(f"no data for {column or 'these runs'}: {message}", file=sys.stderr)
     unfinished = sum(not job.finished for job in jobs)
     seconds = seconds_left(jobs)
     estimate = "" if seconds is None else f", about {seconds / 60:.0f} min"

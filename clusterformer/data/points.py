@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.data.corpora import read_corpus
-from clusterformer.data.named_sets import SPLITS, data_folder
+from clusterformer.data.named_sets import SPLITS, data_folder, missing_file
 from clusterformer.data.point_files import (
     Column,
     PointFile,
@@ -169,11 +169,10 @@ def _idx(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except FileNotFoundError:
+        raise missing_file("mnist", path) from None
     except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror or error}; give the folder that holds mnist/ as data.root, "
-            "--root or $CLUSTERFORMER_DATA"
-        ) from None
+        raise InputError(f"{path}: {error.strerror or error}") from None
     except (EOFError, zlib.error) as error:
         raise InputError(f"{path}: damaged: {error}") from None
     header = bytes([0, 0, _IDX_BYTES, len(shape)]) + np.array(shape, ">i4").tobytes()

@@ -293,6 +293,14 @@ def test_columns_without_their_data_set_are_left_out_and_named(
     assert "ours on partners, seed 0" in told.out
     assert "1 runs, 1 to train" in told.out
 
+    plan.write_text(yaml.safe_dump({**content, "skip_absent": False}, sort_keys=False))
+    assert main(["compare", str(plan), "--dry-run"]) == 0
+    told = capsys.readouterr()
+    assert [line.partition(": ")[0] for line in told.err.splitlines()] == [
+        f"no data for {name}" for name in absent
+    ]
+    assert "4 runs, 4 to train" in told.out
+
     content["columns"] = columns
     plan.write_text(yaml.safe_dump(content, sort_keys=False))
     assert main(["compare", str(plan)]) == 2
