@@ -335,5 +335,5 @@ class SpeechRecognition(Task):
 
 
 def _spaced(units: Sequence[str]) -> str:
-    """Write units as words, so that each counts as one."""
-    return " ".join("_" if unit == " " else unit for unit in units)
+    """Write units as words, so that each counts as one; U+2420 is the symbol for a space."""
+    return " ".join("\u2420" if unit == " " else unit for unit in units)

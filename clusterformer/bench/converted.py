@@ -19,7 +19,7 @@ from clusterformer.bench.report import Row
 from clusterformer.bench.similarity import MeanPoolingEncoder
 from clusterformer.data.labelled_text import read_text
 from clusterformer.errors import InputError
-from clusterformer.huggingface.dispatch import slots
+from clusterformer.huggingface.dispatch import calls, slots
 from clusterformer.huggingface.visibility import share_seen
 from clusterformer.models.pretrained import num_positions
 
@@ -153,9 +153,9 @@ def _encode(model: Any, texts: Tensor) -> tuple[Tensor, float]:
     """Compute hidden states (B, N, E), and the share of keys seen, the mean of the layers."""
     hidden, seen = [], []
     for batch in texts.split(4):
-        with huggingface.groupings(model) as groupings:
+        with calls(model) as found:
             hidden.append(model(input_ids=batch).last_hidden_state)
-        share = share_seen(model, groupings, torch.ones_like(batch, dtype=torch.bool))
+        share = share_seen(found, torch.ones_like(batch, dtype=torch.bool))
         assert share is not None
         seen.append(share)
     return torch.cat(hidden), sum(seen) / len(seen)

@@ -17,6 +17,22 @@ from clusterformer.errors import InputError
 _TOKENIZER_FILE, _SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
 
 
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a model's folder by transformers.
+
+    Raises:
+        InputError: if there is none; transformers makes one that knows no word.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise InputError(
+            f"{folder}: no tokenizer; save it beside the model, tokenizer.save_pretrained"
+        )
+    return tokenizer
+
+
 class PretrainedTokenizer(FramedTokenizer):
     """The tokenizer of a pretrained model of transformers.
 
@@ -38,11 +54,9 @@ class PretrainedTokenizer(FramedTokenizer):
         """Read the tokenizer of a model's folder.
 
         Raises:
-            InputError: if it has none of the tokenizers library.
+            InputError: if it has none, or none of the tokenizers library.
         """
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = load_tokenizer(folder)
         with TemporaryDirectory() as written:
             tokenizer.save_pretrained(written)
             files = {

@@ -11,6 +11,7 @@ import torch
 from clusterformer import huggingface
 from clusterformer.attention import NeuralClusteringAttention
 from clusterformer.data.pretrained import read_config
+from clusterformer.data.pretrained_tokenizer import load_tokenizer
 from clusterformer.errors import InputError
 from clusterformer.export.folder import whole_folder
 from clusterformer.huggingface.dispatch import slots
@@ -42,7 +43,7 @@ def read_model(name: str, folder: Path) -> tuple[PreTrainedModel, Any]:
     with loading(name):
         kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
         model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = load_tokenizer(folder)
     if not tokenizer.is_fast:
         raise InputError(f"pretrained {name}: no tokenizer of the tokenizers library")
     return model.eval(), tokenizer

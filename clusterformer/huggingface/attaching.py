@@ -55,6 +55,11 @@ def attach(model: Model, mechanism: Mechanism, **options: Any) -> Model:
     cores = build(layers, kind, options)  # all of them, before anything changes
     if slots(model):
         detach(model)
+    elif getattr(model.config, "clusterformer", None) is not None:
+        raise InputError(
+            "another model with a mechanism has the same config object; make each model from its "
+            "own, such as copy.deepcopy(config)"
+        )
     register()
     replaced = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)

@@ -97,7 +97,7 @@ class _State:
                 values, memory = core.step(
                     *(x[rows, :, one] for x in (q, k, v)), hidden=hidden[rows, one], cache=memory
                 )
-                mixed[rows, :, one] = values
+                mixed[rows, :, one] = values.to(mixed.dtype)  # under autocast
                 self.groups[number] = rows, memory
         return mixed
 

@@ -36,14 +36,14 @@ class AttachedMechanism(nn.Module):
 
     Attributes:
         core: The same.
-        recorded: List that each forward pass extends by its grouping; None: none is kept.
+        record: Called by each forward pass with the mechanism and its grouping; None: nothing is.
         group: Processes that may share a sequence, each with some heads; None: none do.
     """
 
     def __init__(self, core: AttentionCore) -> None:
         super().__init__()
         self.core = core
-        self.recorded: list[Grouping | None] | None = None
+        self.record: Callable[[AttentionCore, Grouping | None], None] | None = None
         self.group: SequenceGroup | None = None
         self._given: tuple[Tensor, Any] | None = None
 
@@ -79,8 +79,8 @@ class AttachedMechanism(nn.Module):
         if past_layer is not None:
             return attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
         mixed, grouping = self.core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
-        if self.recorded is not None:
-            self.recorded.append(grouping)
+        if self.record is not None:
+            self.record(self.core, grouping)
         elif not torch.compiler.is_compiling() and grouping and grouping.loss is not None:
             _warn_of_lost_loss(type(self.core).__name__)
         return mixed
@@ -101,7 +101,8 @@ def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Forward pre-hook of an attention layer."""
     given = kwargs.get("hidden_states")
     hidden = next(x for x in (given, *args, *kwargs.values()) if isinstance(x, Tensor))
-    getattr(module, SLOT).give(hidden, kwargs.get("past_key_values"))
+    past = kwargs.get("past_key_values", kwargs.get("layer_past"))  # GPT-NeoX's name
+    getattr(module, SLOT).give(hidden, past)
 
 
 def attend(
@@ -120,8 +121,8 @@ def attend(
     slot: AttachedMechanism | None = getattr(module, SLOT, None)
     if slot is None:
         raise ValueError(
-            f"{type(module).__name__} has no mechanism; "
-            "use clusterformer.huggingface.attach or load"
+            f"{type(module).__name__} has no mechanism; use clusterformer.huggingface.attach or "
+            "load, and give each model a config of its own"
         )
     hidden, past = slot.take()
     for name in ("softcap", "s_aux", "position_bias"):
@@ -132,6 +133,17 @@ def attend(
             f"attention_mask must be (batch, tokens), got shape {tuple(attention_mask.shape)}"
         )
     core, group, heads = slot.core, slot.group, slot.core.num_heads
+    if kwargs.get("is_causal") not in (None, core.causal):
+        kinds = ("not causal", "causal")
+        raise ValueError(
+            f"{type(module).__name__} is {kinds[kwargs['is_causal']]} here, its mechanism "
+            f"{kinds[core.causal]}"
+        )
+    if past is None and key.shape[2] != query.shape[2]:
+        raise ValueError(
+            f"{type(module).__name__} has {key.shape[2]} keys for {query.shape[2]} queries, and no "
+            "cache that a mechanism could read; set use_cache=False"
+        )
     if group is not None and query.shape[1] < heads:
         if past is not None:
             raise ValueError("a shared sequence has no KV cache; set use_cache=False")
@@ -214,6 +226,18 @@ def without_cache(model: nn.Module) -> dict[str, bool]:
 
 
 @contextmanager
+def calls(model: nn.Module) -> Iterator[list[tuple[AttentionCore, Grouping | None]]]:
+    """Record each use of a mechanism while the model runs; layers may share one, as in ALBERT.
+
+    Yields:
+        A list that each forward pass extends: the mechanism of each layer, and its grouping.
+    """
+    found: list[tuple[AttentionCore, Grouping | None]] = []
+    with _recording(model, lambda core, grouping: found.append((core, grouping))):
+        yield found
+
+
+@contextmanager
 def groupings(model: nn.Module) -> Iterator[list[Grouping | None]]:
     """Record what each layer groups while the model runs.
 
@@ -227,11 +251,19 @@ def groupings(model: nn.Module) -> Iterator[list[Grouping | None]]:
         mechanism groups nothing.
     """
     found: list[Grouping | None] = []
+    with _recording(model, lambda _, grouping: found.append(grouping)):
+        yield found
+
+
+@contextmanager
+def _recording(
+    model: nn.Module, record: Callable[[AttentionCore, Grouping | None], None]
+) -> Iterator[None]:
     attached = slots(model)
     for slot in attached:
-        slot.recorded = found
+        slot.record = record
     try:
-        yield found
+        yield
     finally:
         for slot in attached:
-            slot.recorded = None
+            slot.record = None

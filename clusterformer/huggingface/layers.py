@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -55,15 +56,22 @@ def attention_layers(model: PreTrainedModel) -> list[Layer]:
 
 def _dispatching(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
-        if _calls_interface(type(module)):
+        if "ALL_ATTENTION_FUNCTIONS" in _source(type(module)):
             yield name, module
 
 
-def _calls_interface(kind: type[nn.Module]) -> bool:
+@cache
+def _source(kind: type[nn.Module]) -> str:
+    """Source of the forward pass; "" where there is none."""
     try:
-        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(kind.forward)
+        return inspect.getsource(kind.forward)
     except (OSError, TypeError):
-        return False
+        return ""
+
+
+def _called_causal(model: nn.Module) -> bool:
+    """Tell whether a model calls its layers with is_causal=True, as CLIP's for texts do."""
+    return any("is_causal=True" in _source(type(part)) for part in model.modules())
 
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:
@@ -83,9 +91,21 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
             f"{kind} caps its logits (attn_logit_softcapping = {config.attn_logit_softcapping}), "
             "which no mechanism does; set it to None to train without"
         )
+    if getattr(config, "use_bidirectional_attention", False) and hasattr(config, "sliding_window"):
+        raise InputError(f"{kind} is bidirectional within its own masks, which no mechanism has")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise InputError(f"{kind} has layers that share keys and values, which no mechanism can")
     for name, module in model.named_modules():
         if getattr(module, "sinks", None) is not None:
             raise InputError(f"{kind} has attention sinks ({name}.sinks), which no mechanism has")
+        if getattr(module, "has_relative_attention_bias", False):
+            raise InputError(
+                f"{kind} has a bias of relative positions ({name}), which no mechanism has"
+            )
+        if hasattr(module, "encoder_attn"):
+            raise InputError(f"{kind} has cross-attention ({name}.encoder_attn)")
+        if getattr(module, "v_head_dim", None) != getattr(module, "qk_head_dim", None):
+            raise InputError(f"{kind} has values of another width than keys ({name})")
 
 
 def _describe(name: str, module: nn.Module, model: PreTrainedModel) -> Layer:
@@ -97,7 +117,7 @@ def _describe(name: str, module: nn.Module, model: PreTrainedModel) -> Layer:
             break
     else:
         width = config.hidden_size // heads
-    causal = bool(getattr(module, "is_causal", False))
+    causal = bool(getattr(module, "is_causal", False)) or _called_causal(model)
     if getattr(config, "is_causal", True) is False:  # a decoder made bidirectional
         causal = False
     return Layer(

@@ -49,17 +49,17 @@ def extend_positions(
     table = _learned(model)
     offset = 0 if table is None else _offset(*table)
     limit = getattr(model.config, "max_position_embeddings", 0) or 0
-    if not isinstance(positions, int) or positions <= limit - offset:
-        raise InputError(
-            f"positions must be above {limit - offset}, which the model has, got {positions}"
-        )
+    held = limit if table is None else getattr(*table).num_embeddings - offset
+    if not isinstance(positions, int) or positions <= held:
+        raise InputError(f"positions must be above {held}, which the model has, got {positions}")
     if table is not None:
         _repeat(*table, positions, offset)
     elif getattr(model.config, "rope_parameters", None):
         _rescale(model, positions, limit, scaling)
     else:
         raise InputError(f"{type(model).__name__} has neither learned nor rotary positions")
-    model.config.max_position_embeddings = positions + offset
+    # RoBERTa's config counts the rows before the first position too, OPT's does not
+    model.config.max_position_embeddings = positions + limit - held
     return model
 
 

@@ -74,7 +74,7 @@ def load(
     if config is None:
         config, options = _read_config(folder, options)
     saved = getattr(config, "clusterformer", None)
-    if not isinstance(saved, dict) or not {"mechanism", "options"} <= set(saved):
+    if not isinstance(saved, dict) or not isinstance(saved.get("options"), dict):
         raise InputError(
             f"{folder}: its config.json names no mechanism of clusterformer; "
             "load it with transformers, and attach one"
@@ -90,12 +90,14 @@ def load(
     register()
     config._attn_implementation = IMPLEMENTATION
     config.attn_implementation = SAVED_IMPLEMENTATION
+    from safetensors import SafetensorError
+
     asked = options.pop("output_loading_info", False)
     try:
         model, found = saving_class(native).from_pretrained(
             folder, config=config, mechanism=kind, output_loading_info=True, **options
         )
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         said = shorten(str(error), 250, placeholder=" ...")
         raise InputError(f"{folder}: no weights that transformers finds: {said}") from error
     missing = sorted(name for name in found["missing_keys"] if f".{SLOT}." in name)
@@ -137,7 +139,7 @@ def _read_config(
         )
     except InputError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:  # also of JSON that is no map
         said = shorten(str(error), 250, placeholder=" ...")
         raise InputError(f"{folder}: no model of transformers: {said}") from None
     return config, {**source, **weights, **rest}
@@ -204,8 +206,9 @@ class _Converted:
         folder = Path(save_directory)
         if not folder.is_file():  # which transformers reports
             folder.mkdir(parents=True, exist_ok=True)
-            code = CODE.format(names=sorted(self.config.auto_map))
-            (folder / CODE_FILE).write_text(code, encoding="utf-8")
+            if names := getattr(self.config, "auto_map", None):  # none after `detach`
+                code = CODE.format(names=sorted(names))
+                (folder / CODE_FILE).write_text(code, encoding="utf-8")
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clusterformer.attention import Grouping
-from clusterformer.huggingface.dispatch import groupings, slots, without_cache
+from clusterformer.attention import AttentionCore, Grouping
+from clusterformer.huggingface.dispatch import calls, without_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,19 +29,19 @@ def keys_seen(model: PreTrainedModel, batch: dict[str, Tensor]) -> float | None:
     Returns:
         The share; 1 in the model's own attention, and None where a mechanism does not say.
     """
-    with groupings(model) as found:
+    with calls(model) as found:
         model.base_model(**batch, **without_cache(model.base_model))
     mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-    return share_seen(model, found, mask)
+    return share_seen(found, mask)
 
 
 def share_seen(
-    model: PreTrainedModel, found: Sequence[Grouping | None], mask: Tensor
+    found: Sequence[tuple[AttentionCore, Grouping | None]], mask: Tensor
 ) -> float | None:
-    """Compute the same from the groupings of a forward pass; mask (B, N), True at real tokens."""
+    """Compute the same from the `calls` of a forward pass; mask (B, N), True at real tokens."""
     shares = []
-    for slot, grouping in zip(slots(model), found, strict=True):
-        seen = slot.core.keys_seen(grouping, mask)
+    for core, grouping in found:
+        seen = core.keys_seen(grouping, mask)
         if seen is None:
             return None
         shares.append(float(seen[mask].mean()))

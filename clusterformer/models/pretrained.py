@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from clusterformer import huggingface
 from clusterformer.attention import AttentionCore, FullAttention
 from clusterformer.errors import InputError
-from clusterformer.huggingface.dispatch import slots, without_cache
+from clusterformer.huggingface.dispatch import calls, without_cache
 from clusterformer.models.classifier import compare, comparison_head
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.dropout import Dropout
@@ -86,7 +86,6 @@ class PretrainedEncoder(nn.Module):
                 attached += f", positions extended from {positions:,} to {max_length:,}"
         self.width: int = self.model.config.hidden_size
         self.converted = "clusterformer" in model_config
-        self._cores = [slot.core for slot in slots(self.model)]
         # without a mechanism of ours: these say what a token sees in the model's own attention
         self._plain = [FullAttention(1, 1)] * self.model.config.num_hidden_layers
         self._pad: int = self.model.config.pad_token_id or 0
@@ -124,11 +123,10 @@ class PretrainedEncoder(nn.Module):
         options: dict[str, Any] = dict(self._options)
         if second is not None and self._segments:
             options["token_type_ids"] = second.long()
-        with huggingface.groupings(self.model) as groupings:
+        with calls(self.model) as found:
             hidden = self.model(input_ids=tokens, attention_mask=mask, **options).last_hidden_state
-        if not self._cores:
-            groupings = [None] * len(self._plain)
-        return StackOutput(hidden, groupings, self._cores or self._plain)
+        layers = found or [(core, None) for core in self._plain]
+        return StackOutput(hidden, [one for _, one in layers], [core for core, _ in layers])
 
     def pretrained_parameters(self) -> Iterator[nn.Parameter]:
         """Iterate over the weights that were there before: all but those of mechanisms."""

@@ -14,7 +14,7 @@ from clusterformer.models.config import MakeCore, TransformerConfig
 
 _log = logging.getLogger(__name__)
 
-_IGNORED = ("norm", "positions", "rotary_base")
+_IGNORED = ("d_model", "num_heads", "num_layers", "norm", "positions", "rotary_base")
 _OWN_NETWORKS = ("outer_attention", "decoder_attention", "cross_attention", "recompute")
 
 
@@ -31,7 +31,7 @@ def refuse_own_networks(config: TransformerConfig) -> None:
 
 
 def warn_of_ignored(config: TransformerConfig) -> None:
-    """Name options that the model decides on; its layers, heads and width are in the log."""
+    """Name options that the model decides on."""
     defaults = {field.name: field.default for field in fields(config)}
     given = [name for name in _IGNORED if getattr(config, name) != defaults[name]]
     if given:

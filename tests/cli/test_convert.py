@@ -1,6 +1,7 @@
 """`clusterformer convert`: a pretrained model with another attention, taught by its own."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -166,6 +167,15 @@ def test_bad_input_gives_one_line_and_no_folder(folder, tmp_path, capsys, option
     error = capsys.readouterr().err
     assert said in error.splitlines()[-1]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_its_tokenizer_is_refused(folder, tmp_path, capsys) -> None:
+    shutil.copytree(
+        folder / "encoder", tmp_path / "encoder", ignore=shutil.ignore_patterns("tokenizer*")
+    )
+    assert convert(tmp_path, tmp_path / "made", text=str(folder / "texts.txt")) == 2
+    assert "no tokenizer; save it beside the model" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_folder_that_holds_something_is_kept(folder, tmp_path, capsys) -> None:

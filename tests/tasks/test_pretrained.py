@@ -350,6 +350,7 @@ def test_a_frozen_encoder_does_not_move(bert: Path, texts: Path, tmp_path: Path)
         (["--model.pretrained=no/such-model-anywhere"], "pretrained no/such-model-anywhere: "),
         (["--model.pretrained=EMPTY"], "holds no config.json"),
         (["--model.pretrained=BROKEN"], "no model that transformers loads"),
+        (["--model.pretrained=WORDLESS"], "no tokenizer; save it beside the model"),
         (["--data.max_length=2"], "max_length must be at least 3"),
         (["--model.outer_attention=LocalAttention"], "outer_attention is not for a pretrained"),
         (["--model.attention.num_heads=3"], "has no option 'num_heads'"),
@@ -371,7 +372,8 @@ def test_what_cannot_be_is_one_line(
     (tmp_path / "empty").mkdir()
     shutil.copytree(bert, tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing")
-    names = {"EMPTY": "empty", "BROKEN": "broken"}
+    shutil.copytree(bert, tmp_path / "wordless", ignore=shutil.ignore_patterns("tokenizer*"))
+    names = {"EMPTY": "empty", "BROKEN": "broken", "WORDLESS": "wordless"}
     for name, folder in names.items():
         options = [option.replace(name, str(tmp_path / folder)) for option in options]
     data = ["--data=Classification", f"--data.train={texts}"]

@@ -1,0 +1,105 @@
+"""Families of models with ways of their own: caches, causality, shared layers, positions."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from clusterformer import huggingface
+from clusterformer.errors import InputError
+
+transformers = pytest.importorskip("transformers")
+SIZES: dict[str, Any] = {
+    "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 32, "max_position_embeddings": 64, "initializer_range": 0.2,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+TOKENS = torch.arange(3, 43).view(2, 20)
+
+
+def make(name: str, **further: Any) -> Any:
+    family = name.removesuffix("ForCausalLM").removesuffix("Model")
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **further})
+    torch.manual_seed(0)
+    return getattr(transformers, name)(config).eval()
+
+
+@pytest.mark.parametrize("name", ["GPTNeoXForCausalLM", "LlamaForCausalLM"])
+def test_the_cache_is_found_by_any_of_its_names(name: str) -> None:
+    model = make(name)
+    options: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    own = model.generate(TOKENS, **options)
+    huggingface.attach(model, "FullAttention")
+    assert torch.equal(model.generate(TOKENS, **options), own)
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=4, chunk_size=4)
+    cached = model.generate(TOKENS, **options)
+    assert torch.equal(model.generate(TOKENS, use_cache=False, **options), cached)
+
+
+def test_decoding_works_under_autocast() -> None:
+    model = huggingface.attach(make("LlamaForCausalLM"), "FullAttention")
+    with torch.autocast("cpu", torch.bfloat16):
+        model.generate(TOKENS, max_new_tokens=3, do_sample=False)
+
+
+def test_layers_that_are_called_causal_are_causal() -> None:
+    model = make("CLIPTextModel", projection_dim=32)
+    own = model(TOKENS).last_hidden_state
+    huggingface.attach(model, "FullAttention")
+    assert torch.allclose(model(TOKENS).last_hidden_state, own, atol=1e-5)
+    changed = TOKENS.clone()
+    changed[:, 15:] = 7
+    assert torch.equal(
+        model(changed).last_hidden_state[:, :15], model(TOKENS).last_hidden_state[:, :15]
+    )
+
+
+def test_layers_may_share_a_mechanism() -> None:
+    sizes = {"embedding_size": 32, "num_hidden_layers": 3}
+    model = huggingface.attach(make("AlbertModel", **sizes), "LocalAttention", window=2)
+    with huggingface.groupings(model) as found:
+        model(TOKENS)
+    assert len(found) == 3
+    seen = huggingface.keys_seen(model, {"input_ids": TOKENS})
+    assert seen == pytest.approx((2 * 2 + 18 * 3) / 20 / 20)
+
+
+@pytest.mark.parametrize("name", ["OPTModel", "RobertaModel"])
+def test_extended_positions_load(name: str, tmp_path: Any) -> None:
+    sizes = {"ffn_dim": 32, "word_embed_proj_dim": 32} if name == "OPTModel" else {}
+    model = huggingface.extend_positions(make(name, **sizes), 100)
+    huggingface.attach(model, "FullAttention").save_pretrained(tmp_path)
+    long = torch.arange(100)[None] % 40 + 3
+    again = huggingface.load(tmp_path)
+    assert torch.equal(again(long).last_hidden_state, model(long).last_hidden_state)
+
+
+def test_models_of_one_config_are_told_apart() -> None:
+    config = transformers.BertConfig(**SIZES)
+    first, second = transformers.BertModel(config), transformers.BertModel(config)
+    huggingface.attach(first, "FullAttention")
+    with pytest.raises(InputError, match="another model with a mechanism has the same config"):
+        huggingface.attach(second, "LocalAttention", window=4)
+    with pytest.raises(ValueError, match="give each model a config of its own"):
+        second(TOKENS)
+    huggingface.detach(first)
+    huggingface.attach(second, "LocalAttention", window=4)
+    second(TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("name", "further", "told"),
+    [
+        ("T5EncoderModel", {"d_kv": 16, "d_model": 32, "num_heads": 2}, "relative positions"),
+        ("BartForCausalLM", {"d_model": 32, "decoder_attention_heads": 2}, "cross-attention"),
+    ],
+)
+def test_what_no_mechanism_can_do_is_refused_at_once(
+    name: str, further: dict[str, Any], told: str
+) -> None:
+    family = {"T5EncoderModel": "T5", "BartForCausalLM": "Bart"}[name]
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **further})
+    model = getattr(transformers, name)(config)
+    with pytest.raises(InputError, match=told):
+        huggingface.attach(model, "FullAttention")
+    assert not huggingface.is_attached(model)
