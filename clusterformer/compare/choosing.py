@@ -67,14 +67,14 @@ def choose_by_validation(
         finished = [scores for scores in choices.values() if scores]
         if not finished:
             continue
-        means = {name: _mean(scores, finished) for name, scores in choices.items()}
+        means = {name: _mean(its, finished) for name, its in choices.items()}
         chosen = max(choices, key=lambda name: (bool(choices[name]), means[name]))
         results = [result for _, result in choices[chosen].values()]
         kept += results
         if len(choices) > 1:
             sign = 1 if results[0].mode == "max" else -1
-            scores = {name: sign * mean for name, mean in means.items()}
-            made.append(Choice(row, column, chosen, scores, results[0].monitor))
+            shown = {name: sign * mean for name, mean in means.items()}
+            made.append(Choice(row, column, chosen, shown, results[0].monitor))
     order = {id(result): index for index, (_, result) in enumerate(found)}
     return sorted(kept, key=lambda result: order[id(result)]), made
 

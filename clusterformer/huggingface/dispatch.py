@@ -133,11 +133,10 @@ def attend(
             f"attention_mask must be (batch, tokens), got shape {tuple(attention_mask.shape)}"
         )
     core, group, heads = slot.core, slot.group, slot.core.num_heads
-    if kwargs.get("is_causal") not in (None, core.causal):
-        kinds = ("not causal", "causal")
+    if kwargs.get("is_causal") not in (None, bool(core.causal)):
         raise ValueError(
-            f"{type(module).__name__} is {kinds[kwargs['is_causal']]} here, its mechanism "
-            f"{kinds[core.causal]}"
+            f"{type(module).__name__} is called with is_causal={kwargs['is_causal']}, its "
+            f"mechanism has causal={core.causal}"
         )
     if past is None and key.shape[2] != query.shape[2]:
         raise ValueError(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -48,7 +47,8 @@ def attention_layers(model: PreTrainedModel) -> list[Layer]:
         ValueError: if there are none, or the model has what no mechanism can replace.
     """
     _refuse_unsupported(model)
-    layers = [_describe(name, module, model) for name, module in _dispatching(model)]
+    called = _called_causal(model)
+    layers = [_describe(name, module, model, called) for name, module in _dispatching(model)]
     if not layers:
         raise InputError(f"{type(model).__name__} has no attention layer of AttentionInterface")
     return layers
@@ -60,7 +60,6 @@ def _dispatching(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-@cache
 def _source(kind: type[nn.Module]) -> str:
     """Source of the forward pass; "" where there is none."""
     try:
@@ -71,7 +70,7 @@ def _source(kind: type[nn.Module]) -> str:
 
 def _called_causal(model: nn.Module) -> bool:
     """Tell whether a model calls its layers with is_causal=True, as CLIP's for texts do."""
-    return any("is_causal=True" in _source(type(part)) for part in model.modules())
+    return any("is_causal=True" in _source(kind) for kind in {type(m) for m in model.modules()})
 
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:
@@ -108,7 +107,7 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
             raise InputError(f"{kind} has values of another width than keys ({name})")
 
 
-def _describe(name: str, module: nn.Module, model: PreTrainedModel) -> Layer:
+def _describe(name: str, module: nn.Module, model: PreTrainedModel, called: bool) -> Layer:
     config: Any = getattr(module, "config", model.config)
     heads = config.num_attention_heads
     for attribute in ("head_dim", "attention_head_size"):
@@ -117,7 +116,7 @@ def _describe(name: str, module: nn.Module, model: PreTrainedModel) -> Layer:
             break
     else:
         width = config.hidden_size // heads
-    causal = bool(getattr(module, "is_causal", False)) or _called_causal(model)
+    causal = bool(getattr(module, "is_causal", False)) or called
     if getattr(config, "is_causal", True) is False:  # a decoder made bidirectional
         causal = False
     return Layer(
