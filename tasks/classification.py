@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassMatthewsCorrCoef
 
 from clusterformer.data.batches import pad
 from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, read_corpus
@@ -23,6 +22,7 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedClassifier
 from clusterformer.task import IGNORE
 from clusterformer.tasks.base import Labelling
+from clusterformer.tasks.metrics import MatthewsCorrelation
 from clusterformer.training.text_baselines import Labelled
 
 
@@ -91,7 +91,7 @@ class Classification(Labelling):
     def metrics(self) -> MetricCollection:
         found = super().metrics()
         if self._name == "cola":
-            found.add_metrics({"matthews": MulticlassMatthewsCorrCoef(2, ignore_index=IGNORE)})
+            found.add_metrics({"matthews": MatthewsCorrelation()})
         return found
 
     def measure(self, examples: Sequence[Row], found: Labelled) -> dict[str, float]:

@@ -102,7 +102,8 @@ class LanguageModeling(RunningText):
 
     def _evaluation(self, split: Split) -> DataLoader:
         windows = StridedWindows(self._streams[split], self._context, self._stride)
-        plan = BucketPlan([1] * len(windows), batch_size=self._batch_size, shuffle=False)
+        # in one mixed order, so that trainer.limit_..._batches reads a sample of all documents
+        plan = BucketPlan([1] * len(windows), batch_size=self._batch_size)
         return make_loader(windows, plan, self)
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:

@@ -42,7 +42,8 @@ class MaskedLanguageModeling(RunningText):
     every epoch; with `next_sentence`, a row has two segments, and its first token says whether the
     second follows the first. A named set, or own files: plain text, `.txt` or `.txt.gz`, or a
     folder of such files. Rows are cut from one stream of tokens and are full. Their borders move
-    from epoch to epoch. Evaluation reads each part once, with the same masks for every model.
+    from epoch to epoch. Evaluation reads each row of a part once, with the same masks for every
+    model.
 
     Measures: bits per masked token, and the share of masked tokens that are right; they compare
     models of one tokenizer. `--model.init_from RUN` starts another task from the result.
@@ -100,7 +101,8 @@ class MaskedLanguageModeling(RunningText):
         total = len(self._streams[split])
         width = row_width(total, self._context, self._pairs)
         rows = self._rows(split, (0, EVALUATION), step=width)
-        plan = BucketPlan([1] * -(-total // width), batch_size=self._batch_size, shuffle=False)
+        # in one mixed order, so that trainer.limit_..._batches reads a sample of all documents
+        plan = BucketPlan([1] * -(-total // width), batch_size=self._batch_size)
         return make_loader(rows, plan, self)
 
     def _rows(self, split: Split, seed: tuple[int, ...], step: int = 1) -> MaskedRows:

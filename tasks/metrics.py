@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
-from torchmetrics.classification import MulticlassF1Score
+from torchmetrics.classification import MulticlassF1Score, MulticlassMatthewsCorrCoef
 
 from clusterformer.data.stream_tokenizers import StreamTokenizer, StreamWordTokenizer
 from clusterformer.errors import InputError
@@ -134,6 +134,20 @@ class PositiveF1(MulticlassF1Score):
     def compute(self) -> Tensor:
         """F1 of that label over all examples counted, by all processes."""
         return super().compute()[1]
+
+
+class MatthewsCorrelation(MulticlassMatthewsCorrCoef):
+    """Matthews' correlation of two labels, as scikit-learn's: 0 where only one is predicted.
+
+    torchmetrics gives up to 0.1 there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2, ignore_index=IGNORE)
+
+    def compute(self) -> Tensor:
+        one_alone = min(self.confmat.sum(0).min(), self.confmat.sum(1).min()) == 0
+        return self.confmat.new_zeros((), dtype=torch.float) if one_alone else super().compute()
 
 
 class Purity(Metric):

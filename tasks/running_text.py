@@ -142,6 +142,14 @@ class RunningText(Task):
             tokenizer = tokenizer.inner
         if not isinstance(tokenizer, StreamTokenizer):
             return None
+        if isinstance(tokenizer, StreamWordTokenizer) != (self._kind == "word"):
+            other = (
+                "leave data.tokenizer out" if self._kind == "word" else "give data.tokenizer word"
+            )
+            raise InputError(
+                f"init_from {self.init_from}: data.tokenizer {self._kind} is not that of this run; "
+                f"{other}"
+            )
         self.learnt = learnt
         return tokenizer
 

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.dropout import Dropout
 
@@ -92,9 +93,9 @@ class TokenEmbedding(nn.Module):
             limit = self.table.num_embeddings
             last = int(start.max()) if isinstance(start, Tensor) else start
             if (length := last + tokens.shape[1]) > limit:
-                raise ValueError(
-                    f"a text of {length} tokens is longer than the {limit} "
-                    "learned positions; raise max_length or use sinusoidal positions"
+                raise InputError(
+                    f"a text of {length} tokens is longer than the {limit} learned positions of "
+                    "the model; shorten it, or train with rotary or sinusoidal positions"
                 )
             x = x + self.table(positions)
         return self.dropout(x)

@@ -163,7 +163,8 @@ def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Star
     """
     own = network.state_dict()
     sources = {name: _source(name, learnt.weights, same_tokens) for name in own}
-    taken, unfit, new, misfits = 0, 0, [], []
+    taken, unfit = 0, 0
+    new, misfits, left = [], [], []
     for name, weight in own.items():
         source = learnt.weights.get(sources[name] or "")
         if source is None:
@@ -177,6 +178,8 @@ def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Star
             taken += weight[:rows].numel()
             if rows < len(weight):
                 new.append(f"{name} ({len(weight) - rows} of {len(weight):,} rows)")
+            if rows < len(source):
+                left.append(f"{name} ({len(source) - rows} of {len(source):,} rows)")
         else:
             unfit += weight.numel()
             misfits.append(f"{name} {tuple(source.shape)} for {tuple(weight.shape)}")
@@ -188,7 +191,7 @@ def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Star
             f"init_from {learnt.path}: {nothing} of this run of {learnt.kind} fits the model"
             f"{reason}; give the model options of that run, such as d_model and num_layers"
         )
-    unused = sorted(set(learnt.weights) - set(sources.values()))
+    unused = [*sorted(set(learnt.weights) - set(sources.values())), *left]
     return Start(
         learnt.path, total, taken,
         _shorten(new, own), _shorten(misfits, own), _shorten(unused, learnt.weights),

@@ -108,6 +108,7 @@ class PositionFindings(Findings):
         rows = [
             [f"{first:,} to {last:,}", f"{self.bits(first, last):.4f}"]
             for first, last in [(0, borders[0][0]), *borders]
+            if self.tokens[first:last].any()
         ]
         return [["tokens before it", "bits per token"], *rows]
 

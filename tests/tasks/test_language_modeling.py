@@ -76,6 +76,19 @@ def test_a_uniform_model_needs_eight_bits_a_byte(folder: Path, context: int, str
     assert found["word_perplexity"].log().item() == pytest.approx(expected)
 
 
+def test_the_first_windows_of_an_evaluation_are_a_sample_of_all_documents(folder: Path) -> None:
+    (folder / "many").mkdir()
+    for letter in "abcd":
+        (folder / "many" / f"{letter}.txt").write_text(letter * 1000)
+    task = LanguageModeling(train="text.txt", test="many", context=50, batch_size=4)
+    task.setup("test")
+    batches = [batch.target.tolist() for batch in task.test_dataloader()]
+    assert batches == [batch.target.tolist() for batch in task.test_dataloader()]
+    windows = [window for batch in batches for window in batch]
+    assert len({window[-1] for window in windows[:20]}) == 4
+    assert sum(len(window) - window.count(IGNORE) for window in windows) == 4 * 1001 - 1
+
+
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "wordpiece", "word"])
 def test_measures_do_not_depend_on_the_windows(folder: Path, tokenizer) -> None:
     """A model that sees only one token gives the same measures for any context and stride."""

@@ -4,8 +4,11 @@ import random
 
 import pytest
 import sacrebleu
+import torch
+from sklearn.metrics import matthews_corrcoef
 
-from clusterformer.tasks.metrics import CorpusScore, Perplexity
+from clusterformer.task import IGNORE
+from clusterformer.tasks.metrics import CorpusScore, MatthewsCorrelation, Perplexity
 
 RNG = random.Random(0)
 WORDS = ["a", "well-known", "Man", "saw", "the", "dog", ",", "and", "(", "again", ")", "left", "."]
@@ -22,6 +25,23 @@ def score(name: str, shares: int = 1, **options) -> float:
     whole = CorpusScore(name, **options)
     whole.statistics = sum(part.statistics for part in parts)
     return float(whole.compute())
+
+
+@pytest.mark.parametrize(
+    ("given", "predicted"),
+    [
+        ("0101101", "0111001"),
+        ("0101101", "1111111"),
+        ("0101101", "0000000"),
+        ("1111", "1011"),
+        ("11", "11"),
+    ],
+)
+def test_matthews_correlation_is_that_of_scikit_learn(given: str, predicted: str) -> None:
+    labels, found = ([int(digit) for digit in digits] for digits in (given, predicted))
+    metric = MatthewsCorrelation()
+    metric.update(torch.tensor([*found, 1]), torch.tensor([*labels, IGNORE]))
+    assert float(metric.compute()) == pytest.approx(matthews_corrcoef(labels, found))
 
 
 @pytest.mark.parametrize("lowercase", [False, True])

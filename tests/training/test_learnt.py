@@ -160,6 +160,23 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     assert "encoder.layers.1.*" in start.new
 
 
+def test_rows_that_are_left_are_named(folder: Path) -> None:
+    learnt = open_learnt("masked")
+    tokens = learnt.weights["embedding.tokens.weight"]
+    longer = {**learnt.weights, "embedding.tokens.weight": torch.cat([tokens, tokens[:3]])}
+    start = start_from(
+        clusterformer.load("masked").network, learnt._replace(weights=longer), same_tokens=True
+    )
+    assert f"embedding.tokens.weight (3 of {len(tokens) + 3} rows)" in start.unused
+
+
+def test_a_run_of_words_and_a_task_of_bytes_do_not_fit(folder: Path, capsys) -> None:
+    word = [*MASKED[:3], "--data.tokenizer=word", "--model.init_from=masked", "--runs=words"]
+    assert fit(*word) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "data.tokenizer word is not that of this run; leave data.tokenizer out" in error
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [

@@ -63,3 +63,4 @@ def test_positions_that_were_never_read_have_no_loss() -> None:
     assert found.bits(0, 1024) == pytest.approx(2)
     assert math.isnan(found.bits(1024, 2000))
     assert list(found.measures()) == ["bits_per_token_0_1024"]
+    assert [row[0] for row in found.summary()[1:]] == ["0 to 64"]
