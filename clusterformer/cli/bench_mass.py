@@ -44,12 +44,13 @@ def run(arguments: list[str]) -> None:
             raise InputError(f"{folder}: its test texts are not those of {options.reference}")
         networks[folder] = model.network
     found = [list(mass.measure(reference.network, networks, batch)) for batch in batches]
-    print(f"{'run':<32}{'mechanism':<28}{'layer':>6}{'keys':>8}{'mass':>8}")
+    wide = max(len(folder) for folder in ("run", *options.runs)) + 2
+    print(f"{'run':<{wide}}{'mechanism':<28}{'layer':>6}{'keys':>8}{'mass':>8}")
     rows = []
     for layer in zip(*found, strict=True):
         row = {**layer[0], **{name: fmean(x[name] for x in layer) for name in ("keys", "mass")}}
         rows.append(row)
-        start = f"{row['run']:<32}{row['mechanism']:<28}{row['layer']:>6}"
+        start = f"{row['run']:<{wide}}{row['mechanism']:<28}{row['layer']:>6}"
         print(f"{start}{row['keys']:>8.3f}{row['mass']:>8.3f}")
     if options.out:
         save(options, rows)
