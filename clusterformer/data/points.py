@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.data.corpora import read_corpus
-from clusterformer.data.named_sets import SPLITS, data_folder, missing_file
+from clusterformer.data.named_sets import SPLITS, data_folder
 from clusterformer.data.point_files import (
     Column,
     PointFile,
@@ -26,7 +26,7 @@ from clusterformer.data.point_files import (
     read_table,
 )
 from clusterformer.data.word_vectors import load_vectors
-from clusterformer.errors import InputError, reading
+from clusterformer.errors import InputError, MissingDataError, reading
 
 PointSet = Literal["mnist", "digits", "20news", "20news-whole"]
 """Names of sets; any other name is a file."""
@@ -170,7 +170,10 @@ def _idx(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
     except FileNotFoundError:
-        raise missing_file("mnist", path) from None
+        raise MissingDataError(
+            f"mnist: no file {path}; `clusterformer prepare mnist` brings it; data.root, --root or "
+            "$CLUSTERFORMER_DATA is the folder of the data sets"
+        ) from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except (EOFError, zlib.error) as error:

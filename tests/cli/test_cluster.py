@@ -216,7 +216,7 @@ def test_fit_without_its_data_leaves_no_folder(
 ) -> None:
     arguments = ["fit", "--pictures=false", "--config", "mnist.yaml", "--data.root", str(tmp_path)]
     assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "`clusterformer prepare mnist` brings it" in capsys.readouterr().err
     assert not list((tmp_path / "runs").iterdir())
 
 
