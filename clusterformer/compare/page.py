@@ -39,7 +39,7 @@ def page(summary: Summary, title: str, command: str) -> str:
     parts = [
         f"<h1>{_text(title)}</h1>",
         f'<p class="verdict">{_text(verdict(summary))}</p>',
-        f'<p class="note">{number} runs, {seeds} seeds. <code>{_text(command)}</code></p>',
+        f'<p class="note">{_count(number, "run")}, {_count(seeds, "seed")}. <code>{_text(command)}</code></p>',
         *(f'<p class="alarm">{_text(note)}</p>' for note in summary.notes),
         _section("Results", _table(summary) + _how_to_read(summary)),
         _section("Chosen by validation", _choices(summary.choices)),
@@ -197,6 +197,10 @@ def _provenance(results: Sequence[Result]) -> str:
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
     return f"<details><summary>{len(lines)} runs</summary>{_wide(table)}</details>"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _section(title: str, content: str) -> str:
