@@ -34,12 +34,12 @@ def page(summary: Summary, title: str, command: str) -> str:
         title: Title of the page.
         command: Command line that makes the page again.
     """
-    number = len(summary.results)
-    seeds = len({result.seed for result in summary.results})
+    runs = _count(len(summary.results), "run")
+    seeds = _count(len({result.seed for result in summary.results}), "seed")
     parts = [
         f"<h1>{_text(title)}</h1>",
         f'<p class="verdict">{_text(verdict(summary))}</p>',
-        f'<p class="note">{_count(number, "run")}, {_count(seeds, "seed")}. <code>{_text(command)}</code></p>',
+        f'<p class="note">{runs}, {seeds}. <code>{_text(command)}</code></p>',
         *(f'<p class="alarm">{_text(note)}</p>' for note in summary.notes),
         _section("Results", _table(summary) + _how_to_read(summary)),
         _section("Chosen by validation", _choices(summary.choices)),
