@@ -177,10 +177,27 @@ def test_folders_that_are_no_converted_model_are_refused(tiny, tmp_path, monkeyp
         assert "typo: no such folder, not downloaded before" in refused("typo")
     huggingface.attach(tiny("Bert"), "LocalAttention").save_pretrained(tmp_path)
     assert "LlamaModel is no class of transformers for bert" in refused(tmp_path, "LlamaModel")
+    (tmp_path / "model.safetensors").write_bytes(b"cut short")
+    assert "no weights" in refused(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     assert "no weights" in refused(tmp_path)
     with pytest.raises(ValueError, match=r"clusterformer\.huggingface\.load"):
         clusterformer.load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["clusterformer"]["options"] = [3]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "names no mechanism" in refused(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    assert "no model of transformers" in refused(tmp_path)
+
+
+def test_a_model_whose_inner_one_was_detached_is_saved_as_it_was(tiny, tmp_path) -> None:
+    model = huggingface.attach(tiny("Bert", "ForSequenceClassification"), "LocalAttention")
+    huggingface.detach(model.bert)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    tokens = torch.arange(3, 13)[None]
+    assert torch.equal(again.eval()(tokens).logits, model(tokens).logits)
 
 
 def test_an_exported_folder_is_refused_without_a_question(tmp_path, monkeypatch) -> None:
