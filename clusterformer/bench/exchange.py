@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import torch
@@ -121,9 +122,15 @@ def measure(
 
     Yields:
         For each mechanism the measures, and the seconds that the forward passes took.
+
+    Raises:
+        InputError: if there is no such mechanism, before any is measured.
     """
     network, device = module.network, module.device
     assert network is not None
+    for name in names:
+        with suppress(DoesNotFitError):
+            _other(name, _layers(network)[0].core)
     task.setup(stage)
     loader = task.val_dataloader() if stage == "validate" else task.test_dataloader()
     trained = type(_layers(network)[0].core).__name__
