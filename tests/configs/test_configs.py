@@ -74,6 +74,12 @@ def check_pretrained(config: TransformerConfig) -> None:
         assert encoder(tokens, mask).hidden.isfinite().all()
 
 
+@pytest.mark.parametrize("option", ["num_mels", "deltas"])
+def test_the_features_of_spoken_digits_change_one_by_one(option: str) -> None:
+    arguments, _ = resolve(["--config", "spoken-digits.yaml", f"--data.features.{option}", "1"])
+    assert isinstance(Options(arguments, fitting=True).task, Task)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_says_what_it_is(name: str) -> None:
     assert read(name).startswith("# ")
