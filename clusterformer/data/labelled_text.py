@@ -82,7 +82,7 @@ def read_rows(
     text_column: Column = "text",
     label_column: Column = "label",
     header: bool = False,
-    encoding: str = "utf-8",
+    encoding: str | None = "utf-8",
 ) -> list[Row]:
     """Read every text of a file and its label.
 
@@ -91,7 +91,8 @@ def read_rows(
         text_column: Column of the text.
         label_column: Column of the label.
         header: Whether to skip a header line although all columns are given by number.
-        encoding: Encoding of the file, by Python's name for it.
+        encoding: Encoding of the file, by Python's name for it; None for UTF-8, where no option
+            names another.
 
     Raises:
         InputError: if the file cannot be read with these options, or a line lacks text or label.
@@ -143,7 +144,7 @@ def read_pairs(
     ]
 
 
-def _read(path: Path, columns: _Columns, header: bool, encoding: str) -> list[_Fields]:
+def _read(path: Path, columns: _Columns, header: bool, encoding: str | None) -> list[_Fields]:
     suffix = table_format(path)
     content = read_text(path, encoding)
     if suffix == ".jsonl":

@@ -79,7 +79,8 @@ class ListedUtterances(Utterances):
     ) -> None:
         rate = self._rate = banks.rate
         listed, rates, empty = [], set(), []
-        for row in read_rows(table, text_column=text_column, label_column=audio_column):
+        rows = read_rows(table, text_column=text_column, label_column=audio_column, encoding=None)
+        for row in rows:
             with _at(row.where):
                 path = table.parent / expanded(row.label)
                 if path.is_file() and not path.stat().st_size:
