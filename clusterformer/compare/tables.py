@@ -13,6 +13,19 @@ from clusterformer.compare.statistics import Cell, Summary
 
 Bold = Callable[[str], str]
 
+LATEX = str.maketrans(
+    {
+        **{character: rf"\{character}" for character in "%_&#${}"},
+        **{character: f"${character}$" for character in "<>|"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "[": "{[}",  # after a line's end it would begin an argument
+        "±": r"$\pm$",
+    }
+)
+"""What a character of a cell is in LaTeX."""
+
 
 def header(summary: Summary) -> list[str]:
     """Return the titles of the columns."""
@@ -66,8 +79,8 @@ def markdown(summary: Summary) -> str:
 
 def latex(summary: Summary) -> str:
     """Format the table in LaTeX, with booktabs; the best of each column is bold."""
-    head, *rows = header(summary), *body(summary, lambda cell: f"\\textbf{{{cell}}}")
-    lines = [" & ".join(_escaped(cell) for cell in line) + r" \\" for line in (head, *rows)]
+    head, *rows = header(summary), *body(summary, lambda cell: f"\0{cell}")
+    lines = [" & ".join(_latex_cell(cell) for cell in line) + r" \\" for line in (head, *rows)]
     return "\n".join(
         [
             rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
@@ -127,7 +140,6 @@ def _cell(cell: Cell | None, bold: Bold) -> str:
     return bold(text) if cell.best else text
 
 
-def _escaped(cell: str) -> str:
-    for character in "%_&#":
-        cell = cell.replace(character, f"\\{character}")
-    return cell.replace("±", r"$\pm$")
+def _latex_cell(cell: str) -> str:
+    escaped = cell.lstrip("\0").translate(LATEX)
+    return rf"\textbf{{{escaped}}}" if cell.startswith("\0") else escaped

@@ -138,6 +138,16 @@ def test_every_form_of_the_table_holds_the_numbers() -> None:
     assert lines[0]["versions"] == "torch 2.13"
 
 
+def test_names_with_characters_of_latex_are_text_there() -> None:
+    name = r"[a] k=5 \ {b_1} ~ 50% & $x^2$ < y|z #"
+    form = latex(summarise([result(name, "", 0, 0.5)]))
+    expected = (
+        r"{[}a] k=5 \textbackslash{} \{b\_1\} \textasciitilde{} 50\% \& "
+        r"\$x\textasciicircum{}2\$ $<$ y$|$z \# & \textbf{0.500}"
+    )
+    assert form.splitlines()[4].startswith(expected)
+
+
 @pytest.mark.parametrize(
     ("value", "told"), [(0.12345, "0.123"), (12.345, "12.35"), (1234.5, "1,234"), (2.5e6, "2.50 M")]
 )
