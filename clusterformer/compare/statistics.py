@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterformer.compare.choosing import Choice
+from clusterformer.compare.configs import differences
 from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
 from clusterformer.errors import InputError
 
 AVERAGE = "average"
 """Name of the column with the mean over all columns."""
+
+NO_OPTIONS = ("seed_everything", "runs", "wandb", "data.root")
+"""Keys of a configuration that may differ between runs that are repetitions of one another."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,13 @@ def summarise(
         if not whole:
             raise InputError(f"{line}; there is {known or 'nothing'}")
         notes.append(f"left out: {line}")
-    results = whole
-    notes += _whole_sight(results)
+    latest = {(result.row, result.column, result.seed): result for result in whole}
+    for result in whole:
+        if latest[result.row, result.column, result.seed] is not result:
+            cell = _name_cell(result.row, result.column)
+            notes.append(f"left out: {cell} has another run of seed {result.seed}")
+    results = list(latest.values())
+    notes += _mixed(results) + _whole_sight(results)
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
     metrics = {column: metrics[column] for column in columns}
@@ -233,17 +242,43 @@ def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:
     return costs | ({"epochs to converge": statistics.fmean(converged)} if converged else {})
 
 
+def _mixed(results: Sequence[Result]) -> list[str]:
+    """Name the cells whose runs have different options, but for those that follow the seed."""
+    notes = []
+    for cell, found in _by_cell(results).items():
+        seeds = [result.seed for result in found]
+        different = {
+            key: values
+            for key, values in differences([result.config for result in found]).items()
+            if key not in NO_OPTIONS and values != seeds
+        }
+        told = [
+            f"{key} ({', '.join(dict.fromkeys(map(str, values)))})"
+            for key, values in different.items()
+        ]
+        if told:
+            notes.append(f"{cell}: its runs differ in {', '.join(told)}")
+    return notes
+
+
 def _whole_sight(results: Sequence[Result]) -> list[str]:
     """Name the cells in which every token saw everything, under mechanisms that select keys."""
-    cells: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        cells.setdefault((result.row, result.column), []).append(result)
     return [
-        f"{row}{' on ' if column else ''}{column}: every token saw its whole text; at these "
-        "lengths nothing was selected"
-        for (row, column), found in cells.items()
+        f"{cell}: every token saw its whole text; at these lengths nothing was selected"
+        for cell, found in _by_cell(results).items()
         if all(result.selected_nothing for result in found)
     ]
+
+
+def _by_cell(results: Sequence[Result]) -> dict[str, list[Result]]:
+    cells: dict[str, list[Result]] = {}
+    for result in results:
+        cells.setdefault(_name_cell(result.row, result.column), []).append(result)
+    return cells
+
+
+def _name_cell(row: str, column: str) -> str:
+    return f"{row} on {column}" if column else row
 
 
 def _own_metric(results: Sequence[Result]) -> str:

@@ -99,6 +99,25 @@ def test_nan_and_infinity_are_shown_and_never_best() -> None:
     assert "inf ± nan" in text(summary)
 
 
+def test_runs_of_one_cell_that_are_no_repetitions_are_named() -> None:
+    options = [
+        {"model.lr": lr, "data.fold": seed, "seed_everything": seed, "runs": f"x/{seed}"}
+        for seed, lr in enumerate((0.1, 0.1, 0.2))
+    ]
+    runs = [result("a", "MR", seed, 0.5, config=config) for seed, config in enumerate(options)]
+    assert summarise(runs[:2]).notes == []  # the fold follows the seed
+    assert summarise(runs).notes == ["a on MR: its runs differ in model.lr (0.1, 0.2)"]
+
+
+def test_a_second_run_of_a_seed_is_left_out_and_named() -> None:
+    runs = [result("a", "", 0, value, peak_mib=peak) for value, peak in ((0.5, 1.0), (0.7, 3.0))]
+    summary = summarise([*runs, result("a", "", 1, 0.9, peak_mib=5.0)])
+    assert summary.notes == ["left out: a has another run of seed 0"]
+    assert summary.cells["a", ""].values == [0.7, 0.9]
+    assert summary.costs["a"]["peak MiB"] == 4.0
+    assert len(summary.results) == 2
+
+
 def test_what_a_token_sees_is_a_column_and_seeing_all_is_noted() -> None:
     runs = [
         result(name, column, seed, 0.5, measures={"test/accuracy": 0.5, "test/keys_seen": seen},
