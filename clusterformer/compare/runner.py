@@ -47,6 +47,14 @@ class _Process(NamedTuple):
         if self.handle.poll() is None:
             os.kill(self.handle.pid, signal.SIGINT)
 
+    def reason(self) -> str:
+        """Say why it failed: the signal that ended it, or the last line of its log."""
+        code = self.handle.returncode or 0
+        if code >= 0:
+            return self.job.last_message()
+        memory = ", as the system does when memory runs out" if code == -9 else ""
+        return f"killed by signal {-code}{memory}; the same command resumes it"
+
     def close(self) -> None:
         self.handle.wait()
         self.log.close()
@@ -136,8 +144,9 @@ def train_jobs(
                 taken.append(time.monotonic() - process.begun)
                 job = process.job
                 if process.handle.returncode or not job.finished:
-                    failures.append(Failure(job.planned, job.last_message()))
-                    outcome = f"FAILED: {job.last_message()} (see {job.log})"
+                    reason = process.reason()
+                    failures.append(Failure(job.planned, reason))
+                    outcome = f"FAILED: {reason} (see {job.log})"
                 else:
                     outcome = _outcome(job)
                 left = total - len(taken)

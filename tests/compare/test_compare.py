@@ -1,11 +1,13 @@
 """`clusterformer compare` itself: each run once, whatever happens in between."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from forked import Process
 from clusterformer.cli.main import main
 from clusterformer.cli.options import make_model_and_task
 from clusterformer.compare import child, runner
+from clusterformer.compare.jobs import Job
 from clusterformer.compare.plan import read_plan
 from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.runner import Failure, explain
@@ -172,6 +175,29 @@ def test_a_failed_run_is_named_and_the_rest_goes_on(plan: Path, capfd) -> None:
     captured = capfd.readouterr()
     assert "1 of 2 runs failed: broken, seed 0: num_clusters must be at least 1" in captured.err
     assert "fine" in Path("comparisons/tiny/table.md").read_text()
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_killed_training_is_told_by_its_signal_and_not_by_its_last_step(plan: Path) -> None:
+    longer = {**TINY, "options": {**TINY["options"], "trainer.max_steps": 4_000}}
+    plan.write_text(yaml.safe_dump({**longer, "rows": {"coupled": {}}}, sort_keys=False))
+    (job,) = [Job(Path("out"), planned) for planned in read_plan(plan).runs]
+    job.record()
+    told: list[str] = []
+    options = {"num_parallel": 1, "wandb": False, "group": "", "report": told.append}
+    killer = threading.Thread(target=kill_once_begun, args=(job,))
+    killer.start()
+    [(_, reason)] = runner.train_jobs([job], **options)
+    killer.join()
+    assert reason.startswith("killed by signal 9, as the system does when memory runs out")
+    assert f"FAILED: {reason}" in told[0]
+
+
+def kill_once_begun(job: Job) -> None:
+    while not (job.run and job.run.last.exists()):
+        time.sleep(0.1)
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 @pytest.mark.slow
