@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clusterformer.compare.choosing import Choice
     from clusterformer.compare.jobs import Job
     from clusterformer.compare.plan import Plan
+    from clusterformer.compare.planned_run import PlannedRun
     from clusterformer.compare.results import Result
 
 HELP = """
@@ -180,7 +181,8 @@ def _compare(options: argparse.Namespace) -> None:
         if damage := job.damage:
             print(f"left out: {job.planned.name}: {damage}", file=sys.stderr)
     if results:
-        _write(results, options, folder, plan, choices)
+        unfinished = [planned for planned, result in finished if result is None]
+        _write(results, options, folder, plan, choices, unfinished)
     if failures:
         raise InputError(f"{len(failures)} of {len(mine)} runs failed: {explain(failures)}")
     number = sum(result is not None for _, result in finished)
@@ -227,6 +229,7 @@ def _write(
     folder: Path,
     plan: Plan | None = None,
     choices: Sequence[Choice] = (),
+    unfinished: Sequence[PlannedRun] = (),
 ) -> None:
     """Write and print the table; the command line goes before the plan."""
     from clusterformer.compare.output import write_files
@@ -244,6 +247,7 @@ def _write(
         plan.paper if plan else None,
         plan.also if plan else (),
         choices,
+        unfinished,
     )
     for note in summary.notes:
         print(note, file=sys.stderr)

@@ -10,12 +10,16 @@ from typing import Any
 
 from clusterformer.compare.choosing import Choice
 from clusterformer.compare.configs import differences
+from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
 from clusterformer.errors import InputError
 
 AVERAGE = "average"
 """Name of the column with the mean over all columns."""
+
+MAX_NAMED = 5
+"""Most unfinished runs that a note names."""
 
 NO_OPTIONS = ("seed_everything", "runs", "wandb", "data.root")
 """Keys of a configuration that may differ between runs that are repetitions of one another."""
@@ -96,6 +100,7 @@ def summarise(
     paper: Mapping[str, Mapping[str, float]] | None = None,
     also: Sequence[str] = (),
     choices: Sequence[Choice] = (),
+    unfinished: Sequence[PlannedRun] = (),
 ) -> Summary:
     """Make the table of finished runs.
 
@@ -108,6 +113,7 @@ def summarise(
         paper: Row to column to the number that the paper reports.
         also: Further measures, to stand beside the costs.
         choices: What validation chose.
+        unfinished: Planned runs that have no result, to be named in a note.
 
     Raises:
         InputError: if there is no run, all runs lack the metric, or higher values are better in one
@@ -134,7 +140,7 @@ def summarise(
             cell = _name_cell(result.row, result.column)
             notes.append(f"left out: {cell} has another run of seed {result.seed}")
     results = list(latest.values())
-    notes += _mixed(results) + _whole_sight(results)
+    notes += _missing(unfinished) + _mixed(results) + _whole_sight(results)
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
     metrics = {column: metrics[column] for column in columns}
@@ -240,6 +246,16 @@ def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:
     }
     converged = [n for result in results if (n := result.epochs_to_converge) is not None]
     return costs | ({"epochs to converge": statistics.fmean(converged)} if converged else {})
+
+
+def _missing(unfinished: Sequence[PlannedRun]) -> list[str]:
+    """Name the first planned runs that are not in the table, in one line."""
+    if not unfinished:
+        return []
+    names = [planned.name for planned in unfinished[:MAX_NAMED]]
+    more = len(unfinished) - len(names)
+    names += [f"and {more} more"] if more else []
+    return [f"not finished, and not in the table: {'; '.join(names)}"]
 
 
 def _mixed(results: Sequence[Result]) -> list[str]:

@@ -174,7 +174,9 @@ def test_a_failed_run_is_named_and_the_rest_goes_on(plan: Path, capfd) -> None:
     assert main(["compare", str(plan), "--jobs", "2"]) == 2
     captured = capfd.readouterr()
     assert "1 of 2 runs failed: broken, seed 0: num_clusters must be at least 1" in captured.err
-    assert "fine" in Path("comparisons/tiny/table.md").read_text()
+    table = Path("comparisons/tiny/table.md").read_text()
+    assert "fine" in table
+    assert "- not finished, and not in the table: broken, seed 0" in table
 
 
 @pytest.mark.usefixtures("forked")

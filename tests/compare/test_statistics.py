@@ -7,6 +7,7 @@ import pytest
 from toy_results import RESULTS, result
 
 from clusterformer.compare.configs import differences, flatten
+from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.statistics import AVERAGE, summarise
 from clusterformer.compare.tables import format_number, latex, markdown, runs_csv, text
 from clusterformer.errors import InputError
@@ -97,6 +98,15 @@ def test_nan_and_infinity_are_shown_and_never_best() -> None:
     assert not summary.significance
     assert "nan ± nan" in text(summary)
     assert "inf ± nan" in text(summary)
+
+
+def test_planned_runs_without_a_result_are_named() -> None:
+    planned = [PlannedRun("b", "MR", seed, {}, ()) for seed in range(7)]
+    told = "not finished, and not in the table: b on MR, seed 0; b on MR, seed 1"
+    assert summarise(RESULTS, unfinished=planned[:2]).notes == [told]
+    summary = summarise(RESULTS, unfinished=planned)
+    assert summary.notes[0].endswith("b on MR, seed 4; and 2 more")
+    assert summary.notes[0] in markdown(summary)
 
 
 def test_runs_of_one_cell_that_are_no_repetitions_are_named() -> None:
