@@ -16,7 +16,7 @@ from clusterformer.attention import mechanisms
 from clusterformer.compare.configs import flatten, name_rows
 from clusterformer.errors import InputError, reading
 from clusterformer.training.runs import Run
-from clusterformer.training.selection import WHOLE
+from clusterformer.training.selection import DECODER, ENCODER, WHOLE, seen_by_stack
 
 OUTCOME_FIELDS: Mapping[str, Any] = {
     "results": dict,
@@ -74,12 +74,14 @@ class Result:
         return next((seen for seen in found if seen is not None), None)
 
     @property
-    def selected_nothing(self) -> bool:
-        """Whether every token saw all under a mechanism that is to select keys."""
+    def selected_nothing(self) -> list[str]:
+        """Stacks in which every token saw all under a mechanism that is to select keys."""
         kinds = {kind.__name__: kind for kind in mechanisms()}
-        kind = kinds.get(str(self.config.get("model.attention", "NeuralClusteringAttention")))
-        by_nature = kind is not None and kind.sees_all
-        return not by_nature and self.keys_seen is not None and self.keys_seen > WHOLE
+        ours = str(self.config.get("model.attention", "NeuralClusteringAttention"))
+        names = {ENCODER: ours, DECODER: str(self.config.get("model.decoder_attention") or ours)}
+        by_nature = {s for s, name in names.items() if (k := kinds.get(name)) and k.sees_all}
+        shares = seen_by_stack(self.measures)
+        return [s for s, share in shares.items() if share > WHOLE and s not in by_nature]
 
     @property
     def epochs_to_converge(self) -> int | None:

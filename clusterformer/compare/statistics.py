@@ -14,6 +14,7 @@ from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
 from clusterformer.errors import InputError
+from clusterformer.training.selection import name_stack, seen_by_stack
 
 AVERAGE = "average"
 """Name of the column with the mean over all columns."""
@@ -279,11 +280,16 @@ def _mixed(results: Sequence[Result]) -> list[str]:
 
 def _whole_sight(results: Sequence[Result]) -> list[str]:
     """Name the cells in which every token saw everything, under mechanisms that select keys."""
-    return [
-        f"{cell}: every token saw its whole text; at these lengths nothing was selected"
-        for cell, found in _by_cell(results).items()
-        if all(result.selected_nothing for result in found)
-    ]
+    notes = []
+    for cell, found in _by_cell(results).items():
+        stacks = set.intersection(*(set(result.selected_nothing) for result in found))
+        if stacks and len(stacks) == len(seen_by_stack(found[0].measures)):
+            told = "every token saw its whole text; at these lengths nothing was selected"
+            notes.append(f"{cell}: {told}")
+        elif stacks:
+            told = f"every token of the {name_stack(*stacks)} saw its whole text; there nothing"
+            notes.append(f"{cell}: {told} was selected")
+    return notes
 
 
 def _by_cell(results: Sequence[Result]) -> dict[str, list[Result]]:

@@ -154,6 +154,24 @@ def test_what_a_token_sees_is_a_column_and_seeing_all_is_noted() -> None:
     assert "test/keys_seen" in runs_csv(summary).splitlines()[0]
 
 
+def test_an_encoder_that_selects_nothing_is_noted_beside_a_decoder_that_selects() -> None:
+    def run(decoder: str, encoder_sees: float, decoder_sees: float) -> list[str]:
+        measures = {"test/accuracy": 0.5, "test/keys_seen": (encoder_sees + decoder_sees) / 2}
+        measures |= {f"test/layer{layer}/keys_seen": encoder_sees for layer in (1, 2)}
+        measures |= {f"test/decoder/layer{layer}/keys_seen": decoder_sees for layer in (1, 2)}
+        config = {"model.attention": "ReformerAttention", "model.decoder_attention": decoder}
+        return summarise([result("a", "MT", 0, 0.5, measures=measures, config=config)]).notes
+
+    of_encoder = (
+        "a on MT: every token of the encoder saw its whole text; there nothing was selected"
+    )
+    assert run("ReformerAttention", 1.0, 0.5) == [of_encoder]
+    assert run("FullAttention", 1.0, 1.0) == [of_encoder]
+    whole = "a on MT: every token saw its whole text; at these lengths nothing was selected"
+    assert run("ReformerAttention", 1.0, 1.0) == [whole]
+    assert run("ReformerAttention", 0.9, 0.5) == []
+
+
 def test_every_form_of_the_table_holds_the_numbers() -> None:
     summary = summarise(RESULTS, paper={"ours": {"MR": 0.777}})
     for form in (text(summary), markdown(summary), latex(summary)):

@@ -5,8 +5,13 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from clusterformer.attention import AttentionCore, FullAttention, ReformerAttention
 from clusterformer.cli.main import main
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.seq2seq import Seq2Seq
+from clusterformer.training.selection import selected_nothing
 
 TOY = ["fit", "--pictures=false", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
 TOY += ["--model.num_layers=2", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
@@ -45,3 +50,23 @@ def test_every_run_logs_what_its_tokens_see(arguments, share, tmp_path: Path, ca
     assert [float(row["val/keys_seen"]) for row in rows if row["val/keys_seen"]]
     noted = "selected nothing" in capsys.readouterr().out
     assert noted == (share == 1.0 and "FullAttention" not in arguments[0])
+
+
+def translator(attention: type[AttentionCore], decoder_attention: type[AttentionCore]) -> nn.Module:
+    config = TransformerConfig(
+        d_model=8, num_heads=2, num_layers=2,
+        attention=attention, decoder_attention=decoder_attention,
+    )  # fmt: skip
+    return Seq2Seq(config, source_size=9, target_size=9)
+
+
+def test_encoder_and_decoder_are_judged_apart() -> None:
+    measures = {"test/keys_seen": 0.75}
+    for layer in (1, 2):
+        measures[f"test/layer{layer}/keys_seen"] = 1.0
+        measures[f"test/decoder/layer{layer}/keys_seen"] = 0.5
+    said = selected_nothing(translator(ReformerAttention, ReformerAttention), measures)
+    assert said == (
+        "every token of the encoder saw 100 % of its text: there ReformerAttention selected nothing"
+    )
+    assert selected_nothing(translator(FullAttention, ReformerAttention), measures) is None
