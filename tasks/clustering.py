@@ -199,7 +199,7 @@ class Clustering(Task):
             hidden=self._hidden,
             merge_at=self._merging_step(),
         )
-        if "train" in self._parts:
+        if "train" in self._parts and not next(network.parameters()).is_meta:
             generator = torch.Generator().manual_seed(run_seed())
             network.seed(
                 self._parts["train"].features[: max(4096, 8 * self._n_clusters)], generator

@@ -25,7 +25,8 @@ class ListedRun(NamedTuple):
     Attributes:
         name: Row, column and seed.
         state: "finished", "begun" or "to do".
-        parameters: Number of weights that it trains; None where its data is not here.
+        parameters: Number of weights that it trains; None where its data is not here, and of a
+            simple method, which has no network.
     """
 
     name: str
@@ -46,8 +47,13 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
         state = "finished" if results else "begun" if job.run else "to do"
         cell = job.planned.row, job.planned.column
         if cell not in sizes:
-            arguments = job.planned.arguments()
-            sizes[cell] = results["parameters"] if results else _parameters(*make(arguments))
+            planned = job.planned
+            if results:
+                sizes[cell] = results["parameters"]
+            elif "method" in planned.options:
+                sizes[cell] = None
+            else:
+                sizes[cell] = _parameters(*make(planned.arguments()))
         yield ListedRun(job.planned.name, state, sizes[cell])
 
 

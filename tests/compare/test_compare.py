@@ -92,6 +92,17 @@ def test_a_part_of_a_comparison(tmp_path: Path, capfd) -> None:
     assert "choose from a file, not from runs" in capfd.readouterr().err
 
 
+def test_clusters_of_points_and_simple_methods_are_listed(tmp_path: Path, capfd) -> None:
+    path = tmp_path / "points.yaml"
+    rows = {"a network": {}, "k-means": {"method": "kmeans"}}
+    content = {"config": "mnist.yaml", "options": {"data.name": "digits"}, "rows": rows}
+    path.write_text(yaml.safe_dump(content))
+    assert main(["compare", str(path), "--dry-run"]) == 0
+    network, method, _ = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(r"to do +[\d,]+ parameters  a network, seed 0", network)
+    assert re.fullmatch(r"to do +\? parameters  k-means, seed 0", method)
+
+
 def test_a_class_stands_before_its_options(tmp_path: Path) -> None:
     path = tmp_path / "reformer.yaml"
     row = {"model.attention.num_hashes": 4, "model.attention": "ReformerAttention"}
