@@ -6,6 +6,9 @@ a power law, as those between repeated words of a language do.
 
     2 8 4 7 . . 4 . . . . . 2 . .        asked: 4 -> 7, 2 -> 8
 
+By chance a key may stand among the random tokens before its question too, with another token
+behind it; the smaller the vocabulary, the more often. Then only its place tells which is meant.
+
 B batch   N tokens   A pairs
 """
 
@@ -15,12 +18,12 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
-from clusterformer.task import IGNORE
+from clusterformer.task import IGNORE, Output
 from clusterformer.tasks.generated.generated_task import (
     AskingBatch,
     GeneratedTask,
@@ -100,6 +103,13 @@ class Recall(GeneratedTask):
     def build(self, config: TransformerConfig) -> AskedTokens:
         return AskedTokens(config, vocab_size=self._vocab_size, max_length=self._length)
 
+    def means(self, output: Output, batch: AskingBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Accuracy over the questions whose key stands once before them, `accuracy_clear`."""
+        clear = _stands_once(batch.tokens, batch.asked) & (batch.target != IGNORE)
+        right = (output.logits.argmax(-1) == batch.target) & clear
+        number = clear.sum()
+        return {"accuracy_clear": (right.sum() / number.clamp(min=1), number)}
+
     def state(self) -> dict[str, Any]:
         return {"vocab_size": self._vocab_size, "length": self._length}
 
@@ -161,6 +171,13 @@ class RecallTexts(GeneratedTexts):
         found = torch.from_numpy(tokens)
         mask = torch.ones_like(found, dtype=torch.bool)
         return AskingBatch(found, mask, torch.from_numpy(values), torch.from_numpy(asked))
+
+
+def _stands_once(tokens: Tensor, asked: Tensor) -> Tensor:
+    """Tell which questions, at `asked` (B, A), have a key that stands once in tokens before."""
+    same = tokens.gather(1, asked)[..., None] == tokens[:, None]  # (B, A, N)
+    before = torch.arange(tokens.shape[1], device=tokens.device) < asked[..., None]
+    return (same & before).sum(-1) == 1
 
 
 def _check_size(length: int, num_pairs: int, vocab_size: int) -> None:

@@ -2,11 +2,13 @@
 
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 
 import lightning
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from clusterformer.attention import (
     BlockTopKAttention,
@@ -16,6 +18,7 @@ from clusterformer.attention import (
 )
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
+from clusterformer.tasks.generated.generated_task import AskingBatch
 from clusterformer.tasks.generated.recall import Recall
 
 
@@ -34,6 +37,18 @@ def test_each_key_comes_twice_and_its_value_is_the_answer() -> None:
         assert asked.min() >= 16
         assert (asked % 2 == 0).all()
         assert len(set(asked.tolist())) == 8
+
+
+def test_accuracy_clear_leaves_out_keys_that_stand_before_by_chance() -> None:
+    task = Recall(length=12, num_pairs=2, vocab_size=16)
+    #       pairs       random   asked: 1, 1 stands at 5 too; 2, at 11 only behind its question
+    text = [1, 9, 2, 10, 7, 1, 12, 3, 1, 7, 2, 2]
+    batch = AskingBatch(torch.tensor([text]), torch.ones(1, 12, dtype=torch.bool),
+                        torch.tensor([[9, 10]]), torch.tensor([[8, 10]]))  # fmt: skip
+    for answers, wanted in (([12, 10], 1.0), ([9, 11], 0.0)):
+        logits = F.one_hot(torch.tensor([answers]), 16).float()
+        mean, number = task.means(SimpleNamespace(logits=logits), batch)["accuracy_clear"]
+        assert (mean.item(), number.item()) == (wanted, 1)
 
 
 def test_texts_are_the_same_for_a_seed_and_differ_between_streams() -> None:
