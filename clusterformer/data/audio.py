@@ -21,12 +21,16 @@ Samples = NDArray[np.float32]
 
 _FULL_SCALE = 0.99  # in 8 bits the largest positive sample is 127 / 128
 _RATES = 1000, 768_000  # hertz; a header with another one is damaged
+_UNKNOWN_SIZE = 0x7FFF0000  # bytes; programs that write to a pipe put some such number, or more
 _BLOCK = 4096  # samples that soundfile decodes at once, as many as a block of FLAC
 _CLIPPED_SHARE = 1e-3  # of the samples; single peaks at full scale are no clipping
 
 
 class AudioHeader(NamedTuple):
-    """Length of a recording in samples of its own rate, and that rate in hertz."""
+    """Length of a recording in samples of its own rate, and that rate in hertz.
+
+    A file that was cut short has fewer samples.
+    """
 
     num_samples: int
     rate: int
@@ -52,9 +56,11 @@ def read_header(path: Path) -> AudioHeader:
     """
     if _is_plain_wav(path):
         with reading(path, "a WAV file"), wave.open(str(path), "rb") as file:
-            most = path.stat().st_size // (file.getnchannels() * file.getsampwidth())
-            # a program that writes to a pipe does not know the length, and puts the largest number
-            header = AudioHeader(min(file.getnframes(), most), file.getframerate())
+            bytes_each = file.getnchannels() * file.getsampwidth()
+            count = file.getnframes()
+            if count * bytes_each >= _UNKNOWN_SIZE:
+                count = path.stat().st_size // bytes_each
+            header = AudioHeader(count, file.getframerate())
     else:
         library = _soundfile(path)
         with reading(path, "a recording"):
@@ -168,9 +174,9 @@ def _is_plain_wav(path: Path) -> bool:
     with reading(path, "a recording"):
         if not path.is_file():
             raise InputError(f"{path}: no such recording")
-        with path.open("rb"):
-            pass
-    if path.suffix.lower() not in (".wav", ".wave"):
+        with path.open("rb") as opened:
+            start = opened.read(4)
+    if path.suffix.lower() not in (".wav", ".wave") or start in (b"RF64", b"RIFX"):
         return False
     try:
         with wave.open(str(path), "rb") as file:

@@ -48,6 +48,7 @@ def test_a_file_cut_short_gives_what_is_there(tmp_path) -> None:
     path = write_wav(tmp_path / "a.wav", tones("low high"))
     path.write_bytes(path.read_bytes()[:-1001])
     assert len(read_audio(path, 8000)) == len(tones("low high")) - 501
+    assert read_header(path).num_samples == len(tones("low high"))
 
 
 def test_a_header_that_promises_too_much_is_not_believed(tmp_path) -> None:
@@ -72,6 +73,15 @@ def test_flac_and_numbers_with_a_point_are_read_by_soundfile(tmp_path) -> None:
     soundfile.write(tmp_path / "a.wav", samples * np.nan, 8000, subtype="FLOAT")
     with pytest.raises(InputError, match="no finite numbers"):
         read_audio(tmp_path / "a.wav", 8000)
+
+
+def test_wavs_of_over_4_gb_and_of_the_other_byte_order_are_read(tmp_path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    for form, endian in (("RF64", "LITTLE"), ("WAV", "BIG")):
+        soundfile.write(tmp_path / "a.wav", tones("low"), 8000, format=form, endian=endian)
+        assert (tmp_path / "a.wav").read_bytes()[:4] in (b"RF64", b"RIFX")
+        assert read_header(tmp_path / "a.wav") == (len(tones("low")), 8000)
+        np.testing.assert_allclose(read_audio(tmp_path / "a.wav", 8000), tones("low"), atol=1e-4)
 
 
 def test_a_flac_cut_short_gives_what_can_be_decoded(tmp_path) -> None:

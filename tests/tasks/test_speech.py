@@ -171,6 +171,10 @@ def test_a_recording_cut_short_is_read_and_told(tmp_path, caplog, longest: int) 
     path = write_wav(tmp_path / "a.wav", tones("low mid high low"))
     assert list(read_windows(path, SMALL, longest, 2))
     assert not caplog.records
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert list(read_windows(path, SMALL, longest, 2))
+    assert "a.wav: damaged, only 0." in caplog.messages.pop()
+    caplog.clear()
     soundfile = pytest.importorskip("soundfile")
     flac = tmp_path / "a.flac"
     soundfile.write(flac, np.random.default_rng(0).uniform(-0.5, 0.5, 40_000), 8000)
