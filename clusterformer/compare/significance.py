@@ -2,7 +2,8 @@
 
 If two models are equally good, each difference of a pair is as likely to have the other sign. The
 p-value is the share of all sign patterns whose mean is at least as far from 0 as the one observed.
-It holds for any distribution and any number of pairs.
+It holds for any distribution and number of pairs that do not depend on one another. Folds of a
+cross-validation do, as their training parts overlap: with them p comes out too small.
 """
 
 from __future__ import annotations
