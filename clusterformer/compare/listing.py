@@ -10,10 +10,13 @@ import torch
 
 from clusterformer.compare.jobs import Job
 from clusterformer.compare.plan_file import is_number
+from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.errors import InputError, MissingDataError
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.tasks.base import Labelling
+
+_OF_DATA = "data", "model.pretrained", "model.init_from"  # they bring their tokenizer
 
 Maker = Callable[[list[str]], tuple[ClusterFormer, Task]]
 """Maker of the model and task that the options of `fit` describe."""
@@ -42,6 +45,7 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
         make: Maker of model and task; called once for each cell of the table.
     """
     sizes: dict[tuple[str, str], int | None] = {}
+    ready: dict[str, Task | None] = {}
     for job in jobs:
         results = job.outcome
         state = "finished" if results else "begun" if job.run else "to do"
@@ -53,7 +57,11 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
             elif "method" in planned.options:
                 sizes[cell] = None
             else:
-                sizes[cell] = _parameters(*make(planned.arguments()))
+                model, task = make(planned.arguments())
+                data = _describe_data(planned)
+                if data not in ready:
+                    ready[data] = _set_up(task)
+                sizes[cell] = _parameters(model, ready[data])
         yield ListedRun(job.planned.name, state, sizes[cell])
 
 
@@ -104,11 +112,23 @@ def seconds_left(jobs: Sequence[Job]) -> float | None:
     return sum(taken) / len(taken) * unfinished if taken else None
 
 
-def _parameters(model: ClusterFormer, task: Task) -> int | None:
+def _describe_data(planned: PlannedRun) -> str:
+    """Name what the data of a run depends on: rows with the same share the time to read it."""
+    options = {k: v for k, v in planned.options.items() if k.startswith(_OF_DATA)}
+    return repr((planned.configs, sorted(options.items())))
+
+
+def _set_up(task: Task) -> Task | None:
     try:
         task.prepare_data()
         task.setup("fit")
     except (InputError, OSError):
+        return None
+    return task
+
+
+def _parameters(model: ClusterFormer, task: Task | None) -> int | None:
+    if task is None:
         return None
     with torch.device("meta"):
         network = task.build(model.transformer_config)
