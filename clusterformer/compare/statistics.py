@@ -138,8 +138,8 @@ def summarise(
     latest = {(result.row, result.column, result.seed): result for result in whole}
     for result in whole:
         if latest[result.row, result.column, result.seed] is not result:
-            cell = _name_cell(result.row, result.column)
-            notes.append(f"left out: {cell} has another run of seed {result.seed}")
+            name = _name_cell(result.row, result.column)
+            notes.append(f"left out: {name} has another run of seed {result.seed}")
     results = list(latest.values())
     notes += _missing(unfinished) + _mixed(results) + _whole_sight(results)
     rows = list(dict.fromkeys(result.row for result in results))
