@@ -103,6 +103,24 @@ def test_clusters_of_points_and_simple_methods_are_listed(tmp_path: Path, capfd)
     assert re.fullmatch(r"to do +\? parameters  k-means, seed 0", method)
 
 
+def test_rows_of_one_data_set_are_listed_after_one_reading(tmp_path: Path, capfd, caplog) -> None:
+    texts = "".join(f"{i % 2}\tone two three {i}\n" for i in range(40))
+    (tmp_path / "texts.tsv").write_text("label\ttext\n" + texts)
+    path = tmp_path / "texts.yaml"
+    rows = {"wide": {"model.d_model": 32}, "small": {"model.d_model": 16}}
+    rows["shorter texts"] = {**rows["small"], "data.max_length": 2}
+    options = {"data.train": str(tmp_path / "texts.tsv"), "data.max_length": 3}
+    content = {"config": "classify.yaml", "options": options, "rows": rows}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    assert main(["compare", str(path), "--dry-run"]) == 0
+    wide, small, shorter, _ = capfd.readouterr().out.splitlines()
+    assert len({line.split()[2] for line in (wide, small)}) == 2
+    assert small.split()[2] == shorter.split()[2]
+    told = "\n".join(caplog.messages)
+    assert told.count("train: 32 of 32 texts are longer than max_length 3") == 1
+    assert told.count("train: 32 of 32 texts are longer than max_length 2") == 1
+
+
 def test_a_class_stands_before_its_options(tmp_path: Path) -> None:
     path = tmp_path / "reformer.yaml"
     row = {"model.attention.num_hashes": 4, "model.attention": "ReformerAttention"}
