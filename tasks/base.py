@@ -256,11 +256,12 @@ class Labelling(Task):
             self._test_examples = examples
         targets = self.targets(examples)
         columns = list(zip(*(example.texts for example in examples), strict=True))
-        tokens, excess = self.rows.encode(columns)
+        tokens, excess = self.cut_rows.encode(columns)
         if any(excess):
             rank_zero_only(_log.warning)(
                 f"{split}: {sum(map(bool, excess))} of {len(excess)} texts are longer than "
-                f"max_length {self.rows.max_length} tokens; {sum(excess)} tokens beyond are cut off"
+                f"max_length {self.cut_rows.max_length} tokens; {sum(excess)} tokens beyond are "
+                "cut off"
             )
         return self.encoded(examples, tokens, targets)
 
@@ -280,6 +281,12 @@ class Labelling(Task):
         """The way from texts to token ids; available after `setup()` or `load_state()`."""
         assert self._rows is not None
         return self._rows
+
+    @property
+    def cut_rows(self) -> TextRows:
+        """`rows` with this program's `max_length`; a test may have another than the training."""
+        limit = self._max_length
+        return self.rows if limit is None else self.rows._replace(max_length=limit)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -111,7 +111,7 @@ class Classification(Labelling):
 
     def text_batch(self, lines: list[str]) -> TextBatch:
         count = (len(lines),)
-        [texts], _ = self.rows.encode([lines])
+        [texts], _ = self.cut_rows.encode([lines])
         return TextBatch(*pad(texts), torch.full(count, IGNORE), torch.full(count, -1))
 
     def build(self, config: TransformerConfig) -> TextClassifier | PretrainedClassifier:

@@ -6,7 +6,7 @@ B batch   N tokens   A tokens that ask   L labels
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.data.batches import BucketPlan, EndlessPlan, make_loader, run_seed
-from clusterformer.errors import require_at_least
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.task import IGNORE, Output, Task
 
@@ -125,3 +125,14 @@ class GeneratedTask(Task):
         self, metrics: MetricCollection, output: Output, batch: Any, network: nn.Module
     ) -> None:
         metrics["accuracy"].update(output.logits.flatten(0, 1), batch.target.flatten())
+
+
+def require_as_trained(state: Mapping[str, Any], **options: Any) -> None:
+    """Refuse options of a task that differ from those in its checkpoint, and would change a token.
+
+    Raises:
+        InputError: for the first such option.
+    """
+    for name, value in options.items():
+        if value != state[name]:
+            raise InputError(f"{name} must be {state[name]}, as it was in training, got {value}")

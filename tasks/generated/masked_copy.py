@@ -22,7 +22,11 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.token_classifier import TokenClassifier
 from clusterformer.task import IGNORE, Batch
-from clusterformer.tasks.generated.generated_task import GeneratedTask, GeneratedTexts
+from clusterformer.tasks.generated.generated_task import (
+    GeneratedTask,
+    GeneratedTexts,
+    require_as_trained,
+)
 
 _SEPARATOR, _FIRST = 1, 2  # tokens; symbols from _FIRST on, behind them the mask
 
@@ -53,7 +57,9 @@ class MaskedCopy(GeneratedTask):
         self, *, length: int = 63, symbols: int = 10, masked: float = 0.2, **options: Any
     ) -> None:
         super().__init__(**options)
-        self.load_state({"length": length, "symbols": symbols})
+        require_at_least(1, length=length, symbols=symbols)
+        self._length, self._symbols = length, symbols
+        self._trained_length = length  # for learned positions, whatever a test has
         if not 0 < masked <= 0.5:
             raise InputError(f"masked must be above 0 and at most 0.5, got {masked}")
         self._masked = masked
@@ -74,16 +80,17 @@ class MaskedCopy(GeneratedTask):
             config,
             vocab_size=self.num_labels,
             num_labels=self.num_labels,
-            max_length=2 * self._length + 2,
+            max_length=2 * self._trained_length + 2,
         )
 
     def state(self) -> dict[str, Any]:
-        return {"length": self._length, "symbols": self._symbols}
+        return {"length": self._trained_length, "symbols": self._symbols}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        length, symbols = state["length"], state["symbols"]
-        require_at_least(1, length=length, symbols=symbols)
-        self._length, self._symbols = length, symbols
+        """Restore the length of training; words of a test may have any."""
+        require_at_least(1, length=state["length"])
+        require_as_trained(state, symbols=self._symbols)
+        self._trained_length = state["length"]
 
     def predictions(self, network: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         """Symbols of the masked tokens, in the order of the text."""

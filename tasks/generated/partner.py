@@ -27,7 +27,13 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.token_classifier import KeyValueClassifier
 from clusterformer.task import IGNORE, Output, SimpleResult
-from clusterformer.tasks.generated.generated_task import TEST, TRAIN, GeneratedTask, GeneratedTexts
+from clusterformer.tasks.generated.generated_task import (
+    TEST,
+    TRAIN,
+    GeneratedTask,
+    GeneratedTexts,
+    require_as_trained,
+)
 
 
 class PartnerBatch(NamedTuple):
@@ -74,9 +80,11 @@ class Partner(GeneratedTask):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.load_state(
-            {"num_tokens": num_tokens, "num_values": num_values, "shared_keys": shared_keys}
-        )
+        if num_tokens < 2 or num_tokens % 2:
+            raise InputError(f"num_tokens must be even and at least 2, got {num_tokens}")
+        require_at_least(1, num_values=num_values)
+        self._num_tokens, self._num_values = num_tokens, num_values
+        self._shared_keys = shared_keys
 
     @property
     def chance(self) -> float:
@@ -117,12 +125,9 @@ class Partner(GeneratedTask):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        num_tokens, num_values = state["num_tokens"], state["num_values"]
-        if num_tokens < 2 or num_tokens % 2:
-            raise InputError(f"num_tokens must be even and at least 2, got {num_tokens}")
-        require_at_least(1, num_values=num_values)
-        self._num_tokens, self._num_values = num_tokens, num_values
-        self._shared_keys = state.get("shared_keys", True)  # older checkpoints have no other
+        """Restore nothing: a text of another length has other keys, or other pairs of them."""
+        known = {"shared_keys": True, **state}  # older checkpoints have no other
+        require_as_trained(known, **self.state())
 
     def predictions(self, network: nn.Module, batch: PartnerBatch) -> list[dict[str, Any]]:
         """Value of each token that asks, in the order of the text."""

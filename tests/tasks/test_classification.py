@@ -138,6 +138,17 @@ def test_long_texts_are_cut_counted_and_reported_once(train_file, caplog):
     assert max(batch.tokens.shape[1] for batch in task.train_dataloader()) == 6
 
 
+def test_a_test_may_cut_texts_at_another_length_than_the_training(train_file):
+    trained = ready(train=train_file, max_length=5)
+    for limit, longest in ((None, 5), (3, 3), (7, 7)):
+        task = Classification(train=train_file, max_length=limit)
+        task.load_state(trained.state())
+        task.setup("test")
+        assert max(batch.tokens.shape[1] for batch in task.test_dataloader()) == longest
+        assert task.text_batch(["a very very very very very good film"]).tokens.shape[1] == longest
+        assert task.state()["max_length"] == 5
+
+
 def test_empty_share_and_its_dummy_row_count_for_nothing(train_file):
     task = ready(train=train_file)
     batch = task.train_dataloader().dataset[[]]

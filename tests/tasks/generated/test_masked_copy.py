@@ -64,3 +64,11 @@ def test_it_is_learnt(tmp_path, monkeypatch, capsys) -> None:
 def test_bad_options_are_refused(options, message: str) -> None:
     with pytest.raises(InputError, match=message):
         MaskedCopy(**options)
+
+
+def test_a_model_is_tested_on_words_of_another_length() -> None:
+    task = MaskedCopy(length=31)
+    task.load_state(MaskedCopy(length=15).state())
+    assert next(iter(task.test_dataloader())).tokens.shape[1] == 64
+    with pytest.raises(InputError, match="symbols must be 10, as it was in training, got 4"):
+        MaskedCopy(symbols=4).load_state(MaskedCopy().state())

@@ -46,10 +46,18 @@ def test_keys_that_are_not_shared_stand_once_and_have_fixed_partners():
 
 
 def test_a_state_of_before_keys_could_differ_has_shared_ones():
-    task = Partner(num_tokens=20, shared_keys=False)
-    assert task.state()["shared_keys"] is False
-    task.load_state({"num_tokens": 20, "num_values": 10})
-    assert task.state()["shared_keys"] is True
+    Partner(num_tokens=20).load_state({"num_tokens": 20, "num_values": 10})
+    with pytest.raises(InputError, match="shared_keys must be True, as it was in training, got"):
+        Partner(num_tokens=20, shared_keys=False).load_state({"num_tokens": 20, "num_values": 10})
+
+
+@pytest.mark.parametrize("options", [{"num_tokens": 40}, {"num_values": 4}])
+def test_a_model_refuses_texts_of_other_keys_or_values(options):
+    trained = Partner(num_tokens=20).state()
+    ((name, given),) = options.items()
+    message = f"{name} must be {trained[name]}, as it was in training, got {given}"
+    with pytest.raises(InputError, match=message):
+        Partner(**{"num_tokens": 20, **options}).load_state(trained)
 
 
 def test_one_of_a_pair_asks_for_the_value_of_the_other(batch):

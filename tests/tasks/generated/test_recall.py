@@ -115,3 +115,26 @@ def test_no_answer_depends_on_later_tokens(mechanism) -> None:
 def test_impossible_sizes_are_refused(options, message) -> None:
     with pytest.raises(InputError, match=message):
         Recall(**options)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_model_is_tested_on_texts_of_another_length(positions: str) -> None:
+    config = TransformerConfig(FullAttention, 32, 2, 1, 64, 0.0, positions=positions)
+    trained = Recall(length=64, num_pairs=8, vocab_size=64)
+    weights = trained.build(config).state_dict()
+    task = Recall(length=128, num_pairs=16, vocab_size=64)
+    task.load_state(trained.state())
+    network = task.build(config)
+    network.load_state_dict(weights)
+    batch = next(iter(task.test_dataloader()))
+    assert batch.tokens.shape[1] == 128
+    if positions == "rotary":
+        assert network(batch).logits.shape[:2] == (32, 16)
+    else:
+        with pytest.raises(InputError, match="128 tokens is longer than the 64 learned positions"):
+            network(batch)
+
+
+def test_a_model_refuses_another_vocabulary() -> None:
+    with pytest.raises(InputError, match="vocab_size must be 64, as it was in training, got 80"):
+        Recall(length=64, num_pairs=8, vocab_size=80).load_state({"vocab_size": 64, "length": 64})
