@@ -11,6 +11,7 @@ import torch
 from clusterformer.compare.jobs import Job
 from clusterformer.compare.plan_file import is_number
 from clusterformer.compare.planned_run import PlannedRun
+from clusterformer.data.word_vectors import find_vectors
 from clusterformer.errors import InputError, MissingDataError
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
@@ -66,7 +67,7 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
 
 
 def absent_columns(jobs: Sequence[Job], make: Maker) -> dict[str, str]:
-    """Find the columns whose data set is not on this machine, and the message that says so.
+    """Find the columns whose data set, or word vectors, are not here, and the message that says so.
 
     Other mistakes are left for the runs to report. A column of which a run has begun is not absent.
 
@@ -80,8 +81,10 @@ def absent_columns(jobs: Sequence[Job], make: Maker) -> dict[str, str]:
         runs = [job for job in jobs if job.planned.column == column]
         if any(job.run or job.outcome for job in runs):
             continue
+        planned = runs[0].planned
         try:
-            _, task = make(runs[0].planned.arguments())
+            _, task = make(planned.arguments())
+            find_vectors(planned.options.get("data.vectors", ""))
             if isinstance(task, Labelling):
                 task.read("train")
             else:

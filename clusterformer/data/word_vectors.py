@@ -21,7 +21,7 @@ from torch import Tensor
 from clusterformer.data.batches import PAD
 from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.tokenizers import SPECIAL_TOKENS, WordTokenizer
-from clusterformer.errors import InputError, reading
+from clusterformer.errors import InputError, MissingDataError, reading
 
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors
@@ -38,6 +38,19 @@ _FORMAT = "word vectors in GloVe's format"
 def trained_vectors() -> Path:
     """Path of the file that `clusterformer prepare vectors` makes."""
     return cache_folder() / "trained-vectors" / "trained.300d.txt"
+
+
+def find_vectors(path: str | Path) -> str | Path:
+    """Return the file of vectors, for `TRAINED` that of `prepare vectors`.
+
+    Raises:
+        MissingDataError: if `prepare vectors` has not made it.
+    """
+    if str(path) != TRAINED:
+        return path
+    if not (trained := trained_vectors()).exists():
+        raise MissingDataError(f"vectors {TRAINED}: no file {trained}; `prepare vectors` makes it")
+    return trained
 
 
 def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -> Tensor:
@@ -57,10 +70,7 @@ def word_vectors(path: str | Path, tokenizer: WordTokenizer, *, seed: int = 0) -
     Raises:
         InputError: if the file is missing or in another format, with the line.
     """
-    if str(path) == TRAINED:
-        path = trained_vectors()
-        if not path.exists():
-            raise InputError(f"vectors {TRAINED}: no file {path}; `prepare vectors` makes it")
+    path = find_vectors(path)
     loaded = load_vectors(path)
     rows, vectors = loaded.key_to_index, loaded.vectors
     known = {

@@ -121,6 +121,20 @@ def test_rows_of_one_data_set_are_listed_after_one_reading(tmp_path: Path, capfd
     assert told.count("train: 32 of 32 texts are longer than max_length 2") == 1
 
 
+def test_word_vectors_that_are_to_be_trained_are_told_before_any_run(
+    tmp_path: Path, capfd, monkeypatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "texts.tsv").write_text("label\ttext\n" + "0\tone two\n1\tthree four\n" * 20)
+    options = {"data.train": str(tmp_path / "texts.tsv"), "data.vectors": "trained"}
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump({"config": "classify.yaml", "options": options}))
+    assert main(["compare", str(path), "--dry-run"]) == 0
+    told = capfd.readouterr().err
+    assert "no data for these runs: vectors trained: no file" in told
+    assert "`prepare vectors` makes it" in told
+
+
 def test_a_class_stands_before_its_options(tmp_path: Path) -> None:
     path = tmp_path / "reformer.yaml"
     row = {"model.attention.num_hashes": 4, "model.attention": "ReformerAttention"}
