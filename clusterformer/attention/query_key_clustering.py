@@ -36,12 +36,15 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
     before it; without causality also the one after it. Where its cluster has no key yet, it takes
     its own value.
 
-    The weights are softmax(alpha z_q . z_k): what draws weight also draws tokens into one cluster,
-    for nothing else tells a head whom to attend to. alpha is no weight: one that learns grows, and
-    then tokens need not come near one another. Inside clusters the same would teach z to flee from
-    the mean of its own cluster. So z learns where nothing is selected: the first `dense_length`
-    tokens of any text attend to all (before them), and in training so do `probes` other tokens,
-    drawn anew each time. The rest take z as it is.
+    The weights are softmax(alpha z_q . z_k + r log(1 + t)) for keys at positions t: what draws
+    weight also draws tokens into one cluster, for nothing else tells a head whom to attend to. The
+    recency r is learnt for each head, from 0 on: of keys that are alike a head may prefer the later
+    (r > 0) or the earlier. ALiBi (Press et al., 2022) has a bias that is linear in t, and fixed.
+    alpha is no weight: one that learns grows, and then tokens need not come near one another.
+    Inside clusters the same would teach z to flee from the mean of its own cluster. So z learns
+    where nothing is selected: the first `dense_length` tokens of any text attend to all (before
+    them), and in training so do `probes` other tokens, drawn anew each time. The rest take z as it
+    is.
 
     Args:
         d_model: Width of the hidden states (E).
@@ -105,6 +108,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         width = self.num_clusterings * self.head_width
         self.query_space = nn.Linear(d_model, width, bias=False)  # W_q of each head
         self.key_space = nn.Linear(d_model, width, bias=False)
+        self.recency = nn.Parameter(torch.zeros(self.num_clusterings))  # r
         self.alpha = alpha
         shape = self.num_clusterings, num_clusters, self.head_width
         self.register_buffer("anchors", _axes(*shape, torch.Generator().manual_seed(seed)))
@@ -128,32 +132,55 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             heads, scale = (q[:, :local], k[:, :local], v[:, :local]), self.head_width**-0.5
             parts.append(chunk_attention(*heads, blocks, scale=scale, causal=causal).to(v.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
-            value = v[:, local:].float()
-            query, key = self.points(hidden)  # (B, H - L, N, D)
-            scaled = query * (self.alpha * self.head_width**0.5)
+            asks, offers, points = self._logits(hidden, key_mask)
+            value = F.pad(v[:, local:].float(), (0, 1))  # fused kernels want one width
             if not exporting and hidden.shape[1] <= max(limit, probes):
-                far = full_attention(scaled, key, value, key_mask, causal=causal)
+                far = full_attention(asks, offers, value, key_mask, causal=causal)
             else:
-                far, grouping = self._select(query, key, scaled, value, key_mask)
+                far, grouping = self._select(*points, asks, offers, value, key_mask)
                 if probes:
-                    far = self._probe(far, scaled, key, value, key_mask)
+                    far = self._probe(far, asks, offers, value, key_mask)
                 if limit and causal:
-                    far = replace_prefix(far, scaled, key, value, key_mask, limit)
+                    far = replace_prefix(far, asks, offers, value, key_mask, limit)
                 elif limit and (exporting or key_mask is not None):
                     mask = (
                         hidden.new_ones(hidden.shape[:2]).bool() if key_mask is None else key_mask
                     )
-                    far = replace_short_texts(far, scaled, key, value, mask, limit, causal=causal)
-        parts.append(far.to(v.dtype))
+                    far = replace_short_texts(far, asks, offers, value, mask, limit, causal=causal)
+        parts.append(far[..., :-1].to(v.dtype))
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
 
+    def _logits(
+        self, hidden: Tensor, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Compute queries and keys (B, H - L, N, D + 1), and z_q and z_k of which they are made."""
+        query, key = self.points(hidden)
+        if key_mask is None:
+            position = torch.arange(hidden.shape[1], device=hidden.device)
+        else:
+            position = key_mask.cumsum(1).sub(1).clamp(min=0)
+        asks, offers = self.logit_columns(query, key, position)
+        return asks * asks.shape[-1] ** 0.5, offers, (query, key)
+
     def _select(
-        self, query: Tensor, key: Tensor, scaled: Tensor, value: Tensor, key_mask: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        asks: Tensor,
+        offers: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
     ) -> tuple[Tensor, Grouping]:
         """Attend to keys of the queries' clusters.
 
+        Args:
+            query, key: z_q and z_k, which are clustered.
+            asks, offers: Queries and keys, (B, H - L, N, D + 1).
+            value: (B, H - L, N, D + 1).
+            key_mask: (B, N), True at real tokens; None means all real.
+
         Returns:
-            Values (B, H - L, N, D), and the grouping, with the number of keys of each token.
+            Values (B, H - L, N, D + 1), and the grouping, with the number of keys of each token.
         """
         causal = bool(self.causal)
         mask = None if key_mask is None else repeat_rows(key_mask, self.num_clusterings)
@@ -183,8 +210,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         if causal:
             allowed = allowed & (seen[:, :, None] <= members[..., None])
         alone = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
-        q, k, v = (x.flatten(0, 1) for x in (scaled.detach(), key.detach(), value))
-        mask, scale = allowed | alone[..., None], self.head_width**-0.5
+        q, k, v = (x.flatten(0, 1) for x in (asks.detach(), offers.detach(), value))
+        mask, scale = allowed | alone[..., None], q.shape[-1] ** -0.5
         mixed = gathered_attention(q, k, v, members, groups.filled, seen, mask, scale=scale)
         mixed = torch.where(none[..., None], v, mixed)
         by_text = query.shape[:2]
@@ -192,17 +219,17 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         return mixed.unflatten(0, by_text), Grouping(assignment, self.num_clusters, counts=counts)
 
     def _probe(
-        self, values: Tensor, scaled: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None
+        self, values: Tensor, asks: Tensor, offers: Tensor, value: Tensor, key_mask: Tensor | None
     ) -> Tensor:
         """Replace the values of random tokens, the same in all texts, by those of all keys."""
-        length, device = key.shape[2], key.device
+        length, device = offers.shape[2], offers.device
         chosen = torch.randperm(length, device=device)[: self.probes]
         position = torch.arange(length, device=device)
         own = position == chosen[:, None]  # (probes, N)
         mask = (position <= chosen[:, None] if self.causal else own | True)[None, None]
         if key_mask is not None:
             mask = (mask & key_mask[:, None, None]) | own
-        probed = F.scaled_dot_product_attention(scaled[:, :, chosen], key, value, attn_mask=mask)
+        probed = F.scaled_dot_product_attention(asks[:, :, chosen], offers, value, attn_mask=mask)
         return values.index_copy(2, chosen, probed)
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ class QueryKeyDecoding(AttentionCore):
     alpha: float
     query_space: nn.Linear
     key_space: nn.Linear
+    recency: nn.Parameter
     anchors: Tensor
 
     def points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,6 +40,18 @@ class QueryKeyDecoding(AttentionCore):
         heads = (x.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2) for x in rows)
         query, key = (F.normalize(x, dim=-1) for x in heads)
         return query, key
+
+    def logit_columns(self, query: Tensor, key: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute vectors, (B, H - L, N, D + 1), whose products are the logits.
+
+        Args:
+            query, key: z_q and z_k, (B, H - L, N, D).
+            position: (B, N), or (N,): positions of the tokens.
+        """
+        ages = self.recency.float()[:, None] * position.float().log1p()[..., None, :]
+        ages = ages.expand(key.shape[:3])[..., None]
+        ones = torch.ones_like(query[..., :1])
+        return torch.cat([self.alpha * query, ones], -1), torch.cat([key, ages], -1)
 
     def nearest(self, points: Tensor, count: int = 1) -> Tensor:
         """Find the `count` nearest anchors, (R, N, count), of points (B, H - L, N, D)."""
@@ -55,12 +68,13 @@ class QueryKeyDecoding(AttentionCore):
         batch, heads, width = len(like), self.num_clusterings, self.head_width
         first = like.new_zeros(batch, heads, 0, width)
         far, near = first.new_zeros(width), first.new_zeros(self.local_heads * width)
+        keys = F.pad(first.float(), (0, 1))
         rings = make_ring_cache(
-            batch * heads, self.num_clusters, 2 * self.chunk_size, (far.float(), far)
+            batch * heads, self.num_clusters, 2 * self.chunk_size, (F.pad(far.float(), (0, 1)), far)
         )
         return (
             like.new_zeros(batch, dtype=torch.long),
-            first.float(),
+            keys,
             first,
             *(x.unflatten(0, (batch, heads)) for x in rings),
             *make_ring_cache(batch, 1, 2 * self.local_window, (near, near)),
@@ -80,12 +94,13 @@ class QueryKeyDecoding(AttentionCore):
         value = v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
             query, key = self.points(hidden)
-            scaled = query * self.alpha
-            rows = key.flatten(0, 2), value.flatten(0, 2)
+            asks, offers = self.logit_columns(query, key, count[:, None])
+            rows = offers.flatten(0, 2), value.flatten(0, 2)
             for cluster in self.nearest(key, self.key_clusters)[:, 0].unbind(1):
                 far = insert(far, cluster, rows)
             if position < self.dense_length:
-                keys, values = (extend(x, position, y) for x, y in ((keys, key), (values, value)))
+                keys = extend(keys, position, offers)
+                values = extend(values, position, value)
                 held = slice(position + 1)
                 seen, mask = (keys[:, :, held], values[:, :, held]), None
             else:
@@ -95,7 +110,7 @@ class QueryKeyDecoding(AttentionCore):
                 none = ~mask.any(-1, keepdim=True)
                 mask = mask | none
             mixed = F.scaled_dot_product_attention(
-                scaled, seen[0], seen[1].float(), attn_mask=mask, scale=1.0
+                asks, seen[0], seen[1].float(), attn_mask=mask, scale=1.0
             )
             if mask is not None:
                 mixed = torch.where(none, value.float(), mixed)
@@ -110,8 +125,10 @@ class QueryKeyDecoding(AttentionCore):
         local, length, places = self.local_heads, k.shape[2], self.key_clusters
         far, near, value = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:], v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
-            _, key = self.points(hidden)
+            query, key = self.points(hidden)
             slots = self.nearest(key, places).flatten(1)  # (R, N * P)
+            position = torch.arange(length, device=hidden.device)
+            _, key = self.logit_columns(query, key, position)
         far = fill(far, slots, (_each(key, places), _each(value, places)))
         if local:
             one, entries = slots.new_zeros(len(k), length), ring_entries(k[:, :local], v[:, :local])

@@ -35,7 +35,8 @@ def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Ten
             if not seen:
                 out[h, t] = v[core.local_heads + h, t]
                 continue
-            logits = core.alpha * key[seen, h] @ query[t, h]
+            ages = core.recency[h] * torch.tensor(seen).float().log1p()
+            logits = core.alpha * key[seen, h] @ query[t, h] + ages
             out[h, t] = logits.softmax(0) @ v[core.local_heads + h, seen]
     return out
 
@@ -48,6 +49,7 @@ def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Ten
 )
 def test_equals_the_equations(causal: bool, options: dict) -> None:
     core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=causal, **{**SMALL, **options})
+    core.recency.data = torch.randn(core.num_clusterings)
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
     hidden = torch.randn(2, LENGTH, WIDTH)
     values, _ = core(q, k, v, hidden=hidden)
@@ -81,6 +83,23 @@ def test_a_key_in_two_clusters_is_met_across_a_border() -> None:
         found.append(core(v, v, v, hidden=hidden)[0][0, 0, 29])
     torch.testing.assert_close(found[0], v[0, 0, 29])
     torch.testing.assert_close(found[1], v[0, 0, 7])
+
+
+@pytest.mark.parametrize(("recency", "chosen"), [(-30.0, 3), (30.0, 17)])
+@pytest.mark.parametrize("dense", [0, 64])
+def test_recency_chooses_the_earlier_or_the_later_of_keys_that_are_alike(
+    recency: float, chosen: int, dense: int
+) -> None:
+    options = {"num_clusters": 4, "dense_length": dense, "probes": 0, "alpha": 1e4}
+    core = QueryKeyClusteringAttention(8, 1, causal=True, **options)
+    turn = torch.linalg.qr(torch.randn(8, 8))[0]
+    core.query_space.weight.data, core.key_space.weight.data = turn, torch.eye(8)
+    core.recency.data.fill_(recency)
+    hidden, v = torch.randn(1, 30, 8), torch.randn(1, 1, 30, 8)
+    hidden[0, 17] = hidden[0, 3]
+    hidden[0, 29] = turn.T @ hidden[0, 3]
+    values, _ = core(v, v, v, hidden=hidden)
+    torch.testing.assert_close(values[0, 0, 29], v[0, 0, chosen])
 
 
 @pytest.mark.parametrize(("dense", "learns"), [(0, False), (9, True), (64, True)])
