@@ -102,6 +102,36 @@ def test_recency_chooses_the_earlier_or_the_later_of_keys_that_are_alike(
     torch.testing.assert_close(values[0, 0, 29], v[0, 0, chosen])
 
 
+@pytest.mark.parametrize("prefilled", [0, 1, 12])
+def test_decoding_knows_the_recency(prefilled: int) -> None:
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, **SMALL).eval()
+    core.recency.data = torch.randn(core.num_clusterings)
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    hidden = torch.randn(2, LENGTH, WIDTH)
+    expected, _ = core(q, k, v, hidden=hidden)
+    cache, found = core.cache(hidden), []
+    if prefilled:
+        first = (x[:, :, :prefilled] for x in (q, k, v))
+        mixed, cache = core.prefill(*first, hidden=hidden[:, :prefilled], cache=cache)
+        found.append(mixed)
+    for t in range(prefilled, LENGTH):
+        one = (x[:, :, t : t + 1] for x in (q, k, v))
+        mixed, cache = core.step(*one, hidden=hidden[:, t : t + 1], cache=cache)
+        found.append(mixed)
+    torch.testing.assert_close(torch.cat(found, 2), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_before_a_text_moves_no_recency(causal: bool) -> None:
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=causal, **SMALL).eval()
+    core.recency.data = torch.randn(core.num_clusterings)
+    q, k, v = torch.randn(3, 1, HEADS, LENGTH, WIDTH // HEADS)
+    hidden, mask = torch.randn(1, LENGTH, WIDTH), torch.arange(LENGTH)[None] >= 7
+    padded, _ = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
+    alone, _ = core(*(x[:, :, 7:] for x in (q, k, v)), hidden=hidden[:, 7:])
+    torch.testing.assert_close(padded[:, :, 7:], alone)
+
+
 @pytest.mark.parametrize(("dense", "learns"), [(0, False), (9, True), (64, True)])
 def test_the_spaces_learn_where_nothing_is_selected(dense: int, learns: bool) -> None:
     core = QueryKeyClusteringAttention(
