@@ -311,7 +311,7 @@ def test_extras_are_those_of_the_project() -> None:
 @pytest.mark.slow
 def test_the_site_builds(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
-    build = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    build = ["-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run([sys.executable, *build], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "--checkpoint RUN" in (tmp_path / "reference/command-line.html").read_text()
