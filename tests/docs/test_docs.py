@@ -132,6 +132,7 @@ def trained(folder: Path) -> Path:
     train(folder, "spoken-digits", *own, "--data.features.rate=8000")
     train(folder, "wikitext2", "--config=text.yaml", "--data.train=diary.txt")
     tiny = ["--data.name=null", "--data.vocab_size=300", "--data.context=32"]
+    tiny.append("--trainer.val_check_interval=null")
     train(folder, "mlm", "--config=mlm.yaml", "--data.train=diary.txt", *tiny)
     return folder
 
