@@ -25,7 +25,7 @@ class InputError(ValueError):
 
 
 class MissingDataError(InputError):
-    """A named data set, or trained word vectors, that are not on this machine."""
+    """A named data set that is not on this machine."""
 
 
 class Position:

@@ -132,51 +132,40 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             heads, scale = (q[:, :local], k[:, :local], v[:, :local]), self.head_width**-0.5
             parts.append(chunk_attention(*heads, blocks, scale=scale, causal=causal).to(v.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
-            asks, offers, points = self._logits(hidden, key_mask)
+            z_q, z_k = self.points(hidden)
+            far_q, far_k = self.with_recency(z_q, z_k, _positions(hidden, key_mask))
+            far_q = far_q * far_q.shape[-1] ** 0.5  # by which attention divides
             value = F.pad(v[:, local:].float(), (0, 1))  # fused kernels want one width
             if not exporting and hidden.shape[1] <= max(limit, probes):
-                far = full_attention(asks, offers, value, key_mask, causal=causal)
+                far = full_attention(far_q, far_k, value, key_mask, causal=causal)
             else:
-                far, grouping = self._select(*points, asks, offers, value, key_mask)
+                far, grouping = self._select(z_q, z_k, far_q, far_k, value, key_mask)
                 if probes:
-                    far = self._probe(far, asks, offers, value, key_mask)
+                    far = self._probe(far, far_q, far_k, value, key_mask)
                 if limit and causal:
-                    far = replace_prefix(far, asks, offers, value, key_mask, limit)
+                    far = replace_prefix(far, far_q, far_k, value, key_mask, limit)
                 elif limit and (exporting or key_mask is not None):
                     mask = (
                         hidden.new_ones(hidden.shape[:2]).bool() if key_mask is None else key_mask
                     )
-                    far = replace_short_texts(far, asks, offers, value, mask, limit, causal=causal)
+                    far = replace_short_texts(far, far_q, far_k, value, mask, limit, causal=causal)
         parts.append(far[..., :-1].to(v.dtype))
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
 
-    def _logits(
-        self, hidden: Tensor, key_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Compute queries and keys (B, H - L, N, D + 1), and z_q and z_k of which they are made."""
-        query, key = self.points(hidden)
-        if key_mask is None:
-            position = torch.arange(hidden.shape[1], device=hidden.device)
-        else:
-            position = key_mask.cumsum(1).sub(1).clamp(min=0)
-        asks, offers = self.logit_columns(query, key, position)
-        return asks * asks.shape[-1] ** 0.5, offers, (query, key)
-
     def _select(
         self,
-        query: Tensor,
-        key: Tensor,
-        asks: Tensor,
-        offers: Tensor,
+        z_q: Tensor,
+        z_k: Tensor,
+        far_q: Tensor,
+        far_k: Tensor,
         value: Tensor,
         key_mask: Tensor | None,
     ) -> tuple[Tensor, Grouping]:
         """Attend to keys of the queries' clusters.
 
         Args:
-            query, key: z_q and z_k, which are clustered.
-            asks, offers: Queries and keys, (B, H - L, N, D + 1).
-            value: (B, H - L, N, D + 1).
+            z_q, z_k: Points that are clustered, (B, H - L, N, D).
+            far_q, far_k, value: Queries, keys and values, (B, H - L, N, D + 1).
             key_mask: (B, N), True at real tokens; None means all real.
 
         Returns:
@@ -184,8 +173,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         """
         causal = bool(self.causal)
         mask = None if key_mask is None else repeat_rows(key_mask, self.num_clusterings)
-        wanted, places = self.nearest(query)[..., 0], self.key_clusters
-        offered = self.nearest(key, places)  # (R, N, P)
+        wanted, places = self.nearest(z_q)[..., 0], self.key_clusters
+        offered = self.nearest(z_k, places)  # (R, N, P)
         each = None if mask is None else mask[..., None].expand_as(offered).flatten(1)
         grouped = sort(offered.flatten(1), self.num_clusters, each)
         chunks = cluster_chunks(grouped, self.chunk_size, each, look_ahead=0 if causal else 1)
@@ -210,26 +199,26 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         if causal:
             allowed = allowed & (seen[:, :, None] <= members[..., None])
         alone = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
-        q, k, v = (x.flatten(0, 1) for x in (asks.detach(), offers.detach(), value))
+        q, k, v = (x.flatten(0, 1) for x in (far_q.detach(), far_k.detach(), value))
         mask, scale = allowed | alone[..., None], q.shape[-1] ** -0.5
         mixed = gathered_attention(q, k, v, members, groups.filled, seen, mask, scale=scale)
         mixed = torch.where(none[..., None], v, mixed)
-        by_text = query.shape[:2]
+        by_text = z_q.shape[:2]
         assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
         return mixed.unflatten(0, by_text), Grouping(assignment, self.num_clusters, counts=counts)
 
     def _probe(
-        self, values: Tensor, asks: Tensor, offers: Tensor, value: Tensor, key_mask: Tensor | None
+        self, values: Tensor, far_q: Tensor, far_k: Tensor, value: Tensor, key_mask: Tensor | None
     ) -> Tensor:
         """Replace the values of random tokens, the same in all texts, by those of all keys."""
-        length, device = offers.shape[2], offers.device
+        length, device = far_k.shape[2], far_k.device
         chosen = torch.randperm(length, device=device)[: self.probes]
         position = torch.arange(length, device=device)
         own = position == chosen[:, None]  # (probes, N)
         mask = (position <= chosen[:, None] if self.causal else own | True)[None, None]
         if key_mask is not None:
             mask = (mask & key_mask[:, None, None]) | own
-        probed = F.scaled_dot_product_attention(asks[:, :, chosen], offers, value, attn_mask=mask)
+        probed = F.scaled_dot_product_attention(far_q[:, :, chosen], far_k, value, attn_mask=mask)
         return values.index_copy(2, chosen, probed)
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
@@ -245,6 +234,13 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         blocks = near_blocks(mask, self.local_window, mask, causal=causal)
         near = share_of_tokens(count_in_blocks(blocks, causal), mask, causal)
         return (local * near + (self.num_heads - local) * far) / self.num_heads
+
+
+def _positions(hidden: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Number the real tokens of each text, (B, N), or (N,) where all are real."""
+    if key_mask is None:
+        return torch.arange(hidden.shape[1], device=hidden.device)
+    return key_mask.cumsum(1).sub(1).clamp(min=0)
 
 
 def _axes(heads: int, count: int, width: int, generator: torch.Generator) -> Tensor:

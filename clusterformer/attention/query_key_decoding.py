@@ -41,17 +41,19 @@ class QueryKeyDecoding(AttentionCore):
         query, key = (F.normalize(x, dim=-1) for x in heads)
         return query, key
 
-    def logit_columns(self, query: Tensor, key: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute vectors, (B, H - L, N, D + 1), whose products are the logits.
+    def with_recency(self, z_q: Tensor, z_k: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Make queries and keys, (B, H - L, N, D + 1), whose products are the logits.
+
+        Their last columns are 1 and r log(1 + t).
 
         Args:
-            query, key: z_q and z_k, (B, H - L, N, D).
-            position: (B, N), or (N,): positions of the tokens.
+            z_q, z_k: (B, H - L, N, D).
+            position: t of each key, (B, N) or (N,).
         """
-        ages = self.recency.float()[:, None] * position.float().log1p()[..., None, :]
-        ages = ages.expand(key.shape[:3])[..., None]
-        ones = torch.ones_like(query[..., :1])
-        return torch.cat([self.alpha * query, ones], -1), torch.cat([key, ages], -1)
+        bias = self.recency.float()[:, None] * position.float().log1p()[..., None, :]
+        bias = bias.expand(z_k.shape[:3])[..., None]
+        ones = torch.ones_like(z_q[..., :1])
+        return torch.cat([self.alpha * z_q, ones], -1), torch.cat([z_k, bias], -1)
 
     def nearest(self, points: Tensor, count: int = 1) -> Tensor:
         """Find the `count` nearest anchors, (R, N, count), of points (B, H - L, N, D)."""
@@ -93,24 +95,24 @@ class QueryKeyDecoding(AttentionCore):
             parts.append(part)
         value = v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
-            query, key = self.points(hidden)
-            asks, offers = self.logit_columns(query, key, count[:, None])
-            rows = offers.flatten(0, 2), value.flatten(0, 2)
-            for cluster in self.nearest(key, self.key_clusters)[:, 0].unbind(1):
+            z_q, z_k = self.points(hidden)
+            far_q, far_k = self.with_recency(z_q, z_k, count[:, None])
+            rows = far_k.flatten(0, 2), value.flatten(0, 2)
+            for cluster in self.nearest(z_k, self.key_clusters)[:, 0].unbind(1):
                 far = insert(far, cluster, rows)
             if position < self.dense_length:
-                keys = extend(keys, position, offers)
+                keys = extend(keys, position, far_k)
                 values = extend(values, position, value)
                 held = slice(position + 1)
                 seen, mask = (keys[:, :, held], values[:, :, held]), None
             else:
-                found, mask = look_up(far, self.nearest(query)[:, 0, 0], self.chunk_size)
+                found, mask = look_up(far, self.nearest(z_q)[:, 0, 0], self.chunk_size)
                 mask = mask.unflatten(0, value.shape[:2])[:, :, None]
                 seen = tuple(x.unflatten(0, value.shape[:2]) for x in found)
                 none = ~mask.any(-1, keepdim=True)
                 mask = mask | none
             mixed = F.scaled_dot_product_attention(
-                asks, seen[0], seen[1].float(), attn_mask=mask, scale=1.0
+                far_q, seen[0], seen[1].float(), attn_mask=mask, scale=1.0
             )
             if mask is not None:
                 mixed = torch.where(none, value.float(), mixed)
@@ -125,10 +127,10 @@ class QueryKeyDecoding(AttentionCore):
         local, length, places = self.local_heads, k.shape[2], self.key_clusters
         far, near, value = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:], v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
-            query, key = self.points(hidden)
-            slots = self.nearest(key, places).flatten(1)  # (R, N * P)
+            z_q, z_k = self.points(hidden)
+            slots = self.nearest(z_k, places).flatten(1)  # (R, N * P)
             position = torch.arange(length, device=hidden.device)
-            _, key = self.logit_columns(query, key, position)
+            _, key = self.with_recency(z_q, z_k, position)
         far = fill(far, slots, (_each(key, places), _each(value, places)))
         if local:
             one, entries = slots.new_zeros(len(k), length), ring_entries(k[:, :local], v[:, :local])

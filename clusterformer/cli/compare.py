@@ -135,7 +135,7 @@ def _folder(options: argparse.Namespace, name: str) -> Path:
 def _compare(options: argparse.Namespace) -> None:
     from clusterformer.compare.choosing import choose_by_validation
     from clusterformer.compare.jobs import Job
-    from clusterformer.compare.listing import missing_starts
+    from clusterformer.compare.listing import missing_starts, missing_vectors
     from clusterformer.compare.plan import find_plan, read_plan
     from clusterformer.compare.runner import explain, lock_comparison, select_shard, train_jobs
 
@@ -154,6 +154,8 @@ def _compare(options: argparse.Namespace) -> None:
     for row, start in missing_starts(jobs).items():
         told = f"{row}: model.init_from: no {start} here; these runs will fail without it"
         print(f"{told}; train it first", file=sys.stderr)
+    if absent := missing_vectors(jobs):
+        print(f"{absent}; these runs will fail without them", file=sys.stderr)
     if options.dry_run:
         _list(jobs)
         return

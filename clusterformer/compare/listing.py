@@ -67,7 +67,7 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
 
 
 def absent_columns(jobs: Sequence[Job], make: Maker) -> dict[str, str]:
-    """Find the columns whose data set, or word vectors, are not here, and the message that says so.
+    """Find the columns whose data set is not on this machine, and the message that says so.
 
     Other mistakes are left for the runs to report. A column of which a run has begun is not absent.
 
@@ -81,10 +81,8 @@ def absent_columns(jobs: Sequence[Job], make: Maker) -> dict[str, str]:
         runs = [job for job in jobs if job.planned.column == column]
         if any(job.run or job.outcome for job in runs):
             continue
-        planned = runs[0].planned
         try:
-            _, task = make(planned.arguments())
-            find_vectors(planned.options.get("data.vectors", ""))
+            _, task = make(runs[0].planned.arguments())
             if isinstance(task, Labelling):
                 task.read("train")
             else:
@@ -105,6 +103,17 @@ def missing_starts(jobs: Sequence[Job]) -> dict[str, str]:
         if not job.finished and (start := job.planned.options.get("model.init_from"))
     }
     return {row: start for row, start in starts.items() if not Path(start).exists()}
+
+
+def missing_vectors(jobs: Sequence[Job]) -> str | None:
+    """Say which word vectors runs are to start from that are still to be trained; None for none."""
+    asked = {job.planned.options.get("data.vectors", "") for job in jobs if not job.finished}
+    try:
+        for vectors in asked:
+            find_vectors(vectors)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def seconds_left(jobs: Sequence[Job]) -> float | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from clusterformer.data.batches import PAD
 from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.tokenizers import SPECIAL_TOKENS, WordTokenizer
-from clusterformer.errors import InputError, MissingDataError, reading
+from clusterformer.errors import InputError, reading
 
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors
@@ -44,12 +44,12 @@ def find_vectors(path: str | Path) -> str | Path:
     """Return the file of vectors, for `TRAINED` that of `prepare vectors`.
 
     Raises:
-        MissingDataError: if `prepare vectors` has not made it.
+        InputError: if `prepare vectors` has not made it.
     """
     if str(path) != TRAINED:
         return path
     if not (trained := trained_vectors()).exists():
-        raise MissingDataError(f"vectors {TRAINED}: no file {trained}; `prepare vectors` makes it")
+        raise InputError(f"vectors {TRAINED}: no file {trained}; `prepare vectors` makes it")
     return trained
 
 

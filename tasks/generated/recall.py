@@ -79,7 +79,7 @@ class Recall(GeneratedTask):
         self._short_batches = short_batches
         self._length, self._num_pairs = length, num_pairs
         self._vocab_size, self._power = vocab_size, power
-        self._max_length = length  # of learned positions: of training, whatever a test has
+        self._trained_length = length  # for learned positions, whatever a test has
 
     @property
     def chance(self) -> float:
@@ -103,7 +103,7 @@ class Recall(GeneratedTask):
         return SeveralLengths(parts, self._batch_size, self._short_batches)
 
     def build(self, config: TransformerConfig) -> AskedTokens:
-        return AskedTokens(config, vocab_size=self._vocab_size, max_length=self._max_length)
+        return AskedTokens(config, vocab_size=self._vocab_size, max_length=self._trained_length)
 
     def means(self, output: Output, batch: AskingBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """Accuracy over the questions whose key stands once before them, `accuracy_clear`."""
@@ -113,13 +113,13 @@ class Recall(GeneratedTask):
         return {"accuracy_clear": (right.sum() / number.clamp(min=1), number)}
 
     def state(self) -> dict[str, Any]:
-        return {"vocab_size": self._vocab_size, "length": self._max_length}
+        return {"vocab_size": self._vocab_size, "length": self._trained_length}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the length of training; texts of a test may have any."""
         require_at_least(4, length=state["length"])
         require_as_trained(state, vocab_size=self._vocab_size)
-        self._max_length = state["length"]
+        self._trained_length = state["length"]
 
     def predictions(self, network: nn.Module, batch: AskingBatch) -> list[dict[str, Any]]:
         """Value of each asked key, in the order of the pairs."""

@@ -1,0 +1,51 @@
+"""The list of a comparison's runs, before any is trained, and what they miss."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from clusterformer.cli.main import main
+
+
+def test_clusters_of_points_and_simple_methods_are_listed(tmp_path: Path, capfd) -> None:
+    path = tmp_path / "points.yaml"
+    rows = {"a network": {}, "k-means": {"method": "kmeans"}}
+    content = {"config": "mnist.yaml", "options": {"data.name": "digits"}, "rows": rows}
+    path.write_text(yaml.safe_dump(content))
+    assert main(["compare", str(path), "--dry-run"]) == 0
+    network, method, _ = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(r"to do +[\d,]+ parameters  a network, seed 0", network)
+    assert re.fullmatch(r"to do +\? parameters  k-means, seed 0", method)
+
+
+def test_rows_of_one_data_set_are_listed_after_one_reading(tmp_path: Path, capfd, caplog) -> None:
+    texts = "".join(f"{i % 2}\tone two three {i}\n" for i in range(40))
+    (tmp_path / "texts.tsv").write_text("label\ttext\n" + texts)
+    path = tmp_path / "texts.yaml"
+    rows = {"wide": {"model.d_model": 32}, "small": {"model.d_model": 16}}
+    rows["shorter texts"] = {**rows["small"], "data.max_length": 2}
+    options = {"data.train": str(tmp_path / "texts.tsv"), "data.max_length": 3}
+    content = {"config": "classify.yaml", "options": options, "rows": rows}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    assert main(["compare", str(path), "--dry-run"]) == 0
+    wide, small, shorter, _ = capfd.readouterr().out.splitlines()
+    assert len({line.split()[2] for line in (wide, small)}) == 2
+    assert small.split()[2] == shorter.split()[2]
+    told = "\n".join(caplog.messages)
+    assert told.count("train: 32 of 32 texts are longer than max_length 3") == 1
+    assert told.count("train: 32 of 32 texts are longer than max_length 2") == 1
+
+
+def test_word_vectors_that_are_to_be_trained_are_told_before_any_run(
+    tmp_path: Path, capfd, monkeypatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "texts.tsv").write_text("label\ttext\n" + "0\tone two\n1\tthree four\n" * 20)
+    options = {"data.train": str(tmp_path / "texts.tsv"), "data.vectors": "trained"}
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump({"config": "classify.yaml", "options": options}))
+    assert main(["compare", str(path), "--dry-run"]) == 0
+    told = capfd.readouterr().err
+    assert "vectors trained: no file" in told
+    assert "`prepare vectors` makes it; these runs will fail without them" in told
