@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,26 +42,48 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Name the row and column of each run, by what distinguishes its configuration.
 
-    A row is the mechanism, with the options of the model that differ; a column is the data.
+    A row is the mechanism, with the options of the model that differ; a column is the data. Runs
+    that would share a cell and a seed are told apart by what else differs between them: options of
+    the data name the column too, those of the trainer the row.
     """
-    different = differences(configs)
-    named = []
-    for index, config in enumerate(configs):
-        options = {
-            key.rpartition(".")[2]: _plain(values[index])
-            for key, values in different.items()
-            if key.startswith("model.") and key != "model.attention" and values[index] is not None
-        }
-        kind = str(config.get("model.attention", "run"))
-        row = ", ".join([kind, *(f"{key}={value}" for key, value in options.items())])
-        named.append((row, str(config.get("data.name") or config.get("data") or "")))
-    rows = {row for row, _ in named}
-    short = {row: row for row in rows}
-    for row in rows:  # without options, where the mechanism distinguishes the rows
-        kind = row.partition(",")[0]
-        if sum(other.partition(",")[0] == kind for other in rows) == 1:
-            short[row] = kind
-    return [(short[row], column) for row, column in named]
+    options = [key for key in differences(configs) if _is_model_option(key)]
+    rows = [_name_row(config, options) for config in configs]
+    columns = [str(config.get("data.name") or config.get("data") or "") for config in configs]
+
+    together: dict[tuple[str, str, Any], list[Mapping[str, Any]]] = {}
+    for config, row, column in zip(configs, rows, columns, strict=True):
+        cell = row, column, config.get("seed_everything")
+        together.setdefault(cell, []).append(config)
+    apart = [key for group in together.values() for key in differences(group)]
+    of_data = sorted({key for key in apart if key.startswith("data.")})
+    of_trainer = sorted({key for key in apart if key.startswith("trainer.")})
+
+    rows = _shorten([_name_row(config, options + of_trainer) for config in configs])
+    columns = [
+        ", ".join([column, *_options(config, of_data)])
+        for config, column in zip(configs, columns, strict=True)
+    ]
+    return list(zip(rows, columns, strict=True))
+
+
+def _is_model_option(key: str) -> bool:
+    return key.startswith("model.") and key != "model.attention"
+
+
+def _name_row(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    return ", ".join([str(config.get("model.attention", "run")), *_options(config, keys)])
+
+
+def _options(config: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    named = [(key.rpartition(".")[2], config.get(key)) for key in keys]
+    return [f"{name}={_plain(value)}" for name, value in named if value is not None]
+
+
+def _shorten(rows: Sequence[str]) -> list[str]:
+    """Leave the options out where the mechanism distinguishes the rows."""
+    kinds = {row: row.partition(",")[0] for row in rows}
+    number = Counter(kinds.values())  # of different rows
+    return [kinds[row] if number[kinds[row]] == 1 else row for row in rows]
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -184,9 +185,8 @@ def _provenance(results: Sequence[Result]) -> str:
     lines = []
     for result in results:
         commit, command, machine, versions = origin_of(result.environment)
-        cells = [
-            result.row, result.column, str(result.seed), commit[:12], machine, command, versions
-        ]  # fmt: skip
+        short = re.sub(r"\b([0-9a-f]{12})[0-9a-f]+", r"\1", commit)
+        cells = [result.row, result.column, str(result.seed), short, machine, command, versions]
         shown = [_text(cell) for cell in cells[:3]]
         shown += [f"<code>{_text(cell)}</code>" if cell else "not recorded" for cell in cells[3:]]
         lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in shown)}</tr>")

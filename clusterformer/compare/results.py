@@ -124,12 +124,15 @@ def read_config(run: Run) -> dict[str, Any]:
 
 
 def read_environment(run: Run) -> dict[str, Any]:
-    """Read the command, commit, versions and hardware of a run.
+    """Read the command, commit, versions and hardware of a run's first start.
 
     Raises:
         InputError: if the file is damaged.
     """
-    path = run.folder / "environment.json"
+    return _read_environment(run.folder / "environment.json")
+
+
+def _read_environment(path: Path) -> dict[str, Any]:
     with reading(path, "the environment of a run"):
         environment = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(environment, dict):
@@ -147,10 +150,14 @@ def read_result(run: Run, row: str, column: str, seed: int) -> Result:
     if outcome is None:
         raise InputError(f"{run.folder}: no results.json; finish it with fit --resume {run.folder}")
     damage: list[str] = []
+    environment: dict[str, Any] = {}
     try:
         environment = read_environment(run)
+        found = (_read_environment(path).get("commit") for path in run.environments)
+        commits = dict.fromkeys(str(commit or "unknown") for commit in found)
+        if len(commits) > 1:  # resumed with another
+            environment["commit"] = ", then ".join(commits)
     except InputError as error:
-        environment = {}
         damage.append(str(error))
     return result_of(
         outcome,

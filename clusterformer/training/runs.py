@@ -120,6 +120,11 @@ class Run:
         return self._latest("config", ".yaml")
 
     @property
+    def environments(self) -> list[Path]:
+        """Environments of all starts, the first one first."""
+        return self._numbered("environment", ".json")[:-1]
+
+    @property
     def results(self) -> dict[str, Any] | None:
         """Outcome of the latest training that ended here; None if none has."""
         written = self._numbered("results", ".json")[:-1]

@@ -1,0 +1,50 @@
+"""Rows and columns of runs, named by what distinguishes their configurations."""
+
+from clusterformer.compare.configs import name_rows
+
+RUN = {
+    "seed_everything": 0,
+    "model.attention": "FullAttention",
+    "model.lr": 0.001,
+    "data": "Recall",
+    "data.length": 512,
+    "data.batch_size": 16,
+    "trainer.max_steps": 100,
+}
+
+
+def test_mechanisms_are_rows_and_data_sets_columns() -> None:
+    other = {**RUN, "model.attention": "LocalAttention", "model.attention.window": 16}
+    assert name_rows([RUN, other]) == [("FullAttention", "Recall"), ("LocalAttention", "Recall")]
+    sets = [{**RUN, "data": "Labelled", "data.name": name} for name in ("mr", "cr")]
+    assert name_rows(sets) == [("FullAttention", "mr"), ("FullAttention", "cr")]
+
+
+def test_options_of_a_model_tell_rows_of_one_mechanism_apart() -> None:
+    runs = [RUN, {**RUN, "model.lr": 1.0}]
+    assert name_rows(runs) == [
+        ("FullAttention, lr=0.001", "Recall"),
+        ("FullAttention, lr=1", "Recall"),
+    ]
+
+
+def test_other_data_make_another_column_where_runs_would_share_a_cell() -> None:
+    longer = {**RUN, "data.length": 2048}
+    local = {**RUN, "model.attention": "LocalAttention"}
+    assert name_rows([RUN, longer, local]) == [
+        ("FullAttention", "Recall, length=512"),
+        ("FullAttention", "Recall, length=2048"),
+        ("LocalAttention", "Recall, length=512"),
+    ]
+    batches = {**local, "data.batch_size": 8}  # shares no cell with RUN: they stay comparable
+    assert [column for _, column in name_rows([RUN, batches])] == ["Recall", "Recall"]
+
+
+def test_another_training_makes_another_row_where_runs_would_share_a_cell() -> None:
+    runs = [RUN, {**RUN, "trainer.max_steps": 200}, {**RUN, "seed_everything": 1}]
+    rows = [row for row, _ in name_rows(runs)]
+    assert rows == ["FullAttention, max_steps=100", "FullAttention, max_steps=200", rows[0]]
+
+
+def test_repetitions_are_not_told_apart() -> None:
+    assert name_rows([RUN, RUN]) == [("FullAttention", "Recall")] * 2
