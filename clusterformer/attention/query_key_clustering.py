@@ -4,7 +4,7 @@ B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   D head widt
 C clusters   P clusters of a key   S chunk size   G groups of queries   K keys that a group sees
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from clusterformer.attention.base import Causal, Grouping
 from clusterformer.attention.query_key_decoding import QueryKeyDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
-from clusterformer.errors import require_at_least, require_positive
+from clusterformer.errors import require_at_least, require_one_of, require_positive
 from clusterformer.kernels.blocks import Sorted, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import cluster_chunks, near_blocks
@@ -66,6 +66,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             one before it and, unless causal, the one after it.
         alpha: Strength of z_q . z_k, above 0. Some more than log(dense_length): less cannot single
             out one of that many keys, and with much more z_q and z_k may stay farther apart.
+        clusters: "learnt" by the loss, or for comparison: "random", W_q and W_k stay as they are
+            drawn, and the logits are q . k / sqrt(D) + r log(1 + t). Then nothing learns whom a
+            token meets, but how it attends to them.
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
     Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.
@@ -87,6 +90,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         local_heads: int | None = None,
         local_window: int = 64,
         alpha: float = 7.0,
+        clusters: Literal["learnt", "random"] = "learnt",
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
@@ -94,6 +98,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         require_at_least(1, key_clusters=key_clusters, local_window=local_window)
         require_at_least(0, dense_length=dense_length, probes=probes)
         require_positive(alpha=alpha)
+        require_one_of(("learnt", "random"), clusters=clusters)
         local_heads = num_heads // 2 if local_heads is None else local_heads
         if not 0 <= local_heads < num_heads:
             raise ValueError(
@@ -109,7 +114,10 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         self.query_space = nn.Linear(d_model, width, bias=False)  # W_q of each head
         self.key_space = nn.Linear(d_model, width, bias=False)
         self.recency = nn.Parameter(torch.zeros(self.num_clusterings))  # r
-        self.alpha = alpha
+        self.alpha, self.clusters = alpha, clusters
+        if clusters == "random":
+            self.query_space.requires_grad_(False)
+            self.key_space.requires_grad_(False)
         shape = self.num_clusterings, num_clusters, self.head_width
         self.register_buffer("anchors", _axes(*shape, torch.Generator().manual_seed(seed)))
 
@@ -133,7 +141,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             parts.append(chunk_attention(*heads, blocks, scale=scale, causal=causal).to(v.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
-            far_q, far_k = self.with_recency(z_q, z_k, _positions(hidden, key_mask))
+            position = _positions(hidden, key_mask)
+            far_q, far_k = self.factors(z_q, z_k, q[:, local:], k[:, local:], position)
             far_q = far_q * far_q.shape[-1] ** 0.5  # by which attention divides
             value = F.pad(v[:, local:].float(), (0, 1))  # fused kernels want one width
             if not exporting and hidden.shape[1] <= max(limit, probes):
@@ -199,7 +208,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         if causal:
             allowed = allowed & (seen[:, :, None] <= members[..., None])
         alone = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
-        q, k, v = (x.flatten(0, 1) for x in (far_q.detach(), far_k.detach(), value))
+        if self.clusters == "learnt":
+            far_q, far_k = far_q.detach(), far_k.detach()
+        q, k, v = (x.flatten(0, 1) for x in (far_q, far_k, value))
         mask, scale = allowed | alone[..., None], q.shape[-1] ** -0.5
         mixed = gathered_attention(q, k, v, members, groups.filled, seen, mask, scale=scale)
         mixed = torch.where(none[..., None], v, mixed)

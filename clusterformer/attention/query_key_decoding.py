@@ -28,6 +28,7 @@ class QueryKeyDecoding(AttentionCore):
     local_heads: int
     local_window: int
     alpha: float
+    clusters: str
     query_space: nn.Linear
     key_space: nn.Linear
     recency: nn.Parameter
@@ -41,19 +42,25 @@ class QueryKeyDecoding(AttentionCore):
         query, key = (F.normalize(x, dim=-1) for x in heads)
         return query, key
 
-    def with_recency(self, z_q: Tensor, z_k: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    def factors(
+        self, z_q: Tensor, z_k: Tensor, q: Tensor, k: Tensor, position: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Make queries and keys, (B, H - L, N, D + 1), whose products are the logits.
 
         Their last columns are 1 and r log(1 + t).
 
         Args:
-            z_q, z_k: (B, H - L, N, D).
+            z_q, z_k: Points, (B, H - L, N, D).
+            q, k: Queries and keys of the same heads, (B, H - L, N, D); used if clusters are random.
             position: t of each key, (B, N) or (N,).
         """
+        if self.clusters == "random":
+            query, key = q.float() * self.head_width**-0.5, k.float()
+        else:
+            query, key = self.alpha * z_q, z_k
         bias = self.recency.float()[:, None] * position.float().log1p()[..., None, :]
-        bias = bias.expand(z_k.shape[:3])[..., None]
-        ones = torch.ones_like(z_q[..., :1])
-        return torch.cat([self.alpha * z_q, ones], -1), torch.cat([z_k, bias], -1)
+        bias = bias.expand(key.shape[:3])[..., None]
+        return torch.cat([query, torch.ones_like(query[..., :1])], -1), torch.cat([key, bias], -1)
 
     def nearest(self, points: Tensor, count: int = 1) -> Tensor:
         """Find the `count` nearest anchors, (R, N, count), of points (B, H - L, N, D)."""
@@ -96,7 +103,7 @@ class QueryKeyDecoding(AttentionCore):
         value = v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
-            far_q, far_k = self.with_recency(z_q, z_k, count[:, None])
+            far_q, far_k = self.factors(z_q, z_k, q[:, local:], k[:, local:], count[:, None])
             rows = far_k.flatten(0, 2), value.flatten(0, 2)
             for cluster in self.nearest(z_k, self.key_clusters)[:, 0].unbind(1):
                 far = insert(far, cluster, rows)
@@ -130,7 +137,7 @@ class QueryKeyDecoding(AttentionCore):
             z_q, z_k = self.points(hidden)
             slots = self.nearest(z_k, places).flatten(1)  # (R, N * P)
             position = torch.arange(length, device=hidden.device)
-            _, key = self.with_recency(z_q, z_k, position)
+            _, key = self.factors(z_q, z_k, q[:, local:], k[:, local:], position)
         far = fill(far, slots, (_each(key, places), _each(value, places)))
         if local:
             one, entries = slots.new_zeros(len(k), length), ring_entries(k[:, :local], v[:, :local])

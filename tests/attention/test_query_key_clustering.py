@@ -13,7 +13,9 @@ SMALL = {"num_clusters": 3, "chunk_size": 4, "dense_length": 9, "local_heads": 1
          "probes": 0}  # fmt: skip
 
 
-def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Tensor:
+def literal(
+    core: QueryKeyClusteringAttention, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor
+) -> Tensor:
     """Attend head by head and token by token, as the docstring says, (H - L, N, D)."""
     causal, size, length = bool(core.causal), core.chunk_size, len(hidden)
     out = torch.zeros(core.num_clusterings, length, core.head_width)
@@ -37,6 +39,9 @@ def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Ten
                 continue
             ages = core.recency[h] * torch.tensor(seen).float().log1p()
             logits = core.alpha * key[seen, h] @ query[t, h] + ages
+            if core.clusters == "random":
+                far = core.local_heads + h
+                logits = k[far, seen] @ q[far, t] / core.head_width**0.5 + ages
             out[h, t] = logits.softmax(0) @ v[core.local_heads + h, seen]
     return out
 
@@ -44,7 +49,14 @@ def literal(core: QueryKeyClusteringAttention, v: Tensor, hidden: Tensor) -> Ten
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"dense_length": 0}, {"chunk_size": 64}, {"key_clusters": 2}, {"key_clusters": 3}],
+    [
+        {},
+        {"dense_length": 0},
+        {"chunk_size": 64},
+        {"key_clusters": 2},
+        {"key_clusters": 3},
+        {"clusters": "random"},
+    ],
     ids=str,
 )
 def test_equals_the_equations(causal: bool, options: dict) -> None:
@@ -54,7 +66,7 @@ def test_equals_the_equations(causal: bool, options: dict) -> None:
     hidden = torch.randn(2, LENGTH, WIDTH)
     values, _ = core(q, k, v, hidden=hidden)
     for row in range(2):
-        expected = literal(core, v[row], hidden[row])
+        expected = literal(core, q[row], k[row], v[row], hidden[row])
         torch.testing.assert_close(values[row, core.local_heads :], expected)
 
 
@@ -103,8 +115,9 @@ def test_recency_chooses_the_earlier_or_the_later_of_keys_that_are_alike(
 
 
 @pytest.mark.parametrize("prefilled", [0, 1, 12])
-def test_decoding_knows_the_recency(prefilled: int) -> None:
-    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, **SMALL).eval()
+@pytest.mark.parametrize("clusters", ["learnt", "random"])
+def test_decoding_knows_the_logits(prefilled: int, clusters: str) -> None:
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, clusters=clusters, **SMALL).eval()
     core.recency.data = torch.randn(core.num_clusterings)
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
     hidden = torch.randn(2, LENGTH, WIDTH)
@@ -188,6 +201,18 @@ def test_probes_teach_the_spaces() -> None:
         assert weight.grad.any()
 
 
+def test_random_clusters_learn_how_to_attend_and_not_to_whom() -> None:
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, clusters="random", **SMALL)
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    hidden = torch.randn(2, LENGTH, WIDTH, requires_grad=True)
+    q.requires_grad_()
+    core(q, k, v, hidden=hidden)[0].square().sum().backward()
+    assert [name for name, weight in core.named_parameters() if weight.requires_grad] == ["recency"]
+    assert q.grad is not None
+    assert q.grad[:, core.local_heads :, 9:].any()
+    assert hidden.grad is None
+
+
 def test_an_empty_ring_shows_nothing() -> None:
     like = torch.zeros(2)
     cache = make_ring_cache(1, 3, 4, (like, like))
@@ -204,6 +229,7 @@ def test_an_empty_ring_shows_nothing() -> None:
         ({"alpha": 0.0}, "alpha must be"),
         ({"key_clusters": 0}, "key_clusters must be at least 1, got 0"),
         ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
+        ({"clusters": "k-means"}, "clusters must be one of learnt, random; got 'k-means'"),
         ({"dense_length": -1}, "dense_length must be at least 0, got -1"),
     ],
 )
