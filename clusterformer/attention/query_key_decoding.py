@@ -31,7 +31,7 @@ class QueryKeyDecoding(AttentionCore):
     clusters: str
     query_space: nn.Linear
     key_space: nn.Linear
-    recency: nn.Parameter
+    recency_tenths: nn.Parameter
     anchors: Tensor
 
     def points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ class QueryKeyDecoding(AttentionCore):
             query, key = q.float() * self.head_width**-0.5, k.float()
         else:
             query, key = self.alpha * z_q, z_k
-        bias = self.recency.float()[:, None] * position.float().log1p()[..., None, :]
+        bias = self.recency_tenths.float()[:, None] / 10 * position.float().log1p()[..., None, :]
         bias = bias.expand(key.shape[:3])[..., None]
         return torch.cat([query, torch.ones_like(query[..., :1])], -1), torch.cat([key, bias], -1)
 
