@@ -280,13 +280,16 @@ class ClusterFormer(LightningModule):
         self.log_dict({f"train/{name}": mean for name, mean in means.items()}, batch_size=1)
         self.log("train/lr", self.optimizers().param_groups[0]["lr"], batch_size=1)  # type: ignore[union-attr]
         shares = self.trainer.world_size / counts
-        return torch.stack(
-            [
-                weight * share * part
-                for (part, _, weight), share in zip(parts.values(), shares, strict=True)
-                if weight
-            ]
-        ).sum()
+        weighted = [
+            weight * share * part
+            for (part, _, weight), share in zip(parts.values(), shares, strict=True)
+            if weight
+        ]
+        if not weighted:
+            raise InputError(
+                "task_weight is 0, and no layer has a clustering loss: nothing would be learnt"
+            )
+        return torch.stack(weighted).sum()
 
     def configure_gradient_clipping(
         self,

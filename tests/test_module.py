@@ -56,6 +56,12 @@ def test_clustering_may_be_trained_without_the_task() -> None:
     assert run.callback_metrics["train/clustering_loss"] < 1.0
 
 
+def test_a_training_of_nothing_is_refused() -> None:
+    model = ClusterFormer(FullAttention, **TINY, task_weight=0.0)
+    with pytest.raises(InputError, match="task_weight is 0, and no layer has a clustering loss"):
+        trainer(fast_dev_run=True).fit(model, Toy())
+
+
 def test_a_batch_of_short_texts_has_nothing_to_cluster() -> None:
     """The losses are there, so that all processes have the same ones."""
     model = ClusterFormer(NeuralClusteringAttention, **TINY, clustering_weight=1.0)
