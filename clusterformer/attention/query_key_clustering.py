@@ -4,7 +4,7 @@ B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   D head widt
 C clusters   P clusters of a key   S chunk size   G groups of queries   K keys that a group sees
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,8 @@ from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.ordering import ceil_div, count_up_to
 from clusterformer.kernels.rows import repeat_rows
 
+Origin = Literal["learnt", "random"]
+
 
 class QueryKeyClusteringAttention(QueryKeyDecoding):
     """Attention of each query to keys of its cluster, where a token has two clusters (ours).
@@ -38,8 +40,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
 
     The weights are softmax(alpha z_q . z_k + r log(1 + t)) for keys at positions t: what draws
     weight also draws tokens into one cluster, for nothing else tells a head whom to attend to. The
-    recency r is learnt for each head, from 0 on: of keys that are alike a head may prefer the later
-    (r > 0) or the earlier. ALiBi (Press et al., 2022) has a bias that is linear in t, and fixed.
+    recency r is learnt for each head, slowly, from 0 on: of keys that are alike a head may prefer
+    the later (r > 0) or the earlier. ALiBi (Press et al., 2022) has a bias that is linear in t, and
+    fixed.
     alpha is no weight: one that learns grows, and then tokens need not come near one another.
     Inside clusters the same would teach z to flee from the mean of its own cluster. So z learns
     where nothing is selected: the first `dense_length` tokens of any text attend to all (before
@@ -67,8 +70,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         alpha: Strength of z_q . z_k, above 0. Some more than log(dense_length): less cannot single
             out one of that many keys, and with much more z_q and z_k may stay farther apart.
         clusters: "learnt" by the loss, or for comparison: "random", W_q and W_k stay as they are
-            drawn, and the logits are q . k / sqrt(D) + r log(1 + t). Then nothing learns whom a
-            token meets, but how it attends to them.
+            drawn, and the logits are q . k / sqrt(D) + r log(1 + t). Then a head learns how to
+            attend, but not to whom.
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
     Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.
@@ -90,7 +93,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         local_heads: int | None = None,
         local_window: int = 64,
         alpha: float = 7.0,
-        clusters: Literal["learnt", "random"] = "learnt",
+        clusters: Origin = "learnt",
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
@@ -98,7 +101,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         require_at_least(1, key_clusters=key_clusters, local_window=local_window)
         require_at_least(0, dense_length=dense_length, probes=probes)
         require_positive(alpha=alpha)
-        require_one_of(("learnt", "random"), clusters=clusters)
+        require_one_of(get_args(Origin), clusters=clusters)
         local_heads = num_heads // 2 if local_heads is None else local_heads
         if not 0 <= local_heads < num_heads:
             raise ValueError(
@@ -144,7 +147,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
             position = _positions(hidden, key_mask)
-            far_q, far_k = self.factors(z_q, z_k, q[:, local:], k[:, local:], position)
+            far_q, far_k = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], position)
             far_q = far_q * far_q.shape[-1] ** 0.5  # by which attention divides
             value = F.pad(v[:, local:].float(), (0, 1))  # fused kernels want one width
             if not exporting and hidden.shape[1] <= max(limit, probes):

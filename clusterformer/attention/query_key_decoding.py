@@ -42,7 +42,7 @@ class QueryKeyDecoding(AttentionCore):
         query, key = (F.normalize(x, dim=-1) for x in heads)
         return query, key
 
-    def factors(
+    def logit_factors(
         self, z_q: Tensor, z_k: Tensor, q: Tensor, k: Tensor, position: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Make queries and keys, (B, H - L, N, D + 1), whose products are the logits.
@@ -103,7 +103,7 @@ class QueryKeyDecoding(AttentionCore):
         value = v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
-            far_q, far_k = self.factors(z_q, z_k, q[:, local:], k[:, local:], count[:, None])
+            far_q, far_k = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], count[:, None])
             rows = far_k.flatten(0, 2), value.flatten(0, 2)
             for cluster in self.nearest(z_k, self.key_clusters)[:, 0].unbind(1):
                 far = insert(far, cluster, rows)
@@ -137,7 +137,7 @@ class QueryKeyDecoding(AttentionCore):
             z_q, z_k = self.points(hidden)
             slots = self.nearest(z_k, places).flatten(1)  # (R, N * P)
             position = torch.arange(length, device=hidden.device)
-            _, key = self.factors(z_q, z_k, q[:, local:], k[:, local:], position)
+            _, key = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], position)
         far = fill(far, slots, (_each(key, places), _each(value, places)))
         if local:
             one, entries = slots.new_zeros(len(k), length), ring_entries(k[:, :local], v[:, :local])

@@ -10,7 +10,8 @@ class Origin(NamedTuple):
     """Origin of a run; a text is "" where the run did not record it.
 
     Attributes:
-        commit: Commit of the source, with "+" for changes on top; of each start that had another.
+        commit: Commit of the source, with "+" for changes on top; of a resumed run the different
+            ones of its starts, in their order.
         command: Command line.
         machine: GPUs, processor and system.
         versions: Versions of clusterformer, Python and the packages that matter.

@@ -153,8 +153,8 @@ def read_result(run: Run, row: str, column: str, seed: int) -> Result:
     environment: dict[str, Any] = {}
     try:
         environment = read_environment(run)
-        found = (_read_environment(path).get("commit") for path in run.environments)
-        commits = dict.fromkeys(str(commit or "unknown") for commit in found)
+        starts = [environment, *map(_read_environment, run.environments[1:])]
+        commits = dict.fromkeys(str(start.get("commit") or "unknown") for start in starts)
         if len(commits) > 1:  # resumed with another
             environment["commit"] = ", then ".join(commits)
     except InputError as error:
