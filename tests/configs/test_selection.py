@@ -35,5 +35,5 @@ def test_every_row_sees_about_the_same_share_of_keys(name: str, column: str, sha
         with torch.no_grad():
             sums, counts = keys_seen(stacks(network(batch), batch))
         found[run.row] = float(sums / counts)
-    assert len(found) == 11
+    assert len(found) == 12
     assert found == pytest.approx(dict.fromkeys(found, share), abs=0.02)
