@@ -116,9 +116,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         width = self.num_clusterings * self.head_width
         self.query_space = nn.Linear(d_model, width, bias=False)  # W_q of each head
         self.key_space = nn.Linear(d_model, width, bias=False)
-        # 10 r: Adam moves every weight by about the same, and r must move slowly. A head that comes
-        # to prefer the first keys before it can tell keys apart never learns to.
-        self.recency_tenths = nn.Parameter(torch.zeros(self.num_clusterings))
+        self.slow_recency = nn.Parameter(torch.zeros(self.num_clusterings))
         self.alpha, self.clusters = alpha, clusters
         if clusters == "random":
             self.query_space.requires_grad_(False)

@@ -16,6 +16,13 @@ from clusterformer.attention.ring_steps import ring_entries, ring_step
 from clusterformer.attention.text_cache import extend
 from clusterformer.clustering.ring_cache import fill, insert, look_up, make_ring_cache
 
+RECENCY_SPEED = 0.3
+"""Recency over the weight that is learnt for it.
+
+Adam moves every weight by about the same. A head that comes to prefer the first keys before it can
+tell keys apart never learns to; one whose recency moves far slower learns less to use it.
+"""
+
 
 class QueryKeyDecoding(AttentionCore):
     """Decoding of `QueryKeyClusteringAttention`, which has the options declared here."""
@@ -31,7 +38,7 @@ class QueryKeyDecoding(AttentionCore):
     clusters: str
     query_space: nn.Linear
     key_space: nn.Linear
-    recency_tenths: nn.Parameter
+    slow_recency: nn.Parameter
     anchors: Tensor
 
     def points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,6 +48,11 @@ class QueryKeyDecoding(AttentionCore):
         heads = (x.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2) for x in rows)
         query, key = (F.normalize(x, dim=-1) for x in heads)
         return query, key
+
+    @property
+    def recency(self) -> Tensor:
+        """Recency r of each head, (H - L,)."""
+        return RECENCY_SPEED * self.slow_recency.float()
 
     def logit_factors(
         self, z_q: Tensor, z_k: Tensor, q: Tensor, k: Tensor, position: Tensor
@@ -58,7 +70,7 @@ class QueryKeyDecoding(AttentionCore):
             query, key = q.float() * self.head_width**-0.5, k.float()
         else:
             query, key = self.alpha * z_q, z_k
-        bias = self.recency_tenths.float()[:, None] / 10 * position.float().log1p()[..., None, :]
+        bias = self.recency[:, None] * position.float().log1p()[..., None, :]
         bias = bias.expand(key.shape[:3])[..., None]
         return torch.cat([query, torch.ones_like(query[..., :1])], -1), torch.cat([key, bias], -1)
 
