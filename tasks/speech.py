@@ -69,6 +69,8 @@ class SpeechRecognition(Task):
         features: Log-mel filter banks and their deltas; by default at 16,000 hertz, of fsdd 8,000.
         strings: Form and number of the strings of fsdd.
         subsampling: Frames that the encoder reads as one, by convolutions: 1, 2 or 4.
+        convolutions: Number of convolutions over five such frames before the encoder, each with a
+            residual connection: any attention then knows what stands near.
         augment: What SpecAugment hides in training.
         beam: Number of beginnings of a text that are followed in a test and in prediction; 1 is
             greedy. Validation is greedy.
@@ -96,6 +98,7 @@ class SpeechRecognition(Task):
         features: FilterBanks | None = None,
         strings: DigitStrings | None = None,
         subsampling: int = 1,
+        convolutions: int = 0,
         augment: SpecAugment | None = None,
         beam: int = 1,
         batch_size: int | None = None,
@@ -105,6 +108,7 @@ class SpeechRecognition(Task):
         if (name is None) == (train is None):
             found = f"name {name!r} and train {train!r}"
             raise InputError(f"give either a named set (name) or own tables (train), got {found}")
+        require_at_least(0, convolutions=convolutions)
         require_at_least(1, beam=beam, batch_size=batch_size, frames_per_batch=frames_per_batch)
         if strings is not None and name != "fsdd":
             raise InputError("strings are for name fsdd alone")
@@ -121,7 +125,8 @@ class SpeechRecognition(Task):
             strings or DigitStrings(),
             subsampling,
         )
-        self._subsampling, self._augment, self._beam = subsampling, augment, beam
+        self._subsampling, self._convolutions = subsampling, convolutions
+        self._augment, self._beam = augment, beam
         if batch_size is None and frames_per_batch is None:
             batch_size = 16
         self._batch_size, self._frames_per_batch = batch_size, frames_per_batch
@@ -187,6 +192,7 @@ class SpeechRecognition(Task):
             num_mels=self._banks.num_mels,
             num_units=len(self.units),
             subsampling=self._subsampling,
+            convolutions=self._convolutions,
             augment=self._augment or SpecAugment(),
         )
         if self._statistics is not None:  # else a checkpoint's weights bring them

@@ -85,6 +85,27 @@ def _spans(sizes: Tensor, length: int, count: int, most: Tensor) -> Tensor:
     return ((at >= starts) & (at < starts + widths)).any(-1).T
 
 
+class Convolution(nn.Module):
+    """Convolution over five frames with a residual connection: what stands near, for any attention.
+
+    Mohamed et al. (2019) let such convolutions read before a Transformer; ours normalise first.
+
+    Args:
+        config: Width of the frames, and dropout.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.d_model)
+        self.convolution = nn.Conv1d(config.d_model, config.d_model, 5, padding=2)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, frames: Tensor) -> Tensor:
+        """Frames (B, M, E), of which (B,) are real -> (B, M, E)."""
+        near = _without_padding(self.norm(x), frames).transpose(1, 2)
+        return x + self.dropout(F.relu(self.convolution(near).transpose(1, 2)))
+
+
 class SpeechNetwork(nn.Module):
     """Normalisation, subsampling, encoder, and a linear map to the units at every frame.
 
@@ -94,6 +115,7 @@ class SpeechNetwork(nn.Module):
         num_mels: Number of filters; the features are these and their differences.
         num_units: V - 1.
         subsampling: Frames that the encoder reads as one: 1, 2 or 4.
+        convolutions: Number of convolutions over five frames between subsampling and encoder.
         augment: What is hidden and warped in training; None for nothing.
 
     Attributes:
@@ -114,6 +136,7 @@ class SpeechNetwork(nn.Module):
         num_mels: int,
         num_units: int,
         subsampling: int = 1,
+        convolutions: int = 0,
         augment: SpecAugment | None = None,
     ) -> None:
         super().__init__()
@@ -129,6 +152,7 @@ class SpeechNetwork(nn.Module):
             nn.Conv1d(width, config.d_model, 3, stride=2, padding=1) for width in widths[:-1]
         )
         self.project = nn.Linear(widths[-1], config.d_model)
+        self.context = nn.ModuleList(Convolution(config) for _ in range(convolutions))
         self.sinusoidal = config.positions == "sinusoidal"
         self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config)
@@ -149,6 +173,8 @@ class SpeechNetwork(nn.Module):
             x = F.relu(convolution(x.transpose(1, 2)).transpose(1, 2))
             x = _without_padding(x, frames)
         x = self.project(x)
+        for convolution in self.context:
+            x = convolution(x, frames)
         if self.sinusoidal:
             positions = torch.arange(x.shape[1], device=x.device)
             x = x + sinusoidal_positions(positions, x.shape[-1]).to(x.dtype)

@@ -12,17 +12,19 @@ from clusterformer.models.speech import SpecAugment, SpeechNetwork
 WIDTH = 12
 
 
-def network(subsampling: int = 1, augment: SpecAugment | None = None, **options) -> SpeechNetwork:
+def network(
+    subsampling: int = 1, augment: SpecAugment | None = None, convolutions: int = 0, **options
+) -> SpeechNetwork:
     config = TransformerConfig(FullAttention, d_model=16, d_ff=16, dropout=0.0, **options)
     return SpeechNetwork(
         config, num_features=WIDTH, num_mels=4, num_units=3, subsampling=subsampling,
-        augment=augment,
+        convolutions=convolutions, augment=augment,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("subsampling", [1, 2, 4])
-def test_padding_changes_nothing(subsampling: int) -> None:
-    made = network(subsampling).eval()
+@pytest.mark.parametrize(("subsampling", "convolutions"), [(1, 0), (2, 0), (4, 0), (2, 3)])
+def test_padding_changes_nothing(subsampling: int, convolutions: int) -> None:
+    made = network(subsampling, convolutions=convolutions).eval()
     made.mean.normal_()
     features = [torch.randn(length, WIDTH) for length in (29, 16, 5, 1)]
     nothing = [[]] * 4, [""] * 4
@@ -34,6 +36,20 @@ def test_padding_changes_nothing(subsampling: int) -> None:
         expected = made(alone).logits[0]
         assert expected.shape == (-(-len(one) // subsampling), 4)
         torch.testing.assert_close(logits[row][batch.mask[row]], expected)
+
+
+def test_convolutions_read_what_is_near() -> None:
+    """Two of five frames carry a change of one frame to four on each side, and no further."""
+    made = network(convolutions=2).eval()
+    x, frames, seen = torch.randn(1, 20, 16), torch.tensor([20]), []
+    for change in (0.0, 1.0):
+        x[0, 9, 0] += change
+        y = x
+        for convolution in made.context:
+            y = convolution(y, frames)
+        seen.append(y)
+    moved = (seen[0] != seen[1]).any(-1)[0].nonzero().flatten()
+    assert moved.tolist() == list(range(5, 14))
 
 
 def test_a_dummy_row_goes_through() -> None:
