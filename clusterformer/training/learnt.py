@@ -28,6 +28,7 @@ STACKS = ("encoder.", "decoder.")
 
 _OF_TEXTS = ("embedding.table.", "embedding.project.", "segments.")
 _OF_TOKENS = ("embedding.tokens.", "predictor.", "bias", "following.")
+_OF_RECORDINGS = ("mean", "scale", "convolutions.", "project.", "context.")
 _LAYER = re.compile(r"(\w+)\.layers\.\d+(?=\.)")
 _LEAST = 0.05  # share of the weights that both have, of which fewer that fit are no start
 _BY_ROW = ("embedding.tokens.weight", "embedding.table.weight", "bias")
@@ -149,9 +150,10 @@ def start_task(network: nn.Module, task: Task, trainer: Trainer) -> Start | None
 def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Start:
     """Give a network the weights that a run learnt, where it has such weights.
 
-    Layers, positions and segments are taken by name; an encoder may start from a decoder and the
-    other way round. Embeddings, and what maps to tokens, are taken only if both number tokens
-    alike; where the numbers of rows differ, the rows that both have. Heads of labels are new.
+    Layers, positions, segments and what reads recordings before an encoder are taken by name; an
+    encoder may start from a decoder and the other way round. Embeddings, and what maps to tokens,
+    are taken only if both number tokens alike; where the numbers of rows differ, the rows that both
+    have. Heads of labels are new.
 
     Args:
         network: Network to start; changed in place.
@@ -205,7 +207,7 @@ def _source(name: str, weights: Mapping[str, Tensor], same_tokens: bool) -> str 
         if not any(other.startswith(prefix) for other in weights):
             (prefix_there,) = {*STACKS} - {prefix}
             name = prefix_there + name.removeprefix(prefix)
-    elif not name.startswith(_OF_TEXTS + (_OF_TOKENS if same_tokens else ())):
+    elif not name.startswith(_OF_TEXTS + _OF_RECORDINGS + (_OF_TOKENS if same_tokens else ())):
         return None
     return name if name in weights else None
 

@@ -8,6 +8,7 @@ from clusterformer.data.speech_batches import make_batch
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.speech import SpecAugment, SpeechNetwork
+from clusterformer.training.learnt import Learnt, start_from
 
 WIDTH = 12
 
@@ -50,6 +51,17 @@ def test_convolutions_read_what_is_near() -> None:
         seen.append(y)
     moved = (seen[0] != seen[1]).any(-1)[0].nonzero().flatten()
     assert moved.tolist() == list(range(5, 14))
+
+
+def test_all_but_the_head_starts_from_what_a_run_learnt() -> None:
+    learnt, started = network(4, convolutions=2), network(4, convolutions=2)
+    learnt.mean.fill_(3.0)
+    weights = learnt.state_dict()
+    start_from(started, Learnt("run", "Speech", {}, None, weights), same_tokens=False)
+    differ = {
+        name for name, weight in started.state_dict().items() if (weight != weights[name]).any()
+    }
+    assert differ == {"head.weight", "head.bias"}
 
 
 def test_a_dummy_row_goes_through() -> None:
