@@ -69,8 +69,8 @@ class SpeechRecognition(Task):
         features: Log-mel filter banks and their deltas; by default at 16,000 hertz, of fsdd 8,000.
         strings: Form and number of the strings of fsdd.
         subsampling: Frames that the encoder reads as one, by convolutions: 1, 2 or 4.
-        convolutions: Number of convolutions over five such frames before the encoder, each with a
-            residual connection: any attention then knows what stands near.
+        context_convolutions: Number of convolutions over five such frames before the encoder, each
+            with a residual connection: any attention then knows what stands near.
         augment: What SpecAugment hides in training.
         beam: Number of beginnings of a text that are followed in a test and in prediction; 1 is
             greedy. Validation is greedy.
@@ -98,7 +98,7 @@ class SpeechRecognition(Task):
         features: FilterBanks | None = None,
         strings: DigitStrings | None = None,
         subsampling: int = 1,
-        convolutions: int = 0,
+        context_convolutions: int = 0,
         augment: SpecAugment | None = None,
         beam: int = 1,
         batch_size: int | None = None,
@@ -108,7 +108,7 @@ class SpeechRecognition(Task):
         if (name is None) == (train is None):
             found = f"name {name!r} and train {train!r}"
             raise InputError(f"give either a named set (name) or own tables (train), got {found}")
-        require_at_least(0, convolutions=convolutions)
+        require_at_least(0, context_convolutions=context_convolutions)
         require_at_least(1, beam=beam, batch_size=batch_size, frames_per_batch=frames_per_batch)
         if strings is not None and name != "fsdd":
             raise InputError("strings are for name fsdd alone")
@@ -125,7 +125,7 @@ class SpeechRecognition(Task):
             strings or DigitStrings(),
             subsampling,
         )
-        self._subsampling, self._convolutions = subsampling, convolutions
+        self._subsampling, self._context_convolutions = subsampling, context_convolutions
         self._augment, self._beam = augment, beam
         if batch_size is None and frames_per_batch is None:
             batch_size = 16
@@ -192,7 +192,7 @@ class SpeechRecognition(Task):
             num_mels=self._banks.num_mels,
             num_units=len(self.units),
             subsampling=self._subsampling,
-            convolutions=self._convolutions,
+            context_convolutions=self._context_convolutions,
             augment=self._augment or SpecAugment(),
         )
         if self._statistics is not None:  # else a checkpoint's weights bring them

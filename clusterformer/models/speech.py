@@ -85,7 +85,7 @@ def _spans(sizes: Tensor, length: int, count: int, most: Tensor) -> Tensor:
     return ((at >= starts) & (at < starts + widths)).any(-1).T
 
 
-class Convolution(nn.Module):
+class ContextConvolution(nn.Module):
     """Convolution over five frames with a residual connection: what stands near, for any attention.
 
     Mohamed et al. (2019) let such convolutions read before a Transformer; ours normalise first.
@@ -115,7 +115,8 @@ class SpeechNetwork(nn.Module):
         num_mels: Number of filters; the features are these and their differences.
         num_units: V - 1.
         subsampling: Frames that the encoder reads as one: 1, 2 or 4.
-        convolutions: Number of convolutions over five frames between subsampling and encoder.
+        context_convolutions: Number of convolutions over five frames between subsampling and
+            encoder.
         augment: What is hidden and warped in training; None for nothing.
 
     Attributes:
@@ -136,7 +137,7 @@ class SpeechNetwork(nn.Module):
         num_mels: int,
         num_units: int,
         subsampling: int = 1,
-        convolutions: int = 0,
+        context_convolutions: int = 0,
         augment: SpecAugment | None = None,
     ) -> None:
         super().__init__()
@@ -152,7 +153,9 @@ class SpeechNetwork(nn.Module):
             nn.Conv1d(width, config.d_model, 3, stride=2, padding=1) for width in widths[:-1]
         )
         self.project = nn.Linear(widths[-1], config.d_model)
-        self.context = nn.ModuleList(Convolution(config) for _ in range(convolutions))
+        self.context = nn.ModuleList(
+            ContextConvolution(config) for _ in range(context_convolutions)
+        )
         self.sinusoidal = config.positions == "sinusoidal"
         self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config)

@@ -14,18 +14,18 @@ WIDTH = 12
 
 
 def network(
-    subsampling: int = 1, augment: SpecAugment | None = None, convolutions: int = 0, **options
+    subsampling: int = 1, augment: SpecAugment | None = None, context: int = 0, **options
 ) -> SpeechNetwork:
     config = TransformerConfig(FullAttention, d_model=16, d_ff=16, dropout=0.0, **options)
     return SpeechNetwork(
         config, num_features=WIDTH, num_mels=4, num_units=3, subsampling=subsampling,
-        convolutions=convolutions, augment=augment,
+        context_convolutions=context, augment=augment,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("subsampling", "convolutions"), [(1, 0), (2, 0), (4, 0), (2, 3)])
-def test_padding_changes_nothing(subsampling: int, convolutions: int) -> None:
-    made = network(subsampling, convolutions=convolutions).eval()
+@pytest.mark.parametrize(("subsampling", "context"), [(1, 0), (2, 0), (4, 0), (2, 3)])
+def test_padding_changes_nothing(subsampling: int, context: int) -> None:
+    made = network(subsampling, context=context).eval()
     made.mean.normal_()
     features = [torch.randn(length, WIDTH) for length in (29, 16, 5, 1)]
     nothing = [[]] * 4, [""] * 4
@@ -40,8 +40,8 @@ def test_padding_changes_nothing(subsampling: int, convolutions: int) -> None:
 
 
 def test_convolutions_read_what_is_near() -> None:
-    """Two of five frames carry a change of one frame to four on each side, and no further."""
-    made = network(convolutions=2).eval()
+    """Two over five frames carry a change of one frame to four on each side, no further."""
+    made = network(context=2).eval()
     x, frames, seen = torch.randn(1, 20, 16), torch.tensor([20]), []
     for change in (0.0, 1.0):
         x[0, 9, 0] += change
@@ -54,7 +54,7 @@ def test_convolutions_read_what_is_near() -> None:
 
 
 def test_all_but_the_head_starts_from_what_a_run_learnt() -> None:
-    learnt, started = network(4, convolutions=2), network(4, convolutions=2)
+    learnt, started = network(4, context=2), network(4, context=2)
     learnt.mean.fill_(3.0)
     weights = learnt.state_dict()
     start_from(started, Learnt("run", "Speech", {}, None, weights), same_tokens=False)
