@@ -46,7 +46,7 @@ def validation_curves(summary: Summary, by: Literal["step", "second"] = "step") 
         plain_axes(axes, column or summary.results[0].monitor, by)
         for row in summary.rows:
             curves = [
-                np.array(r.curve) * [[1.0 if by == "step" else _seconds_a_step(r), 1.0]]
+                np.array(r.curve) * [[1.0 if by == "step" else r.seconds_a_step, 1.0]]
                 for r in _of(summary, row=row, column=column)
                 if len(r.curve) > 1
             ]
@@ -63,11 +63,6 @@ def validation_curves(summary: Summary, by: Literal["step", "second"] = "step") 
         axes.set_visible(False)
     _legend(picture, handles)
     return to_svg(picture)
-
-
-def _seconds_a_step(result: Result) -> float:
-    """Seconds of a run over its last validated step."""
-    return result.seconds_an_epoch * result.epochs / max(1.0, result.curve[-1][0])
 
 
 def quality_against(summary: Summary, cost: str) -> str | None:

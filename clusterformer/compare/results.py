@@ -40,11 +40,12 @@ class Result:
         measures: Test and validation measures by name.
         monitor: Validation measure that chose the checkpoint.
         mode: "max" or "min", for whether a higher or a lower monitor is better.
-        seconds_an_epoch: Seconds of training and validation per epoch.
-        epochs: Number of epochs that it trained.
+        seconds_a_step: Seconds of training and validation, over the steps of the optimizer.
+        steps_an_epoch: Steps of a whole epoch.
+        epochs: Number of epochs that it began.
         parameters: Number of trained weights.
         peak_mib: Peak memory of the process, or of the GPU.
-        curve: (step, value) of the monitor, in time.
+        curve: (step, value) of the monitor, in time; the first step is 0.
         config: Dotted keys of the whole configuration.
         environment: Command, commit, versions and hardware.
         folder: Run directory; "" if there is none here.
@@ -57,7 +58,8 @@ class Result:
     measures: Mapping[str, float]
     monitor: str
     mode: str
-    seconds_an_epoch: float
+    seconds_a_step: float
+    steps_an_epoch: float
     epochs: int
     parameters: int
     peak_mib: float
@@ -84,15 +86,20 @@ class Result:
         return [s for s, share in shares.items() if share > WHOLE and s not in by_nature]
 
     @property
-    def epochs_to_converge(self) -> int | None:
-        """First epoch whose validation comes within 1 % of the best one (figure 5 of the paper)."""
+    def seconds_an_epoch(self) -> float:
+        """Seconds of training and validation in a whole epoch."""
+        return self.seconds_a_step * self.steps_an_epoch
+
+    @property
+    def epochs_to_converge(self) -> float | None:
+        """Epochs until validation comes within 1 % of its best (figure 5 of the paper)."""
         values = [value for _, value in self.curve]
         finite = [value for value in values if math.isfinite(value)]
         if not finite:
             return None
         best = max(finite) if self.mode == "max" else min(finite)
-        near = (abs(value - best) <= 0.01 * abs(best) for value in values)
-        return 1 + next(number for number, close in enumerate(near) if close)
+        step = next(at for at, value in self.curve if abs(value - best) <= 0.01 * abs(best))
+        return round((step + 1) / self.steps_an_epoch, 2)
 
 
 def read_outcome(run: Run) -> Mapping[str, Any] | None:
@@ -231,7 +238,9 @@ def result_of(
         measures=outcome["results"],
         monitor=outcome["monitor"],
         mode=outcome["mode"],
-        seconds_an_epoch=outcome["seconds_a_step"] * outcome["steps"] / max(1, outcome["epochs"]),
+        seconds_a_step=outcome["seconds_a_step"],
+        # older runs have not written it
+        steps_an_epoch=outcome.get("steps_an_epoch", outcome["steps"] / max(1, outcome["epochs"])),
         epochs=outcome["epochs"],
         parameters=outcome["parameters"],
         peak_mib=outcome["peak_mib"],
@@ -255,6 +264,9 @@ def _check_outcome(outcome: Any) -> None:
         value = outcome.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(f"the results of a fit have {name} {value!r:.60}")
+    an_epoch = outcome.get("steps_an_epoch", 1)
+    if not isinstance(an_epoch, int | float) or not an_epoch > 0:
+        raise InputError(f"the results of a fit have steps_an_epoch {an_epoch!r:.60}")
     for name, value in outcome["results"].items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise InputError(f"the results of a fit have {name} {value!r:.60}")

@@ -315,5 +315,5 @@ def _measures_same(metric: str, monitor: str) -> bool:
 
 def direction(metric: str) -> str:
     """Tell from a measure's name whether higher ("max") or lower ("min") values are better."""
-    lower_is_better = ("loss", "perplexity", "bits")
+    lower_is_better = ("loss", "perplexity", "bits", "error")
     return "min" if any(word in metric for word in lower_is_better) else "max"

@@ -106,7 +106,9 @@ def runs_csv(summary: Summary) -> str:
         measures = [result.measures.get(name, "") for name in names]
         values = [getattr(result, name) for name in fixed]
         origin = origin_of(result.environment)
-        writer.writerow([*values, result.epochs_to_converge, *origin, *measures])
+        converged = result.epochs_to_converge
+        near = "" if converged is None else f"{converged:g}"
+        writer.writerow([*values, near, *origin, *measures])
     return file.getvalue()
 
 

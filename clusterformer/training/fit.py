@@ -35,7 +35,7 @@ from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.monitoring import monitoring
 from clusterformer.training.pictures import draw_pictures
-from clusterformer.training.progress import TrainingClock, progress
+from clusterformer.training.progress import TrainingClock, progress, steps_an_epoch
 from clusterformer.training.runs import OUTCOME, Run
 from clusterformer.training.saved import restore
 from clusterformer.training.shared_sequences import sequence_size
@@ -161,6 +161,7 @@ def fit(
         "seconds": round(seconds, 2),
         "seconds_validating": round(seconds_validating, 2),
         "seconds_a_step": seconds / max(1, trainer.global_step),
+        "steps_an_epoch": steps_an_epoch(trainer),
         "parameters": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
         "held_mib": round(held, 3),
         "peak_mib": round(memory.peak(model.device), 1),

@@ -67,8 +67,7 @@ class Lines(ProgressBar):
             return
         steps, epochs = trainer.max_steps, trainer.max_epochs or 0
         if steps < 0 and epochs > 0:
-            batches = trainer.num_training_batches / trainer.accumulate_grad_batches
-            steps = epochs * math.ceil(batches)
+            steps = epochs * steps_an_epoch(trainer)
         done = trainer.global_step
         share = f"/{steps} ({done / steps:.0%})" if steps > 0 else ""
         values = trainer.callback_metrics
@@ -77,6 +76,11 @@ class Lines(ProgressBar):
         print(
             f"epoch {trainer.current_epoch + 1}, step {done}{share}: {', '.join(shown)}", flush=True
         )
+
+
+def steps_an_epoch(trainer: Trainer) -> int:
+    """Steps of the optimizer in a whole epoch."""
+    return max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
 
 
 def formatted(name: str, value: float) -> str:
@@ -90,7 +94,7 @@ def counted(number: int, noun: str) -> str:
 
 
 class TrainingClock(Callback):
-    """The time that a training takes in this process, over all its starts.
+    """The time of the training loop with its validations, over all starts; data are ready before.
 
     Attributes:
         seconds_validating: Seconds of all validations, decoding included.
@@ -98,20 +102,24 @@ class TrainingClock(Callback):
 
     def __init__(self) -> None:
         self.seconds_validating = 0.0
-        self._begun = time.monotonic()
+        self._earlier = 0.0  # seconds of earlier starts
+        self._begun: float | None = None
         self._validation = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds until now, less those between a start's last checkpoint and its end."""
-        return time.monotonic() - self._begun
+        return self._earlier + (0.0 if self._begun is None else time.monotonic() - self._begun)
 
     def state_dict(self) -> dict[str, float]:
         return {"seconds": self.seconds, "seconds_validating": self.seconds_validating}
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        self._begun -= state_dict["seconds"]
+        self._earlier = state_dict["seconds"]
         self.seconds_validating = state_dict["seconds_validating"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begun = time.monotonic()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation = time.monotonic()

@@ -8,9 +8,10 @@ from toy_results import RESULTS, result
 
 from clusterformer.compare.configs import differences, flatten
 from clusterformer.compare.planned_run import PlannedRun
-from clusterformer.compare.statistics import AVERAGE, summarise
+from clusterformer.compare.statistics import AVERAGE, direction, summarise
 from clusterformer.compare.tables import format_number, latex, markdown, runs_csv, text
 from clusterformer.errors import InputError
+from clusterformer.tasks.speech import SpeechRecognition
 
 
 def test_mean_spread_average_and_best() -> None:
@@ -24,6 +25,25 @@ def test_mean_spread_average_and_best() -> None:
     average = summary.cells["ours", AVERAGE]
     assert average.values == pytest.approx([0.65, 0.7, 0.9])
     assert summary.costs["ours"]["epochs to converge"] == 2
+
+
+def test_epochs_are_counted_by_steps_however_often_a_run_validates() -> None:
+    quarters = [(4, 0.1), (9, 0.3), (14, 0.5), (19, 0.5)]  # of an epoch of 20 steps
+    run = result("full", "", 0, 0.5, curve=quarters, steps_an_epoch=20, epochs=1)
+    assert run.epochs_to_converge == 0.75
+    begun = result("full", "", 0, 0.5, curve=[(19, 0.1), (22, 0.5)], steps_an_epoch=20, epochs=2)
+    assert begun.seconds_an_epoch == pytest.approx(20 * 0.2)
+    assert begun.epochs_to_converge == 1.15
+
+
+def test_fewer_errors_are_better_whether_or_not_they_chose_the_checkpoint() -> None:
+    runs = [
+        result(row, "", 0, 0.5, measures={"test/accuracy": 0.5, "test/word_error_rate": rate})
+        for row, rate in (("full", 0.1), ("ours", 0.4))
+    ]
+    assert summarise(runs, "test/word_error_rate").cells["full", ""].best
+    for name, metric in SpeechRecognition("fsdd", units="character").metrics().items():
+        assert direction(f"test/{name}") == ("max" if metric.higher_is_better else "min")
 
 
 def test_further_measures_stand_beside_the_costs() -> None:

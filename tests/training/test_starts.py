@@ -16,6 +16,7 @@ from clusterformer.cli.main import main
 from clusterformer.errors import InputError
 from clusterformer.training.checkpoints import read
 from clusterformer.training.metrics_file import MetricsFile
+from clusterformer.training.progress import TrainingClock
 from clusterformer.training.runs import Run
 
 STEPS = 3  # of the five of an epoch
@@ -115,6 +116,14 @@ def test_seconds_are_those_of_all_starts(run: Path) -> None:
     assert first is not None
     assert second is not None
     assert second["seconds"] > first["seconds_validating"] + second["seconds_a_step"]
+    assert second["steps_an_epoch"] == 5
+
+
+def test_no_time_counts_before_training_starts() -> None:
+    clock = TrainingClock()
+    clock.load_state_dict({"seconds": 3.0, "seconds_validating": 1.0})
+    time.sleep(0.05)
+    assert clock.seconds == 3.0
 
 
 def test_two_processes_never_train_in_one_directory(
