@@ -159,8 +159,9 @@ class LanguageModeling(RunningText):
     def _is_far(self, batch: Batch) -> Tensor:
         """Targets (B, N) that end an n-gram which was last seen further back than `far`."""
         assert self._far is not None
-        # windows are cut from one stream: each target is the next token
-        text = torch.cat([batch.tokens[:, :1], batch.target.clamp(min=0)], 1)
+        # a target is the next token, but where another window counts it, it is not given here
+        next_token = torch.where(batch.target == IGNORE, batch.tokens.roll(-1, 1), batch.target)
+        text = torch.cat([batch.tokens[:, :1], next_token], 1)
         distance = distance_to_last(text, self._far_length)[:, 1:]
         return (distance > self._far) & (batch.target != IGNORE)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from clusterformer import huggingface
 from clusterformer.bench.report import Row
 from clusterformer.bench.similarity import MeanPoolingEncoder
-from clusterformer.data.labelled_text import read_text
+from clusterformer.data.labelled_text import read_text, text_lines
 from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import calls, slots
 from clusterformer.huggingface.visibility import share_seen
@@ -67,7 +67,7 @@ def read_pieces(path: Path, encoder: MeanPoolingEncoder, count: int) -> Tensor:
     text = read_text(path)
     if ".jsonl" in path.suffixes:
         try:
-            text = "\n\n".join(json.loads(line)["text"] for line in text.splitlines())
+            text = "\n\n".join(json.loads(line)["text"] for line in text_lines(text))
         except (ValueError, KeyError, TypeError):
             raise InputError(f'{path}: expected JSON lines with "text"') from None
     tokenizer, apart = encoder.tokenizer, max(1, len(text) // count)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchmetrics.functional import spearman_corrcoef
 
 from clusterformer import huggingface
+from clusterformer.data.labelled_text import read_text, text_lines
 from clusterformer.errors import InputError
 from clusterformer.models.pooling import pool
 from clusterformer.models.pretrained import quiet
@@ -42,7 +43,7 @@ def read_scored_pairs(path: Path, join: int = 1, seed: int = 0) -> ScoredPairs:
         InputError: if a line has another form, or there are fewer lines than `join`.
     """
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text_lines(read_text(path)), 1):
         fields = line.split("\t")
         try:
             first, second, score = fields

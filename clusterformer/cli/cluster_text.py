@@ -146,7 +146,7 @@ def _predict(
 def _read(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Read the texts and their names."""
     from clusterformer.cli.predict_table import Table, is_table
-    from clusterformer.data.labelled_text import read_text
+    from clusterformer.data.labelled_text import read_text, text_lines
 
     path = options.text
     if is_table(path):
@@ -158,7 +158,7 @@ def _read(options: argparse.Namespace) -> tuple[list[str], list[str]]:
         for name in ("text_column", "id_column"):
             if getattr(options, name) is not None:
                 raise InputError(f"--{name} is for tables, .jsonl, .csv or .tsv; got {path}")
-        texts = read_text(Path(path).expanduser()).splitlines()
+        texts = text_lines(read_text(Path(path).expanduser()))
         ids = list(map(str, range(len(texts))))
     empty = sum(not text.strip() for text in texts)
     if empty == len(texts):

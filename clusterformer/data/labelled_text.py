@@ -227,11 +227,10 @@ def read_text(path: Path, encoding: str | None = None) -> str:
         return text
 
 
-def _lines(content: str) -> Iterator[tuple[int, str]]:
-    lines = content.split("\n")  # splitlines() would also split at form feeds and the like
-    for number, line in enumerate(lines, 1):
-        if number < len(lines) or line:
-            yield number, line.removesuffix("\r")
+def text_lines(content: str) -> list[str]:
+    """Split a text at line ends alone; `splitlines()` also does at form feeds and the like."""
+    *lines, last = content.split("\n")
+    return [line.removesuffix("\r") for line in (*lines, *([last] if last else []))]
 
 
 def _split_lines(path: Path, content: str, suffix: str) -> Iterator[_Line]:
@@ -239,7 +238,7 @@ def _split_lines(path: Path, content: str, suffix: str) -> Iterator[_Line]:
 
 
 def _tsv_lines(content: str) -> Iterator[_Line]:
-    for number, line in _lines(content):
+    for number, line in enumerate(text_lines(content), 1):
         yield number, line.split("\t") if line else []
 
 
@@ -312,7 +311,7 @@ def _json_fields(path: Path, content: str, columns: _Columns) -> Iterator[_Field
 
 def _json_records(path: Path, content: str) -> Iterator[tuple[int, dict[Any, Any]]]:
     with reading(path, "JSON lines") as at:
-        for at.line, line in _lines(content):
+        for at.line, line in enumerate(text_lines(content), 1):
             if not line:
                 raise InputError(f"{at}: empty line, allowed is a JSON object")
             record = json.loads(line)

@@ -176,6 +176,16 @@ def test_empty_texts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert "none" not in (tmp_path / "cluster-posts/1/topics.json").read_text().lower()
 
 
+def test_only_line_ends_separate_texts(tmp_path: Path) -> None:
+    texts = [row["text"].replace(" ", " \f\u2028\x85", 1) for row in posts(30)]
+    path = tmp_path / "posts.txt"
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    options = ["--n_clusters", "3", "--map", "pca", "--runs", str(tmp_path)]
+    assert main(["cluster", "--text", str(path), *options]) == 0
+    labels = read_labels(tmp_path / "cluster-posts/1")
+    assert [row["id"] for row in labels] == [str(number) for number in range(30)]
+
+
 def test_class_tfidf_written_out() -> None:
     texts = ["red red blue", "green blue", "red green green"]
     memberships = np.array([[1.0, 0.0], [0.0, 1.0], [0.2, 0.8]])

@@ -31,6 +31,7 @@ from clusterformer.training.evaluation import Evaluation
 NEURAL = partial(
     NeuralClusteringAttention, num_clusters=4, chunk_size=4, local_heads=1, local_window=4
 )
+SPACE = BOS + 1 + ord(" ")
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "–", "Zoë", "saw", "it", "there", "today"]
 
 
@@ -57,6 +58,16 @@ class Uniform(nn.Module):
         return Output(logits, StackOutput(logits, []))
 
 
+class Spaces(nn.Module):
+    """Gives a space half of the probability, and other bytes the rest."""
+
+    def forward(self, batch: Batch) -> Output:
+        logits = torch.full((*batch.tokens.shape, 258), float("-inf"))
+        logits[..., BOS + 1 :] = 0.0
+        logits[..., SPACE] = math.log(255)
+        return Output(logits, StackOutput(logits, []))
+
+
 def evaluated(task: LanguageModeling, model: nn.Module) -> dict[str, Tensor]:
     task.setup("test")
     evaluation = Evaluation(task, torch.device("cpu"))
@@ -74,6 +85,26 @@ def test_a_uniform_model_needs_eight_bits_a_byte(folder: Path, context: int, str
     assert found["loss"].item() == pytest.approx(math.log(256))
     expected = len(content) / len(content.split()) * math.log(256)
     assert found["word_perplexity"].log().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("stride", [None, 50])
+def test_far_bytes_are_found_among_bytes_that_another_window_counts(folder: Path, stride) -> None:
+    far, length = 64, 5
+    task = LanguageModeling(
+        train="text.txt", test="text.txt", context=400, stride=stride, far=far, far_length=length
+    )
+    found = evaluated(task, Spaces())
+    bits = []
+    for batch in task.test_dataloader():
+        for tokens, target, mask in zip(batch.tokens, batch.target, batch.mask, strict=True):
+            here = [*tokens[mask].tolist(), int(target[mask][-1])]
+            for at in range(length, len(here)):
+                gram = here[at - length + 1 : at + 1]
+                ends = [i for i in range(length - 1, at) if here[i - length + 1 : i + 1] == gram]
+                if ends and at - ends[-1] > far and target[at - 1] != IGNORE:
+                    bits.append(1.0 if here[at] == SPACE else 1 + math.log2(255))
+    assert len(bits) > 100
+    assert float(found["bits_per_byte_far"]) == pytest.approx(sum(bits) / len(bits))
 
 
 def test_the_first_windows_of_an_evaluation_are_a_sample_of_all_documents(folder: Path) -> None:
