@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from clusterformer.compare.results import (
     read_result,
 )
 from clusterformer.errors import InputError
+from clusterformer.training.config_files import find, read_yaml
 from clusterformer.training.environment import describe_environment
 from clusterformer.training.runs import Run
 
@@ -90,9 +92,14 @@ class Job:
         """Record the run's options, or refuse a directory that holds another run.
 
         Raises:
-            InputError: if the directory's run has other options, or is of another version.
+            InputError: if the directory's run has other options, is of another version, or one of
+                its configurations has been edited since.
         """
-        ours = {"version": clusterformer.__version__, "arguments": self.planned.arguments()}
+        ours: dict[str, Any] = {
+            "version": clusterformer.__version__,
+            "arguments": self.planned.arguments(),
+            "configs": {name: _digest(find(name)) for name in self.planned.configs},
+        }
         path = self.folder / "planned.json"
         theirs = _read_record(path)
         if theirs is None:
@@ -107,6 +114,12 @@ class Job:
                 difference = _difference(theirs[key], ours[key])
                 raise InputError(
                     f"{self.folder}: holds a run of other {key}, {difference}; choose another --out"
+                )
+        for name, digest in ours["configs"].items():
+            if theirs["configs"].get(name, digest) != digest:
+                raise InputError(
+                    f"{self.folder}: holds a run of {name} as it was; it has been edited since; "
+                    "choose another --out"
                 )
 
     def command(self, wandb: bool) -> list[str]:
@@ -135,7 +148,15 @@ def _read_record(path: Path) -> Mapping[str, Any] | None:
     words = record.get("arguments")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         return None
-    return {**record, "arguments": in_order(words)}
+    configs = record.get("configs")  # older records have none
+    known = configs if isinstance(configs, dict) else {}
+    return {**record, "arguments": in_order(words), "configs": known}
+
+
+def _digest(config: Path) -> str:
+    """Name the options of a configuration; comments and the order of keys do not count."""
+    options = json.dumps(read_yaml(config), sort_keys=True, default=str)
+    return hashlib.blake2b(options.encode(), digest_size=16).hexdigest()
 
 
 def _difference(theirs: Any, ours: Any) -> str:

@@ -14,6 +14,7 @@ from clusterformer.compare.results import read_results
 from clusterformer.compare.statistics import summarise
 from clusterformer.compare.tables import markdown, runs_csv, text
 from clusterformer.compare.verdict import verdict
+from clusterformer.errors import InputError
 
 
 @pytest.fixture
@@ -119,6 +120,22 @@ def test_a_damaged_cell_is_set_aside_and_to_be_trained_again(name: str, tmp_path
     assert aside is not None
     assert (aside / "metrics.csv").read_text() == METRICS
     assert job.finished  # by the run before
+
+
+def test_a_cell_of_a_configuration_that_was_edited_is_refused(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("model:\n  lr: 0.1\n  dropout: 0.2\n")
+    job = Job(tmp_path, PlannedRun("a", "", 0, {}, (str(base),)))
+    job.record()
+    base.write_text("# the same\nmodel: {dropout: 0.2, lr: 0.1}\n")
+    job.record()
+    base.write_text("model:\n  lr: 0.2\n  dropout: 0.2\n")
+    with pytest.raises(InputError, match=r"holds a run of .*base\.yaml as it was"):
+        job.record()
+    record = json.loads((job.folder / "planned.json").read_text())
+    del record["configs"]  # as an older version wrote it
+    (job.folder / "planned.json").write_text(json.dumps(record))
+    job.record()
 
 
 def test_a_cell_without_its_record_is_of_an_unknown_run(tmp_path: Path) -> None:
