@@ -3,7 +3,8 @@
     ... The number of kavo is 48213. ...                      The number of kavo is 48213
     ... Let kavo be 48213. ... Let mide be kavo. ...          The value of mide is 48213
 
-The sentences stand anywhere in a text of a book of which no other part trains; the question stands
+Two such chains of variables stand in a text, so that it does not suffice to find a number. The
+sentences stand anywhere in a text of a book of which no other part trains; the question stands
 at the end, and the network writes the number, byte by byte.
 
 B batch   N tokens (bytes)   A digits of the answer
@@ -43,7 +44,10 @@ DIGITS = 5
 """A: digits of the number."""
 
 CONSONANTS, VOWELS = "bdfghjklmnprstvz", "aeiou"
-MAX_NEEDLES = (len(CONSONANTS) * len(VOWELS)) ** 2 // 2
+CHAINS = 2
+"""Chains of variables in a text; one is asked."""
+
+MAX_SENTENCES = (len(CONSONANTS) * len(VOWELS)) ** 2 // 2
 """Half of the names that there are: drawing different ones stays quick."""
 
 SPLITS: dict[int, Split] = {TRAIN: "train", VALID: "valid", TEST: "test"}
@@ -61,9 +65,9 @@ class Needle(GeneratedTask):
         valid: Own validation file or folder of texts.
         test: Own test file or folder of texts.
         length: Number of bytes of every text (N), question and answer among them.
-        form: Form of the sentences: "numbers", one of several keys is asked; or "variables", a
-            chain of variables is followed to its number.
-        needles: Number of sentences in a text: 1 is the single needle.
+        form: Form of the sentences: "numbers", one of several keys is asked; or "variables", one of
+            two chains of variables is followed to its number.
+        needles: Number of sentences in a text, or in each chain: 1 is the single needle.
         also_train: Other lengths; every further batch of training has the next of them, and as many
             bytes.
         short_batches: Number of first batches that have the lengths of `also_train` only.
@@ -95,8 +99,8 @@ class Needle(GeneratedTask):
         if form not in ("numbers", "variables"):
             raise InputError(f'form must be "numbers" or "variables", got {form!r}')
         require_at_least(1, needles=needles)
-        if needles > MAX_NEEDLES:
-            raise InputError(f"needles must be at most {MAX_NEEDLES}, got {needles}")
+        if needles > (most := MAX_SENTENCES // (CHAINS if form == "variables" else 1)):
+            raise InputError(f"needles must be at most {most}, got {needles}")
         for each in (lengths := [length, *(also_train or [])]):
             if each < (shortest := 64 * (needles + 1)):
                 raise InputError(
@@ -186,7 +190,7 @@ class NeedleTexts(GeneratedTexts):
         book: Bytes from which the text around the sentences is cut.
         length: Number of bytes of every text.
         form: "numbers" or "variables".
-        needles: Number of sentences in a text.
+        needles: Number of sentences in a text, or in each of two chains.
         stream: Numbers that name this list of texts.
         copies: Number of texts that are made from one index.
     """
@@ -218,28 +222,40 @@ class NeedleTexts(GeneratedTexts):
 
     def text(self, generator: np.random.Generator) -> bytes:
         """Make one text: N bytes, and the last digit of the answer behind them."""
-        names = _names(generator, self._needles)
-        drawn = generator.integers(10 ** (DIGITS - 1), 10**DIGITS, self._needles)
-        numbers = [str(number) for number in drawn]
-        if self._form == "numbers":
-            wanted = int(generator.integers(self._needles))
-            told = [f" The number of {a} is {b}. " for a, b in zip(names, numbers, strict=True)]
-            question, answer = f" The number of {names[wanted]} is ", numbers[wanted]
-        else:
-            values = [numbers[0], *names[:-1]]
-            told = [f" Let {a} be {b}. " for a, b in zip(names, values, strict=True)]
-            question, answer = f" The value of {names[-1]} is ", numbers[0]
-        end = (question + answer).encode()
+        told, question = (self._numbers if self._form == "numbers" else self._chains)(generator)
+        end = question.encode()
         around = self._length + 1 - len(end) - sum(map(len, told))
         start = int(generator.integers(len(self._book) - around + 1))
         hay = self._book[start : start + around].tobytes()
         cuts = sorted(int(cut) for cut in generator.integers(around + 1, size=len(told)))
-        order = generator.permutation(len(told)) if self._form == "numbers" else range(len(told))
         parts = [
-            hay[a:b] + told[i].encode()
-            for a, b, i in zip([0, *cuts[:-1]], cuts, order, strict=True)
+            hay[a:b] + sentence.encode()
+            for a, b, sentence in zip([0, *cuts[:-1]], cuts, told, strict=True)
         ]
         return b"".join(parts) + hay[cuts[-1] :] + end
+
+    def _numbers(self, generator: np.random.Generator) -> tuple[list[str], str]:
+        """Sentences in the order of the text, and the question with its answer."""
+        names = _names(generator, self._needles)
+        numbers = generator.integers(10 ** (DIGITS - 1), 10**DIGITS, self._needles)
+        wanted = int(generator.integers(self._needles))
+        told = [f" The number of {a} is {b}. " for a, b in zip(names, numbers, strict=True)]
+        question = f" The number of {names[wanted]} is {numbers[wanted]}"
+        return [told[i] for i in generator.permutation(self._needles)], question
+
+    def _chains(self, generator: np.random.Generator) -> tuple[list[str], str]:
+        """The same of chains, each in its order; their sentences alternate at random."""
+        names = iter(_names(generator, CHAINS * self._needles))
+        least = 10 ** (DIGITS - 1)
+        numbers = least + generator.choice(9 * least, CHAINS, replace=False)
+        ends = [str(number) for number in numbers]  # what each chain has come to
+        told = []
+        for chain in generator.permutation(np.repeat(np.arange(CHAINS), self._needles)):
+            name = next(names)
+            told.append(f" Let {name} be {ends[chain]}. ")
+            ends[chain] = name
+        wanted = int(generator.integers(CHAINS))
+        return told, f" The value of {ends[wanted]} is {numbers[wanted]}"
 
 
 def _names(generator: np.random.Generator, count: int) -> list[str]:

@@ -37,6 +37,7 @@ def test_the_asked_number_stands_beside_its_key(books, needles: int) -> None:
 
 def test_variables_lead_to_the_number(books) -> None:
     texts = Needle(**books, length=400, form="variables", needles=3).texts(2)
+    first_is_right = []
     for index in range(20):
         text = texts.text(texts.generator(index)).decode()
         value = dict(re.findall(r"Let (\w{4}) be (\w+)\. ", text))
@@ -45,6 +46,10 @@ def test_variables_lead_to_the_number(books) -> None:
         while at in value:
             at, steps = value[at], steps + 1
         assert (at, steps) == (answer, 3)
+        numbers = [number for number in value.values() if number.isdecimal()]
+        assert len(set(numbers)) == 2
+        first_is_right.append(numbers[0] == answer)
+    assert 2 < sum(first_is_right) < 18  # no number answers by its place
 
 
 def test_the_target_is_what_follows_each_asking_byte(books) -> None:
@@ -102,6 +107,10 @@ def test_it_trains_and_is_tested_on_longer_texts(books, tmp_path, monkeypatch, c
         ({"short_batches": 3}, "short_batches needs also_train"),
         ({"needles": 0}, "needles must be at least 1, got 0"),
         ({"needles": 6400, "length": 10**6}, "needles must be at most 3200, got 6400"),
+        (
+            {"form": "variables", "needles": 1601, "length": 10**6},
+            "needles must be at most 1600, got 1601",
+        ),
         ({"valid": None}, "give either a named set"),
     ],
 )
