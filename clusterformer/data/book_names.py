@@ -16,7 +16,7 @@ CANDIDATES = 10
 """K."""
 
 RECENT = 256
-"""Last tokens of a passage in which the right name does not stand; half of one below 512 tokens."""
+"""Last tokens of a passage in which no candidate stands; a quarter of one below 1,024 tokens."""
 
 
 class Book(NamedTuple):
@@ -55,8 +55,13 @@ def parse(text: str) -> Book:
 
 
 def questions(book: Book, number: int, length: int) -> list[Question]:
-    """Find the names of a book that can be asked for behind a passage of `length` - 1 tokens."""
-    recent = min(RECENT, length // 2)
+    """Find the names of a book that can be asked for behind a passage of `length` - 1 tokens.
+
+    As the right name, no candidate stands in the last tokens of the passage: no window tells one
+    from the other. The others are drawn by how often they stand in the passage, as the right one
+    has been.
+    """
+    recent = min(RECENT, length // 4)
     found = []
     for at in np.flatnonzero(book.name):
         start = at - length + 1
@@ -65,9 +70,13 @@ def questions(book: Book, number: int, length: int) -> list[Question]:
         place = start + np.flatnonzero(book.name[start:at])
         last = {book.words[i]: int(i) for i in place}  # the last time that each name stands
         right = book.words[at]
-        if right not in last or last[right] >= at - recent or len(last) < CANDIDATES:
+        far = sorted(name for name, i in last.items() if i < at - recent and name != right)
+        if last.get(right, at) >= at - recent or len(far) < CANDIDATES - 1:
             continue
         counts = Counter(book.words[i] for i in place)
-        others = sorted((n for n in counts if n != right), key=lambda n: (-counts[n], n))
-        found.append(Question(number, int(at), [right, *others[: CANDIDATES - 1]]))
+        weights = np.array([counts[name] for name in far]) / sum(counts[name] for name in far)
+        drawn = np.random.default_rng([number, int(at)]).choice(
+            len(far), CANDIDATES - 1, replace=False, p=weights
+        )
+        found.append(Question(number, int(at), [right, *(far[i] for i in drawn)]))
     return found

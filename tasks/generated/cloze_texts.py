@@ -52,6 +52,7 @@ class ClozeTexts(GeneratedTexts):
         super().__init__(stream)
         self._books, self._questions, self._words = books, questions, words
         self._length, self._fresh = length, fresh
+        self._order = np.random.default_rng(stream).permutation(len(questions))
 
     def __getitem__(self, indices: list[int]) -> ClozeBatch:
         if not indices:
@@ -69,7 +70,7 @@ class ClozeTexts(GeneratedTexts):
     def _text(self, index: int) -> tuple[list[int], list[int], int]:
         """Tokens of one text, of its candidates, and which is right."""
         generator = self.generator(index)
-        asked = self._questions[int(generator.integers(len(self._questions)))]
+        asked = self._questions[self._order[index % len(self._order)]]
         book = self._books[asked.book]
         words = self._words
         passage = self._length - 1 - len(words.before) - len(words.after)

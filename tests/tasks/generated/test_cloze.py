@@ -11,13 +11,13 @@ from clusterformer.data.cloze_words import BLANK, FIRST_NAME, BookWords
 from clusterformer.errors import InputError
 from clusterformer.tasks.generated.cloze import Cloze
 
-NAMES = [a + b for a in ("Bar", "Ken", "Lom", "Tis") for b in ("da", "ro", "mil")]
-LENGTH = 96
+NAMES = [a + b for a in ("Bar", "Ken", "Lom", "Tis") for b in ("da", "ro", "mil", "na", "su", "vi")]
+LENGTH = 160
 
 
 def story(seed: int) -> str:
     generator = np.random.default_rng(seed)
-    return " ".join(f"then the {NAMES[i]} went home." for i in generator.integers(12, size=300))
+    return " ".join(f"then the {NAMES[i]} went home." for i in generator.integers(24, size=300))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_right_name_stands_in_the_passage_but_not_near_its_end() -> None:
         passage = book.words[start : question.at]
         assert book.words[question.at] == question.candidates[0]
         assert question.candidates[0] in passage
-        assert question.candidates[0] not in passage[-LENGTH // 2 :]
+        assert not set(question.candidates) & set(passage[-LENGTH // 4 :])
         assert len(set(question.candidates)) == 10
         assert set(question.candidates) <= set(passage)
 
@@ -57,16 +57,37 @@ def test_the_target_is_the_candidate_that_is_missing(books, fresh: float) -> Non
     assert batch.tokens.shape == (20, LENGTH)
     assert (batch.tokens[:, -1] == BLANK).all()
     assert (batch.asked == LENGTH - 1).all()
-    for tokens, candidates, target in zip(
-        batch.tokens, batch.candidates, batch.target, strict=True
-    ):
+    for tokens, candidates in zip(batch.tokens, batch.candidates, strict=True):
         assert len(set(candidates.tolist())) == 10
         assert set(candidates.tolist()) <= set(tokens.tolist())
-        assert candidates[target] not in tokens[-LENGTH // 2 : -1]
+        assert not set(candidates.tolist()) & set(tokens[-LENGTH // 4 : -1].tolist())
         assert candidates.min() >= FIRST_NAME
     assert len(set(batch.target.tolist())) > 3
     numbers = {int(n) for row in batch.candidates for n in row}
-    assert (len(numbers) > 12) == bool(fresh)  # by spelling the twelve names have one number each
+    assert (len(numbers) > 24) == bool(fresh)  # by spelling the 24 names have one number each
+
+
+def test_places_alone_tell_little(books) -> None:
+    task = Cloze(**books, length=LENGTH, test_texts=60)
+    found = {name: run().measures["accuracy"] for name, run in task.baselines().items()}
+    assert found.keys() == {"candidate seen last", "commonest candidate"}
+    batch = task.texts(2)[list(range(60))]
+    right = 0
+    for tokens, candidates, target in zip(
+        batch.tokens.tolist(), batch.candidates.tolist(), batch.target.tolist(), strict=True
+    ):
+        last = [max(i for i, token in enumerate(tokens) if token == name) for name in candidates]
+        right += last.index(max(last)) == target
+    assert found["candidate seen last"] == pytest.approx(right / 60)
+    assert max(found.values()) < 0.5
+
+
+def test_every_question_comes_once_before_any_comes_twice(books) -> None:
+    count = len(questions(parse(story(0)), 0, LENGTH))
+    texts = Cloze(**books, length=LENGTH, fresh=0.0).texts(0, 3)
+    for begin in (0, count):
+        batch = texts[list(range(begin, begin + count))]
+        assert len({tuple(tokens) for tokens in batch.tokens.tolist()}) == count
 
 
 def test_words_are_numbered_by_the_training_books_alone(books) -> None:
