@@ -22,11 +22,27 @@ _MAX_LABELS = 100
 
 
 def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid",)) -> list[Row]:
-    """Return one split of `rows`: a tenth for each of `held_out`, the rest for training.
+    """Return one split of `rows`: about a tenth for each of `held_out`, the rest for training.
 
-    Every split has the same share of each label.
+    Every split has nearly the same share of each label. No text of one split occurs in another;
+    case, punctuation and spaces do not count.
+
+    Raises:
+        InputError: if there are too few different texts.
     """
-    return _select(rows, deal([row.label for row in rows], _TENTHS), split, held_out)
+    tenths = deal([row.label for row in rows], _TENTHS)
+    first: dict[str | int, int] = {}  # a text's copies follow it
+    tenths = [
+        first.setdefault(_plain(row.text) or number, tenth)  # an empty text has none
+        for number, (row, tenth) in enumerate(zip(rows, tenths, strict=True))
+    ]
+    found = _select(rows, tenths, split, held_out)
+    if rows and not found:
+        raise InputError(
+            f"{rows[0].where}: too few different texts, {len(first)}, to hold some out to "
+            f"{' and '.join(held_out)}; give files for that"
+        )
+    return found
 
 
 def hold_out_pairs(
@@ -53,9 +69,13 @@ def hold_out_pairs(
 
 def _links(pair: TextPair) -> list[str]:
     """Name the sentences of a pair, and its question, by what makes them the same."""
-    words = (" ".join(re.findall(r"\w+", text.casefold())) or text for text in pair.texts)
-    found = [f"text {text}" for text in words if text]
+    found = [f"text {plain}" for text in pair.texts if (plain := _plain(text))]
     return [*found, f"question {pair.group}"] if pair.group else found
+
+
+def _plain(text: str) -> str:
+    """Words of a text, without case, punctuation and spaces; a text without words as it is."""
+    return " ".join(re.findall(r"\w+", text.casefold())) or text
 
 
 def linked_groups(examples: Iterable[Iterable[str]]) -> list[int]:

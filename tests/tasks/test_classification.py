@@ -229,7 +229,9 @@ def test_unknown_label_is_named_with_its_line(train_file, tmp_path):
 
 
 def test_one_label_is_not_enough(tmp_path):
-    (tmp_path / "a.tsv").write_text("label\ttext\n" + "pos\tgood\n" * 20)
+    (tmp_path / "a.tsv").write_text(
+        "label\ttext\n" + "".join(f"pos\tgood {i}\n" for i in range(20))
+    )
     with pytest.raises(InputError, match=r"2 labels or more, found \['pos'\]"):
         ready(train=str(tmp_path / "a.tsv"))
 
@@ -239,7 +241,7 @@ def test_real_news_loads_in_seconds_and_pads_little(data_root):
         "20news", root=str(data_root), strip=True, max_length=1500, tokens_per_batch=32_000
     )
     masks = [batch.mask for batch in task.train_dataloader()]
-    assert sum(len(mask) for mask in masks) == 10_182
+    assert sum(len(mask) for mask in masks) == 10_152
     assert max(mask.numel() for mask in masks) <= 32_000
     assert sum(int(mask.sum()) for mask in masks) > 0.93 * sum(mask.numel() for mask in masks)
     assert len(task.state()["labels"]) == 20
