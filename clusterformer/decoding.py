@@ -260,14 +260,18 @@ def beam_search(
         ends = tokens == eos
         for row, rank in (ends & best.isfinite())[:, :beam].nonzero().tolist():
             past = history[row, parents[row, rank]].tolist()
-            score = float(best[row, rank]) / (length + 1) ** length_penalty
+            score = float(best[row, rank]) / (length + 1.0) ** length_penalty
             ended[texts[row]].append(Hypothesis(past, score))
         total, live_rank = best.masked_fill(ends, float("-inf")).topk(beam)
         parents, tokens, total = _keep_rows(
             parents.gather(1, live_rank), tokens.gather(1, live_rank), total
         )
 
-        longest = limits + 1.0 if length_penalty > 0 else torch.full_like(limits, length + 2)
+        longest = (
+            limits + 1.0
+            if length_penalty > 0
+            else torch.full_like(limits, length + 2, dtype=torch.float)
+        )
         reachable = (total.amax(1) / longest.pow(length_penalty)).tolist()
         live = [
             row

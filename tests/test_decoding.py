@@ -64,7 +64,7 @@ def same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
     assert [one.score for one in found] == pytest.approx([one.score for one in expected], rel=1e-4)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0, -0.5])
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0, -0.5, -1])
 def test_a_beam_as_wide_as_everything_is_the_exhaustive_search(penalty: float) -> None:
     network, max_length = Table(3, 4), torch.tensor([4, 2, 3])
     everything = 4**4 * 2

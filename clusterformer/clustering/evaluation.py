@@ -97,7 +97,7 @@ def _map_points(features: PrincipalComponents, points: Tensor) -> Tensor:
     Raises:
         ValueError: if a point is farther from the others than FARTHEST.
     """
-    found = features(points)
+    found = features(points.to(features.center.dtype))
     if not _largest(found) <= FARTHEST:
         far = int((found.abs().amax(1) <= FARTHEST).logical_not().nonzero()[0])
         raise ValueError(

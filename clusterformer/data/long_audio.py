@@ -71,8 +71,7 @@ def read_windows(
         stop = min(outputs, counted + step + context)
         frames = start * subsampling, min(stop * subsampling, num_frames)
         samples = frames[0] * banks.hop, (frames[1] - 1) * banks.hop + banks.window
-        own = (int(each * scale) for each in samples)
-        part = read_audio(path, banks.rate, *own)
+        part = read_audio(path, banks.rate, int(samples[0] * scale), math.ceil(samples[1] * scale))
         features = compute(banks, part)
         window = Window(features, counted - start, min(counted + step, outputs) - start)
         last = min(banks.num_frames(len(part)), subsampling * window.end)

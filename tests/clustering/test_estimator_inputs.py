@@ -315,3 +315,11 @@ def test_surplus_clusters_merge_by_information_on_request(tmp_path: Path) -> Non
     assert parts.predict(x).max() == 2
     with pytest.raises(ValueError, match="'merge' parameter of NeuralClustering must be True"):
         small(merge="chance").fit(x)
+
+
+def test_points_of_another_precision_get_the_same_score_and_go_on() -> None:
+    x = make_blobs(60, 4, centers=3, random_state=0)[0]
+    model = NeuralClustering(3, max_iter=20, random_state=0).fit(x.astype(np.float32))
+    assert model.score(x) == pytest.approx(model.score(x.astype(np.float32)), rel=1e-4)
+    assert model.score(np.rint(x).astype(int)) > 0
+    model.partial_fit(x)

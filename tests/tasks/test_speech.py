@@ -270,6 +270,15 @@ def test_windows_cover_a_recording_once(tmp_path, longest: int) -> None:
             torch.testing.assert_close(counted, whole[:, :10])
 
 
+@pytest.mark.parametrize("rate", [11_025, 16_000, 44_100])
+def test_windows_of_a_resampled_recording_lose_no_frame(tmp_path, rate: int) -> None:
+    path = write_wav(tmp_path / "a.wav", tones("low mid high low mid"), rate=rate)
+    whole = compute(SMALL, read_audio(path, 8000))
+    for longest in (20, 33):
+        parts = list(read_windows(path, SMALL, longest, 1))
+        assert sum(len(part.features[part.first : part.end]) for part in parts) == len(whole)
+
+
 def test_a_set_that_is_not_free_says_what_to_make(tmp_path) -> None:
     with pytest.raises(InputError, match=r"wsj/train.tsv; it is not free: make the tables"):
         SpeechRecognition("wsj", root=str(tmp_path)).setup("fit")
