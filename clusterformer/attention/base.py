@@ -4,6 +4,7 @@ B batch   H heads   N queries   M keys   D head width   E model width   C cluste
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -233,6 +234,9 @@ class MultiHeadAttention(nn.Module):
                 cross-attention for `memory`.
         """
         self._check(x, key_mask, "x", "key_mask")
+        if key_mask is not None:
+            x = x.masked_fill(~key_mask[..., None], 0.0)
+        x = _as_autocast(x)
         if memory is None:
             if memory_mask is not None:
                 raise ValueError("got memory_mask without memory; pass memory too")
@@ -243,14 +247,8 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"{name} has no cross-attention")
             self._check(memory, memory_mask, "memory", "memory_mask")
             source, source_mask = memory, memory_mask
-        if key_mask is not None:
-            x = x.masked_fill(~key_mask[..., None], 0.0)
-        if torch.is_autocast_enabled(x.device.type):  # once, not in each projection
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        if memory is None:
-            source = x
-        elif source_mask is not None:
-            source = source.masked_fill(~source_mask[..., None], 0.0)
+            if memory_mask is not None:
+                source = memory.masked_fill(~memory_mask[..., None], 0.0)
         q = self._split(self.q_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(source))
         if self.rotary_base is not None and memory is None:
@@ -285,26 +283,25 @@ class MultiHeadAttention(nn.Module):
 
         The values are those of `forward` on the whole text at this token.
         """
-        q, v = self._split(self.q_proj(x)), self._split(self.v_proj(x))
-        k = q if self.core.shared_qk else self._split(self.k_proj(x))
-        position: Cache = ()
-        if self.rotary_base is not None:
-            position, cache = cache[:1], cache[1:]
-            q, k = (rotate(x, position[0][:, None, None], self.rotary_base) for x in (q, k))
-            position = (position[0] + 1,)
-        mixed, cache = self.core.step(q, k, v, hidden=x, cache=cache)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2)), position + cache
+        return self._decode(self.core.step, x, cache)
 
     def prefill(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Read the first tokens of a text, x (B, N, E), at once: as N calls of `step` do."""
+        return self._decode(self.core.prefill, x, cache)
+
+    def _decode(
+        self, read: Callable[..., tuple[Tensor, Cache]], x: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        x = _as_autocast(x)
         q, v = self._split(self.q_proj(x)), self._split(self.v_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(x))
         position: Cache = ()
         if self.rotary_base is not None:
-            position, cache = (cache[0] + x.shape[1],), cache[1:]
-            positions = torch.arange(x.shape[1], device=x.device)
+            before, cache = cache[0], cache[1:]
+            positions = before[:, None, None] + torch.arange(x.shape[1], device=x.device)
             q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
-        mixed, cache = self.core.prefill(q, k, v, hidden=x, cache=cache)
+            position = (before + x.shape[1],)
+        mixed, cache = read(q, k, v, hidden=x, cache=cache)
         return self.out_proj(mixed.transpose(1, 2).flatten(2)), position + cache
 
     def project_memory(self, memory: Tensor, memory_mask: Tensor | None = None) -> Memory:
@@ -321,7 +318,7 @@ class MultiHeadAttention(nn.Module):
 
         The hypotheses of a beam are neighbouring rows, and share their sentence's keys and values.
         """
-        together = x.view(memory.keys.shape[0], -1, x.shape[-1])  # (B, beams, E)
+        together = _as_autocast(x).view(memory.keys.shape[0], -1, x.shape[-1])  # (B, beams, E)
         mixed, _ = self.core(
             self._split(self.q_proj(together)),
             memory.keys,
@@ -347,3 +344,9 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"{mask_name} must be {tuple(x.shape[:2])} like {name}, got {tuple(mask.shape)}"
             )
+
+
+def _as_autocast(x: Tensor) -> Tensor:
+    """Round x as autocast does, so once and not in each projection, and for the mechanism too."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

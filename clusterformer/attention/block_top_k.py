@@ -118,7 +118,8 @@ class BlockTopKAttention(AttentionCore):
         if position % size:
             added = added + sums[:, :, own : own + 1]
         sums = extend(sums, own, added)
-        scores = q.float() @ (sums[:, :, :own] / size).transpose(2, 3)
+        with torch.autocast(q.device.type, enabled=False):  # as `forward` chooses
+            scores = q.float() @ (sums[:, :, :own] / size).transpose(2, 3)
         chosen = top_k_indices(scores, min(self.top_k - 1, own))[:, :, 0]
         chosen = torch.cat([chosen, chosen.new_full((*chosen.shape[:2], 1), own)], -1)
         index = chosen[..., None] * size + torch.arange(size, device=q.device)

@@ -129,26 +129,28 @@ class CentroidAttention(AttentionCore):
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
         keys, values, members, count = cache
         at = int(count[0])  # the same in every row
-        group, gate = _memberships(self._scores(hidden))
-        entry = torch.stack([group.float(), gate], -1)
-        keys, values, members = (
-            extend(x, at, new) for x, new in ((keys, k), (values, v), (members, entry))
-        )
-        held = slice(at + 1)
-        near = torch.arange(at + 1, device=q.device) > at - self.window
-        same = members[:, held, 0] == group
-        bias = torch.where(near, 0.0, members[:, held, 1].masked_fill(~same, float("-inf")))
-        mixed = F.scaled_dot_product_attention(
-            q.float(), keys[:, :, held].float(), values[:, :, held].float(),
-            attn_mask=bias[:, None, None],
-        )  # fmt: skip
+        with torch.autocast(q.device.type, enabled=False):  # as `forward`
+            group, gate = _memberships(self._scores(hidden))
+            entry = torch.stack([group.float(), gate], -1)
+            keys, values, members = (
+                extend(x, at, new) for x, new in ((keys, k), (values, v), (members, entry))
+            )
+            held = slice(at + 1)
+            near = torch.arange(at + 1, device=q.device) > at - self.window
+            same = members[:, held, 0] == group
+            bias = torch.where(near, 0.0, members[:, held, 1].masked_fill(~same, float("-inf")))
+            mixed = F.scaled_dot_product_attention(
+                q.float(), keys[:, :, held].float(), values[:, :, held].float(),
+                attn_mask=bias[:, None, None],
+            )  # fmt: skip
         return mixed.to(q.dtype), (keys, values, members, count + 1)
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         mixed, _ = self.forward(q, k, v, hidden=hidden)
-        group, gate = _memberships(self._scores(hidden))
+        with torch.autocast(q.device.type, enabled=False):
+            group, gate = _memberships(self._scores(hidden))
         members = torch.stack([group.float(), gate], -1)
         return mixed, (k.contiguous(), v.contiguous(), members, cache[3] + k.shape[2])
 

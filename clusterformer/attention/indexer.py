@@ -209,11 +209,12 @@ class IndexerAttention(AttentionCore):
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
         keys, values, index_keys, count = cache
         at, size = int(count[0]), self.block_size  # the same in every row
-        queries, weights, new = self._index(hidden)
-        keys, values, index_keys = (
-            extend(x, at, row) for x, row in ((keys, k), (values, v), (index_keys, new))
-        )
-        scores = index_scores(queries, weights, index_keys[:, : at + 1])[:, 0]
+        with torch.autocast(q.device.type, enabled=False):  # as `forward` chooses
+            queries, weights, new = self._index(hidden)
+            keys, values, index_keys = (
+                extend(x, at, row) for x, row in ((keys, k), (values, v), (index_keys, new))
+            )
+            scores = index_scores(queries, weights, index_keys[:, : at + 1])[:, 0]
         if size > 1:
             scores = F.pad(scores, (0, -(at + 1) % size), value=float("-inf"))
             scores = scores.unflatten(1, (-1, size)).amax(2)
@@ -228,7 +229,8 @@ class IndexerAttention(AttentionCore):
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         mixed, _ = self.forward(q, k, v, hidden=hidden)
-        index_keys = self._index(hidden)[2]
+        with torch.autocast(q.device.type, enabled=False):
+            index_keys = self._index(hidden)[2]
         return mixed, (k.contiguous(), v.contiguous(), index_keys, cache[3] + k.shape[2])
 
 

@@ -180,9 +180,12 @@ class NativeSparseAttention(AttentionCore):
             for x, new in ((key_sums, k.float()), (value_sums, v.float()))
         )
         whole = (at + 1) // size
-        scores = q.float() @ ((key_sums[:, :, :whole] / size) @ self.key_map.float()).mT
-        scores = scores * self.head_width**-0.5
-        short = scores.softmax(-1) @ ((value_sums[:, :, :whole] / size) @ self.value_map.float())
+        with torch.autocast(q.device.type, enabled=False):  # as `forward` chooses
+            scores = q.float() @ ((key_sums[:, :, :whole] / size) @ self.key_map.float()).mT
+            scores = scores * self.head_width**-0.5
+            means = (value_sums[:, :, :whole] / size) @ self.value_map.float()
+            short = scores.softmax(-1) @ means
+            gates = self._gates(hidden, hidden.new_full((1, 1, 1), whole > 0, dtype=torch.bool))
         chosen = top_k_indices(scores[:, :, 0, :own], min(self.top_k - 1, own))
         chosen = torch.cat([chosen, chosen.new_full((*chosen.shape[:2], 1), own)], -1)
         index = (chosen[..., None] * size + torch.arange(size, device=q.device)).flatten(2)
@@ -190,7 +193,6 @@ class NativeSparseAttention(AttentionCore):
         start = max(0, at + 1 - self.window)
         key, value = (x[:, :, start : at + 1].to(q.dtype) for x in (keys, values))
         near = F.scaled_dot_product_attention(q, key, value)
-        gates = self._gates(hidden, hidden.new_full((1, 1, 1), whole > 0, dtype=torch.bool))
         mixed = _join(gates, (short, best.float(), near.float()))
         return mixed.to(q.dtype), (keys, values, key_sums, value_sums, count + 1)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from clusterformer.attention import (
     AttentionCore,
     FullAttention,
+    MultiHeadAttention,
     NeuralClusteringAttention,
     mechanisms,
 )
@@ -19,7 +20,10 @@ from clusterformer.models.decoder import Decoder, State
 from clusterformer.models.seq2seq import Seq2Seq
 
 WIDTH = 32
-SMALL = {"num_clusters": 5, "min_width": 2, "chunk_size": 4, "window": 5, "block_size": 8}
+SMALL = {
+    "num_clusters": 5, "min_width": 2, "chunk_size": 4, "window": 5, "block_size": 8, "top_k": 2,
+    "dense_length": 8,
+}  # fmt: skip
 STRICT = [cls for cls in mechanisms() if True in cls.causal_forms]
 READERS = [cls for cls in mechanisms() if cls.independent_queries]
 
@@ -29,7 +33,7 @@ def name(value: object) -> str:
 
 
 def small(cls: type[AttentionCore]) -> partial[AttentionCore]:
-    """Several blocks at the lengths used here."""
+    """Several blocks, and some keys left out, at the lengths used here."""
     known = inspect.signature(cls).parameters
     return partial(cls, **{key: value for key, value in SMALL.items() if key in known})
 
@@ -96,6 +100,26 @@ def test_bfloat16_decodes_as_far_from_float32_as_the_whole_text(cls) -> None:
         steps, _ = stepwise(decoder, x, decoder.start(x, memory))
     errors = [(found.float() - exact).abs().median() for found in (whole, steps)]
     assert errors[1] <= 2 * errors[0] + 1e-6
+
+
+@pytest.mark.parametrize("cls", STRICT, ids=name)
+@torch.no_grad()
+def test_autocast_selects_the_same_step_by_step_as_at_once(cls) -> None:
+    """One key selected in the other pass alone moves a token by far more than a rounding."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        layer, x = MultiHeadAttention(small(cls)(64, 4, causal=True)).eval(), torch.randn(2, 99, 64)
+        with torch.autocast("cpu", torch.bfloat16):
+            whole, cache, steps = layer(x).values.float(), layer.cache(x), []
+            for token in x.split(1, dim=1):
+                values, cache = layer.step(token, cache)
+                steps.append(values.float())
+            first, cache = layer.prefill(x[:, :50], layer.cache(x))
+            after, _ = layer.step(x[:, 50:51], cache)
+        filled = torch.cat([first, after], 1).float()
+        for found in (torch.cat(steps, 1), filled):
+            errors = (found - whole[:, : found.shape[1]]).norm(dim=-1)
+            assert errors.max() < 0.1 * whole.norm(dim=-1).mean()
 
 
 @pytest.mark.parametrize("cls", READERS, ids=name)
