@@ -41,7 +41,8 @@ def seeds(weights: Tensor, num_clusters: int, offset: Tensor | float) -> Tensor:
         chance = rest / rest.sum(-1, keepdim=True).clamp(min=_TINY) * left
         certain = certain | (chance >= 1)
     reached = torch.where(certain, 1.0, chance).cumsum(-1)
-    position = torch.arange(num_clusters, device=weights.device) + offset + ROUNDING
+    order = torch.arange(num_clusters, dtype=torch.float32, device=weights.device)
+    position = order + offset + ROUNDING
     step = position / num_clusters
     found = count_up_to(reached, step * reached[:, -1:])
     return found.clamp(max=weights.shape[1] - 1)

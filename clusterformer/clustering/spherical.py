@@ -3,6 +3,8 @@
 B batch   H heads   N tokens   D width   C clusters
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,6 +21,9 @@ class SphericalMeans(nn.Module):
     A forward pass adds its tokens to a buffer. They move the centroids at the first forward pass
     after its backward pass. So every forward pass of a step, also one that is repeated in the
     backward pass to save memory, uses the same centroids, and a checkpoint holds the whole state.
+
+    Centroids and sums stay in float32 when a model is cast to half precision, in which small moves
+    would be rounded away.
 
     Args:
         num_heads: H.
@@ -46,8 +51,11 @@ class SphericalMeans(nn.Module):
         start = torch.randn(num_heads, num_clusters, width, generator=generator)
         self.register_buffer("centroids", F.normalize(start, dim=-1))
         self.register_buffer("observed", torch.zeros_like(start))
-        self.register_buffer("moves", torch.zeros(()))
+        self.register_buffer("moves", torch.zeros((), dtype=torch.long))
         self._awaited = False
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        return super()._apply(lambda x: fn(x).float() if x.is_floating_point() else fn(x), recurse)
 
     def forward(self, points: Tensor) -> Tensor:
         """Compute cosines (B, H, C, N) of centroids with unit points (B, H, N, D)."""
@@ -59,10 +67,10 @@ class SphericalMeans(nn.Module):
         """Move towards the observed tokens, unless their backward pass is not yet over."""
         if self._awaited or _in_backward():
             return
-        direction = F.normalize(self.observed, dim=-1)
+        direction = F.normalize(self.observed.float(), dim=-1)
         seen = direction.any(-1, keepdim=True)
-        share = (1 / (self.moves + 1)).clamp(min=1 - self.decay)
-        moved = torch.lerp(self.centroids, direction, share * seen)
+        share = (1 / (self.moves.float() + 1)).clamp(min=1 - self.decay)
+        moved = torch.lerp(self.centroids.float(), direction, share * seen)
         self.centroids.copy_(F.normalize(moved, dim=-1))
         self.moves += seen.any()
         self.observed.zero_()

@@ -31,3 +31,8 @@ def test_heavy_points_are_drawn_once_and_leave_room_for_others() -> None:
 def test_a_row_without_weights_is_harmless() -> None:
     found = seeds(torch.zeros(2, 5), 3, 0.5)
     assert ((found >= 0) & (found < 5)).all()
+
+
+def test_an_offset_in_half_precision_draws_as_many() -> None:
+    drawn = seeds(torch.ones(1, 1500), 1000, torch.tensor([0.5], dtype=torch.bfloat16))
+    assert torch.equal(drawn, seeds(torch.ones(1, 1500), 1000, 0.5))

@@ -42,6 +42,38 @@ def test_centroids_go_to_the_mean_direction_of_their_tokens() -> None:
         torch.testing.assert_close(means.centroids, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_moves_them_as_float32_does(dtype: torch.dtype) -> None:
+    """300 moves: bfloat16 counts to 256, and knows no step of 1 - decay = 0.001."""
+    whole, half = (SphericalMeans(2, 3, 5, decay=0.999, seed=0) for _ in range(2))
+    half.to(dtype)
+    points = F.normalize(torch.randn(300, 1, 2, 20, 5), dim=-1)
+    points[:150, ..., 0].abs_()
+    for batch in points:
+        for means in (whole, half):
+            means.move()
+            means.observe(batch, whole(batch).argmax(2), None, batch)
+    assert half.moves == whole.moves == 299
+    torch.testing.assert_close(half.centroids.float(), whole.centroids, atol=1e-3, rtol=0)
+
+
+def test_a_centroid_without_tokens_stays_in_half_precision() -> None:
+    means = SphericalMeans(1, 3, 5, decay=0.9, seed=0).half()
+    before = means.centroids.clone()
+    batch = F.normalize(torch.randn(1, 1, 20, 5), dim=-1)
+    means.observe(batch, torch.zeros(1, 1, 20, dtype=torch.long), None, batch)
+    means.move()
+    torch.testing.assert_close(means.centroids[0, 1:], before[0, 1:])
+    assert not torch.equal(means.centroids[0, 0], before[0, 0])
+
+
+def test_checkpoints_whose_count_is_a_float_load() -> None:
+    means = SphericalMeans(1, 3, 5, decay=0.9, seed=0)
+    means.load_state_dict({**means.state_dict(), "moves": torch.tensor(7.0)})
+    assert means.moves == 7
+    assert not means.moves.is_floating_point()
+
+
 def test_they_find_clusters_that_are_there() -> None:
     centres = F.normalize(torch.randn(4, 8), dim=-1)
     means = SphericalMeans(1, 4, 8, decay=0.9, seed=1)

@@ -46,6 +46,14 @@ def test_save_and_load_give_the_same_bits(tiny, tmp_path, family, name, options)
         assert torch.equal(huggingface.load(tmp_path / "again")(tokens).last_hidden_state, expected)
 
 
+def test_centroids_keep_their_bits_in_half_precision(tiny, tmp_path) -> None:
+    model = huggingface.attach(tiny("Bert"), "RoutingAttention", num_clusters=3)
+    model.save_pretrained(tmp_path)
+    half = huggingface.load(tmp_path, dtype=torch.bfloat16)
+    for found, expected in zip(slots(half), slots(model), strict=True):
+        assert torch.equal(found.core.means.centroids, expected.core.means.centroids)
+
+
 @torch.no_grad()
 def test_a_head_comes_and_goes(tiny, tmp_path) -> None:
     model = tiny("Bert", "ForSequenceClassification", num_labels=3)
