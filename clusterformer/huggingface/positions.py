@@ -42,7 +42,8 @@ def extend_positions(
         The same model.
 
     Raises:
-        ValueError: if the model has other positions, or as many as that already.
+        ValueError: if the model has other positions, or as many as that already, or if its rotary
+            positions are dynamic: those extend themselves.
     """
     if scaling not in ("yarn", "linear"):
         raise InputError(f'scaling must be "yarn" or "linear", got {scaling!r}')
@@ -108,6 +109,8 @@ def _rescale(model: PreTrainedModel, positions: int, limit: int, scaling: str) -
             found.update(rope_type=scaling, factor=positions / limit)
             if scaling == "yarn":
                 found["original_max_position_embeddings"] = limit
+        elif found["rope_type"] == "dynamic":
+            raise InputError('rotary positions of type "dynamic" extend themselves with the text')
         elif "factor" in found:
             found["factor"] *= positions / limit
         else:

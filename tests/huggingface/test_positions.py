@@ -56,6 +56,15 @@ def test_linear_scaling_divides_every_position(tiny) -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_dynamic_positions_are_refused_and_stay(tiny) -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    model = tiny("Llama", max_position_embeddings=32, rope_parameters=dynamic)
+    with pytest.raises(ValueError, match="extend themselves"):
+        huggingface.extend_positions(model, 128)
+    assert model.config.max_position_embeddings == 32
+    assert model.config.rope_parameters["factor"] == 2.0
+
+
 def test_fewer_or_unknown_positions_are_refused(tiny) -> None:
     with pytest.raises(ValueError, match="positions must be above 64, which the model has, got 64"):
         huggingface.extend_positions(tiny("Bert"), 64)
