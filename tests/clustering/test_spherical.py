@@ -63,7 +63,7 @@ def test_a_centroid_without_tokens_stays_in_half_precision() -> None:
     batch = F.normalize(torch.randn(1, 1, 20, 5), dim=-1)
     means.observe(batch, torch.zeros(1, 1, 20, dtype=torch.long), None, batch)
     means.move()
-    torch.testing.assert_close(means.centroids[0, 1:], before[0, 1:])
+    torch.testing.assert_close(means.centroids[0, 1:], before[0, 1:], atol=1e-3, rtol=0)
     assert not torch.equal(means.centroids[0, 0], before[0, 0])
 
 
