@@ -236,8 +236,9 @@ def _mask_repeated_keys(mask: Tensor, blocks: Blocks, rounds: int) -> Tensor:
     first = own - sees_back  # first entry that each token sees
     copies = list(blocks.copies[..., :2].div(width, rounding_mode="floor").unbind(-1))
     queries, keys = blocks.members[:, blocks.own], windows(blocks.members, 2)
-    own, first, queries, keys, mask, *copies = (
-        x.unflatten(0, (rounds, -1)) for x in (own, first, queries, keys, mask, *copies)
+    empty = ~blocks.own_filled[..., None]
+    own, first, queries, keys, mask, empty, *copies = (
+        x.unflatten(0, (rounds, -1)) for x in (own, first, queries, keys, mask, empty, *copies)
     )
 
     def look_up(table: Tensor, tokens: Tensor) -> Tensor:
@@ -254,5 +255,5 @@ def _mask_repeated_keys(mask: Tensor, blocks: Blocks, rounds: int) -> Tensor:
             for copy in copies:
                 entry = look_up(copy[earlier], keys[later])[:, :, None]
                 repeated |= (low <= entry) & (entry <= high)
-        masks.append(mask[later] & (~repeated | diagonal))
+        masks.append(mask[later] & (~repeated | diagonal) | empty[later])  # no row is empty
     return torch.cat(masks)

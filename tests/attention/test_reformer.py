@@ -109,6 +109,16 @@ def test_several_rounds_keep_the_contract_with_padding(causal) -> None:
         torch.testing.assert_close(values[row, :length], alone)
 
 
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_gradients_are_finite_in_plain_pytorch_if_a_block_is_not_full(monkeypatch, rounds) -> None:
+    monkeypatch.setenv("CLUSTERFORMER_KERNELS", "reference")
+    for seed in range(10):
+        core = ReformerAttention(64, 4, num_hashes=rounds, num_buckets=6, seed=seed)
+        x = torch.randn(4, 13, 64, requires_grad=True)
+        MultiHeadAttention(core)(x).values.square().sum().backward()
+        assert x.grad.isfinite().all()
+
+
 def test_there_is_no_projection_of_keys() -> None:
     layer = MultiHeadAttention(ReformerAttention(32, 4))
     assert sum(p.numel() for p in layer.parameters()) == 3 * (32 * 32 + 32)
