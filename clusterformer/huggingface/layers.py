@@ -130,8 +130,10 @@ def _window(module: nn.Module, config: Any, causal: bool) -> int | None:
     if kinds is not None and index is not None and kinds[index] != "sliding_attention":
         if kinds[index] != "full_attention":
             raise InputError(f"layers of type {kinds[index]!r} are not supported")
-        return None
-    window = getattr(config, "sliding_window", None)
+        if 'self.config, "sliding_window"' not in _source(type(module)):  # as MiniMax's do
+            return None
+    declared = hasattr(type(config), "sliding_window")  # else left over in a config.json, unread
+    window = config.sliding_window if declared else None
     if window is None or getattr(config, "use_sliding_window", True) is False:
         return None
     return window if causal else window + 1

@@ -54,6 +54,18 @@ def test_layers_that_are_called_causal_are_causal() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["LlamaModel", "MiniMaxModel"])
+@torch.no_grad()
+def test_a_window_is_that_of_the_attention_and_not_of_the_config(name: str) -> None:
+    """Llama's attention reads no `sliding_window`, MiniMax's does in layers of full attention."""
+    sizes = {"num_local_experts": 2, "num_key_value_heads": 2} if name == "MiniMaxModel" else {}
+    model = make(name, sliding_window=6, **sizes)
+    own = model(TOKENS, use_cache=False).last_hidden_state
+    huggingface.attach(model, "FullAttention")
+    found = model(TOKENS, use_cache=False).last_hidden_state
+    torch.testing.assert_close(found, own)
+
+
 def test_layers_may_share_a_mechanism() -> None:
     sizes = {"embedding_size": 32, "num_hidden_layers": 3}
     model = huggingface.attach(make("AlbertModel", **sizes), "LocalAttention", window=2)
