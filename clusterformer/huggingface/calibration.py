@@ -29,7 +29,8 @@ class Calibrated(NamedTuple):
     """Attention of one layer that its tokens see.
 
     Attributes:
-        keys_seen: Share of the real tokens of a text that a token attends to, mean.
+        keys_seen: Share of the real tokens of a text that a token attends to, mean; of those up
+            to itself in a decoder.
         mass_before: Share of the weights of full attention on those keys, before.
         mass_after: The same after.
     """
@@ -307,7 +308,7 @@ def attention_seen(core: Any, batch: _Batch) -> tuple[float, float]:
         seen.append(mixed[..., : one_hot.shape[1]] > 0)
     visible = torch.cat(seen, -1)  # (B, H, N, N)
     real = batch.mask.sum()
-    counts = batch.mask.sum(1)[:, None].clamp(min=1)
-    keys = (visible.sum(-1).float().mean(1) / counts)[batch.mask].sum() / real
+    counts = batch.mask.cumsum(1) if core.causal else batch.mask.sum(1, keepdim=True)
+    keys = (visible.sum(-1).float().mean(1) / counts.clamp(min=1))[batch.mask].sum() / real
     mass = (visible * _weights(core, batch)).sum() / (real * heads)
     return float(keys), float(mass)

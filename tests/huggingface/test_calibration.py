@@ -43,6 +43,13 @@ def test_clusters_gather_tokens_that_attend_to_each_other(tiny) -> None:
             assert torch.equal(x, before[name])
 
 
+def test_a_decoder_that_sees_all_before_it_sees_all(tiny) -> None:
+    model = tiny("Llama")
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=1, chunk_size=64)
+    for layer in huggingface.calibrate(model, batches(2), steps=2):
+        assert layer.keys_seen == pytest.approx(1)
+
+
 def test_each_clustering_follows_its_own_heads(tiny) -> None:
     """Half of the heads look at one grouping of the tokens, half at another one across it."""
     torch.manual_seed(0)
