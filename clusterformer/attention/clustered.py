@@ -28,7 +28,8 @@ class ClusteredAttention(AttentionCore):
     Gradients flow as if the assignment were constant. There is no causal form: the mean of a
     cluster holds queries of all positions, and so does its distribution over keys.
 
-    With a cluster for each different query it is full attention.
+    With no fewer clusters than queries it is full attention, where queries that differ have
+    different hashes.
 
     Args:
         d_model: Width of the hidden states (E).

@@ -23,7 +23,8 @@ def hamming_kmeans(
 
     Args:
         codes: (B, N) int64, from `SignHash`.
-        num_clusters: C. With no fewer clusters than different codes, each code has its own.
+        num_clusters: C. With no fewer clusters than real points, each different code has its own.
+            With fewer, codes may share one even if they are few: repeated codes start several.
         mask: (B, N), True at real points; None means all real.
         iterations: Number of Lloyd's iterations before the last assignment.
 
