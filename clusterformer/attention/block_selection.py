@@ -25,7 +25,8 @@ class Compaction:
         self.mask: Tensor | None = None
         if key_mask is not None:
             # a sequence of padding only counts as real: its values are never read
-            key_mask = key_mask | ~key_mask.any(-1, keepdim=True)
+            self._empty = ~key_mask.any(-1)
+            key_mask = key_mask | self._empty[:, None]
             self._order = stable_order((~key_mask).long())
             position = torch.arange(key_mask.shape[1], device=key_mask.device)
             position = position.expand_as(self._order)
@@ -39,6 +40,10 @@ class Compaction:
     def unpack(self, x: Tensor) -> Tensor:
         """Move rows of x (B, ..., N, D) back."""
         return x if self.mask is None else _rows(x, self._inverse)
+
+    def without_empty(self, losses: Tensor) -> Tensor:
+        """Set the losses (B,) of sequences of padding only to 0."""
+        return losses if self.mask is None else losses.masked_fill(self._empty, 0.0)
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class CentroidAttention(AttentionCore):
             mixed = _attend(query, key, value, near, far, gate)
             loss = None
             if self.training and torch.is_grad_enabled():
-                loss = self.balance * _imbalance(scores, packed.mask)
+                loss = packed.without_empty(self.balance * _imbalance(scores, packed.mask))
         counts = (near | far).sum(-1, keepdim=True)
         group, counts = (packed.unpack(x)[..., 0] for x in (group[..., None], counts))
         grouping = Grouping(group, self.num_clusters, counts=counts, loss=loss)

@@ -113,7 +113,8 @@ class IndexerAttention(AttentionCore):
             mixed = _attend(query, key, value, position, mask)
             loss = None
             if self.training and torch.is_grad_enabled():
-                loss = self._loss(index, query, key, position, mask, packed.mask)
+                losses = self._loss(index, query, key, position, mask, packed.mask)
+                loss = packed.without_empty(losses)
         counts = packed.unpack(mask.sum(-1, keepdim=True))[..., 0]
         assignment = torch.zeros_like(counts)
         grouping = Grouping(assignment, 1, counts=counts, loss=loss)

@@ -93,6 +93,18 @@ def test_a_row_of_padding_only_is_harmless(cls, causal) -> None:
 
 
 @every_form
+def test_a_row_of_padding_only_has_no_loss(cls, causal) -> None:
+    """Hidden states of padding need not be 0: models of transformers give what they have."""
+    core = build(cls, causal).core.train()
+    q, k, v = torch.randn(3, 2, HEADS, 20, WIDTH // HEADS).unbind()
+    mask, hidden = mask_of([20, 0], 20), torch.randn(2, 20, WIDTH)
+    _, grouping = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
+    if grouping is not None and grouping.loss is not None:
+        assert grouping.loss[0] != 0
+        assert grouping.loss[1] == 0
+
+
+@every_form
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_broken_sequence_does_not_reach_its_neighbours(cls, causal, bad: float) -> None:
     layer = build(cls, causal)
