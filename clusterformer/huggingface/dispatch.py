@@ -76,6 +76,8 @@ class AttachedMechanism(nn.Module):
             mask: (B, M), True at real tokens; None means all real.
             past_layer: Layer of transformers' KV cache; None without one.
         """
+        if self.training and not torch.compiler.is_compiling() and _has_adapters(self.core):
+            _warn_of_idle_adapters()
         if past_layer is not None:
             return attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
         mixed, grouping = self.core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
@@ -93,6 +95,20 @@ def _warn_of_lost_loss(mechanism: str) -> None:
         f"{mechanism} learns from a loss of its own what it chooses, and nothing adds that to the "
         "model's; add clusterformer.losses.mechanism_loss, as the guide to Hugging Face does under "
         "`Train it`",
+        stacklevel=2,
+    )
+
+
+def _has_adapters(core: AttentionCore) -> bool:
+    return any(hasattr(part, "base_layer") for part in core.modules())  # PEFT's name
+
+
+@cache
+def _warn_of_idle_adapters() -> None:
+    """Say once that adapters inside a mechanism are not used: it reads the weights themselves."""
+    warnings.warn(
+        "adapters inside the attention mechanism learn nothing, as after PEFT's "
+        'target_modules="all-linear"; add modules_to_save=["clusterformer"] to train the mechanism',
         stacklevel=2,
     )
 

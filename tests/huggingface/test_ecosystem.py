@@ -1,5 +1,6 @@
 """Converted models in what others have for models: Trainer, PEFT, sentences."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from clusterformer import huggingface
+from clusterformer.huggingface import dispatch
 
 transformers = pytest.importorskip("transformers")
 
@@ -107,6 +109,26 @@ def test_adapters_and_the_mechanism_are_trained_by_peft(tiny, tmp_path: Path) ->
         torch.testing.assert_close(again(input_ids=tokens).logits, expected)
     with pytest.raises(ValueError, match="attach the mechanism first, then add adapters"):
         huggingface.attach(model, "FullAttention")
+
+
+def test_adapters_that_a_mechanism_goes_past_are_warned_of_once(tiny) -> None:
+    dispatch._warn_of_idle_adapters.cache_clear()
+    peft = pytest.importorskip("peft")
+    tokens = torch.randint(3, 50, (2, 17))
+    for saved in (["clusterformer"], None):
+        base = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+        config = peft.LoraConfig(r=2, target_modules="all-linear", modules_to_save=saved)
+        model = peft.get_peft_model(base, config).train()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.eval()(tokens)
+            if saved:
+                model.train()(tokens)
+    with pytest.warns(UserWarning, match="adapters inside the attention mechanism learn nothing"):
+        model.train()(tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(tokens)
 
 
 @pytest.mark.slow
