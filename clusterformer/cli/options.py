@@ -69,7 +69,8 @@ class Options:
         self.model: ClusterFormer = made["model"]
         self.task: Task = made["data"]
         self.task.pretrained = self.model.transformer_config.pretrained
-        if monitor := self.config.get("monitor"):
+        monitor = self.config.get("monitor") or self.task.monitor
+        if monitor != self.task.monitor:
             self.task.monitor, self.task.mode = monitor, mode_of(monitor)
         self.trainer_options: dict[str, Any] = dict(made["trainer"])
 

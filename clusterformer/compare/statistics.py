@@ -14,6 +14,7 @@ from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
 from clusterformer.errors import InputError
+from clusterformer.training.monitoring import mode_of
 from clusterformer.training.selection import name_stack, seen_by_stack
 
 AVERAGE = "average"
@@ -159,7 +160,7 @@ def summarise(
                 }
         columns = [*columns, AVERAGE]
     modes = {
-        r.mode if _measures_same(metrics[r.column], r.monitor) else direction(metrics[r.column])
+        r.mode if _measures_same(metrics[r.column], r.monitor) else mode_of(metrics[r.column])
         for r in results
     }
     if len(modes) > 1:
@@ -311,9 +312,3 @@ def _own_metric(results: Sequence[Result]) -> str:
 
 def _measures_same(metric: str, monitor: str) -> bool:
     return metric.partition("/")[2] == monitor.partition("/")[2]
-
-
-def direction(metric: str) -> str:
-    """Tell from a measure's name whether higher ("max") or lower ("min") values are better."""
-    lower_is_better = ("loss", "perplexity", "bits", "error")
-    return "min" if any(word in metric for word in lower_is_better) else "max"

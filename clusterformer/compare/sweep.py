@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from clusterformer.compare.plan import Plan
-from clusterformer.compare.statistics import direction
 from clusterformer.errors import InputError
+from clusterformer.training.monitoring import mode_of
 from clusterformer.training.wandb import PROJECT
 
 
@@ -30,7 +30,7 @@ def sweep(plan: Plan, group: str) -> str:
     words = [word for config in configs.pop() for word in ("--config", config)]
     metric = {}
     if plan.metric:
-        metric = {"metric": {"name": plan.metric, "goal": f"{direction(plan.metric)}imize"}}
+        metric = {"metric": {"name": plan.metric, "goal": f"{mode_of(plan.metric)}imize"}}
     return yaml.safe_dump(
         {
             "name": plan.title,

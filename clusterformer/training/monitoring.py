@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from clusterformer.errors import InputError, require_at_least
 
-_BETTER_LOW = ("loss", "perplexity", "bits")
+_BETTER_LOW = ("loss", "perplexity", "bits", "error")
 
 
 def mode_of(name: str) -> Literal["min", "max"]:

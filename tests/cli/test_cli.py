@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from toy_command import TOY, error_of
+from toy_task import Toy
 
 from clusterformer import attention
 from clusterformer.cli.bench import SUBCOMMANDS
@@ -92,6 +93,23 @@ def test_a_decoder_takes_its_own_mechanism_or_the_strict_form_of_the_encoders() 
     layer = Decoder(Options(other, fitting=True).model.transformer_config, cross=True).layers[0]
     found = [type(part.core).__name__ for part in (layer.attention, layer.cross)]
     assert found == ["FullAttention", "KeyClusteringAttention"]
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode"),
+    [("error_rate", "min"), ("word_error_rate", "min"), ("loss", "min"), ("accuracy", "max")],
+)
+def test_fewer_errors_are_better_whoever_names_the_monitor(monitor: str, mode: str) -> None:
+    for data in (["SpeechRecognition", "--data.name=fsdd"], ["Classification", "--data.name=mr"]):
+        task = Options(
+            [f"--data={data[0]}", data[1], f"--monitor=val/{monitor}"], fitting=True
+        ).task
+        assert (task.monitor, task.mode) == (f"val/{monitor}", mode)
+
+
+def test_a_task_knows_the_direction_of_its_own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "mode", "min")
+    assert Options([*TOY[1:], f"--monitor={Toy.monitor}"], fitting=True).task.mode == "min"
 
 
 def test_a_wrong_mechanism_is_told_of_those_that_can_be_chosen() -> None:

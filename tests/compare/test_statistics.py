@@ -8,10 +8,11 @@ from toy_results import RESULTS, result
 
 from clusterformer.compare.configs import differences, flatten
 from clusterformer.compare.planned_run import PlannedRun
-from clusterformer.compare.statistics import AVERAGE, direction, summarise
+from clusterformer.compare.statistics import AVERAGE, summarise
 from clusterformer.compare.tables import format_number, latex, markdown, runs_csv, text
 from clusterformer.errors import InputError
 from clusterformer.tasks.speech import SpeechRecognition
+from clusterformer.training.monitoring import mode_of
 
 
 def test_mean_spread_average_and_best() -> None:
@@ -43,7 +44,7 @@ def test_fewer_errors_are_better_whether_or_not_they_chose_the_checkpoint() -> N
     ]
     assert summarise(runs, "test/word_error_rate").cells["full", ""].best
     for name, metric in SpeechRecognition("fsdd", units="character").metrics().items():
-        assert direction(f"test/{name}") == ("max" if metric.higher_is_better else "min")
+        assert mode_of(f"test/{name}") == ("max" if metric.higher_is_better else "min")
 
 
 def test_further_measures_stand_beside_the_costs() -> None:
