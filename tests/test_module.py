@@ -145,11 +145,12 @@ def test_radam_takes_over_from_adamw_with_its_own_options(tmp_path: Path) -> Non
     checkpoint = tmp_path / "last.ckpt"
     first.save_checkpoint(checkpoint)
     second = trainer(max_steps=4, max_epochs=-1, enable_checkpointing=False)
-    model = ClusterFormer(**TINY, weight_decay=0.2, optimizer="RAdam")
+    model = ClusterFormer(**TINY, weight_decay=0.4, optimizer="RAdam")
     second.fit(model, Toy(), ckpt_path=checkpoint, weights_only=True)
     optimizer = second.optimizers[0]
     assert isinstance(optimizer, torch.optim.RAdam)
     assert [group["decoupled_weight_decay"] for group in optimizer.param_groups] == [True] * 2
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.4, 0.0]
     assert {float(state["step"]) for state in optimizer.state.values()} == {4.0}
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 
 from clusterformer.errors import InputError, require_at_least
 
@@ -32,6 +31,13 @@ def monitoring(monitor: str, mode: str, patience: int | None) -> list[Callback]:
     if patience is None:
         return [MonitorCheck(monitor)]
     return [MonitorCheck(monitor), EarlyStopping(monitor, patience=patience, mode=mode)]
+
+
+class EarlyStopping(callbacks.EarlyStopping):  # its name is the key of its state in checkpoints
+    """Lightning's callback; its patience is this run's, not that in the checkpoint."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "patience": self.patience})
 
 
 class MonitorCheck(Callback):

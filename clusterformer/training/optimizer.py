@@ -163,6 +163,9 @@ def take_up(scheduler: LambdaLR, lr: float, pretrained_lr: float) -> None:
     optimizer, rates = scheduler.optimizer, [lr, lr, pretrained_lr, pretrained_lr]
     scheduler.base_lrs = [*rates[: len(scheduler.base_lrs)]]
     factors = (function(scheduler.last_epoch) for function in scheduler.lr_lambdas)
-    own = {k: v for k, v in optimizer.defaults.items() if k not in ("lr", "weight_decay")}
-    for group, rate, share in zip(optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
-        group.update(own, initial_lr=rate, lr=rate * share)
+    for number, (group, rate, share) in enumerate(
+        zip(optimizer.param_groups, scheduler.base_lrs, factors, strict=True)
+    ):
+        group.update(optimizer.defaults, initial_lr=rate, lr=rate * share)
+        if number % 2:  # the weights of a pair of groups that have no decay
+            group["weight_decay"] = 0.0

@@ -109,6 +109,15 @@ def test_a_new_learning_rate_counts_from_the_first_resumed_step(run: Path) -> No
     assert min(rates[STEPS:]) > 100 * max(first, *rates[:STEPS])
 
 
+def test_a_new_patience_counts_from_the_first_resumed_validation(tmp_path: Path) -> None:
+    still = ["--model.lr=0", "--trainer.max_epochs=9", f"--runs={tmp_path}"]
+    assert main([*TOY, *still, "--patience=2"]) == 0
+    run = tmp_path / "toy" / "1"
+    assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 3 * 5
+    assert main(["fit", f"--resume={run}", "--patience=4"]) == 0
+    assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 5 * 5
+
+
 def test_seconds_are_those_of_all_starts(run: Path) -> None:
     first = Run(run).results
     assert main(["fit", f"--resume={run}", f"--trainer.max_steps={STEPS + 1}"]) == 0
