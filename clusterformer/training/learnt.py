@@ -26,12 +26,13 @@ _log = logging.getLogger(__name__)
 STACKS = ("encoder.", "decoder.")
 """Prefixes of the layers' weights; each stack may start from the other one."""
 
-_OF_TEXTS = ("embedding.table.", "embedding.project.", "segments.")
-_OF_TOKENS = ("embedding.tokens.", "predictor.", "bias", "following.")
+_EMBEDDINGS = ("embedding.", "source.", "target.", "keys.")
+_OF_TEXTS = (*(f"{e}{part}" for e in _EMBEDDINGS for part in ("table.", "project.")), "segments.")
+_OF_TOKENS = (*(f"{e}tokens." for e in _EMBEDDINGS), "values.", "predictor.", "bias", "following.")
 _OF_RECORDINGS = ("mean", "scale", "convolutions.", "project.", "context.")
 _LAYER = re.compile(r"(\w+)\.layers\.\d+(?=\.)")
 _LEAST = 0.05  # share of the weights that both have, of which fewer that fit are no start
-_BY_ROW = ("embedding.tokens.weight", "embedding.table.weight", "bias")
+_BY_ROW = (*(f"{e}{part}.weight" for e in _EMBEDDINGS for part in ("tokens", "table")), "bias")
 """Weights whose first rows mean the same whatever their number of rows."""
 
 
@@ -165,6 +166,8 @@ def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Star
     """
     own = network.state_dict()
     sources = {name: _source(name, learnt.weights, same_tokens) for name in own}
+    for name in own.keys() & _tied(network):  # counted under their first name
+        del own[name]
     taken, unfit = 0, 0
     new, misfits, left = [], [], []
     for name, weight in own.items():
@@ -210,6 +213,12 @@ def _source(name: str, weights: Mapping[str, Tensor], same_tokens: bool) -> str 
     elif not name.startswith(_OF_TEXTS + _OF_RECORDINGS + (_OF_TOKENS if same_tokens else ())):
         return None
     return name if name in weights else None
+
+
+def _tied(network: nn.Module) -> set[str]:
+    """Names of weights that have another name before, as a table that is an output map too."""
+    every = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    return every - dict(network.named_parameters()).keys()
 
 
 def _shorten(names: list[str], weights: Mapping[str, Tensor]) -> list[str]:

@@ -148,6 +148,33 @@ def test_longer_texts_of_a_generated_task_start_from_short_ones(folder: Path, ca
         assert ("new: embedding.tokens.weight" not in report) == taken
 
 
+def test_every_embedding_of_the_same_task_is_taken(folder: Path, capsys) -> None:
+    """Those of a translation are tied, and those of pairs are of keys and of values."""
+    texts = Path("text.txt").read_text()
+    Path("upper.txt").write_text(texts.upper())
+    translation = ["--data=Translation", "--data.train_source=text.txt", "--data.vocab_size=280"]
+    translation += ["--data.train_target=upper.txt", "--data.valid_sentences=0"]
+    translation += ["--data.source_lang=de", "--data.target_lang=en"]
+    partner = ["--data=Partner", "--data.num_tokens=8", "--data.epoch_steps=1"]
+    partner += ["--data.batch_size=2", "--data.valid_texts=2", "--data.test_texts=2"]
+    for name, task, new in (
+        ("translation", translation, ""),
+        ("partner", [*partner, "--model.positions=learned"], "head.weight, head.bias"),
+    ):
+        assert fit(*task, "--runs=first") == 0
+        capsys.readouterr()
+        start = [f"--model.init_from=first/{name}/1", "--model.lr=0", "--seed_everything=1"]
+        assert fit(*task, *start, "--runs=second") == 0
+        [told] = [line for line in capsys.readouterr().err.splitlines() if "init_from" in line]
+        assert told.partition("; new: ")[2].partition(";")[0] == new
+        before, after = weights(f"first/{name}/1", "best"), weights(f"second/{name}/1")
+        assert all(torch.equal(before[n], after[n]) for n in before if "head" not in n)
+        report = json.loads(Path(f"second/{name}/1/results.json").read_text())
+        if not new:
+            assert report["init_from"]["taken"] == report["init_from"]["total"]
+            assert report["init_from"]["total"] == report["parameters"]
+
+
 def test_what_does_not_fit_is_named(folder: Path) -> None:
     learnt = open_learnt("masked")
     network = clusterformer.load("masked").network
