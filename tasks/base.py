@@ -237,6 +237,8 @@ class Labelling(Task):
                 assert isinstance(tokenizer, WordTokenizer)
                 self._vector_table = word_vectors(self._vectors, tokenizer, seed=run_seed())
         self._rows = rows
+        if self.learnt is not None:
+            self._expect_vectors(self.learnt.state.get("vector_width"))
 
     def learn_labels(self, examples: Sequence[Example]) -> list[str]:
         """List all labels, in the order of their numbers."""
@@ -351,7 +353,11 @@ class Labelling(Task):
         check_labels(labels, weights)
         self._labels, self._label_weights = labels, weights
         self._rows = TextRows.from_state(state["tokenizer"], state["max_length"], self.joint)
-        if width is not None:  # to be overwritten by the checkpoint's weights
+        self._expect_vectors(width)
+
+    def _expect_vectors(self, width: int | None) -> None:
+        """Make room for word vectors that weights to be loaded have; None for none."""
+        if width is not None:
             words = self.tokenizer.vocab_size
             require_memory(4 * words * width, f"vector_width {width} for {words} words")
             self._vector_table = torch.zeros(words, width)

@@ -175,6 +175,20 @@ def test_every_embedding_of_the_same_task_is_taken(folder: Path, capsys) -> None
             assert report["init_from"]["total"] == report["parameters"]
 
 
+def test_word_vectors_of_another_width_are_taken_with_their_map(folder: Path, capsys) -> None:
+    numbers = [" ".join(f"{(7 * i + j) % 5}.5" for j in range(6)) for i in range(len(WORDS))]
+    rows = (f"{word} {row}\n" for word, row in zip(WORDS, numbers, strict=True))
+    Path("vectors.txt").write_text("".join(rows))
+    assert fit(*ROWS, "--data.vectors=vectors.txt", "--runs=first") == 0
+    capsys.readouterr()
+    assert fit(*ROWS, "--model.init_from=first/classification/1", "--model.lr=0") == 0
+    assert "; new: head.weight, head.bias;" in capsys.readouterr().err
+    before, after = weights("first/classification/1", "best"), weights("runs/classification/1")
+    assert before["network.embedding.project.weight"].shape == (16, 6)
+    assert all(torch.equal(before[n], after[n]) for n in before if "embedding" in n)
+    assert clusterformer.load("runs/classification/1").predict(["the cat"])
+
+
 def test_what_does_not_fit_is_named(folder: Path) -> None:
     learnt = open_learnt("masked")
     network = clusterformer.load("masked").network
