@@ -130,10 +130,7 @@ def start_task(network: nn.Module, task: Task, trainer: Trainer) -> Start | None
     if not task.init_from or task.restored or trainer.state.fn != TrainerFn.FITTING:
         return None
     learnt = task.learnt or open_learnt(task.init_from)
-    known = {name for name in task.state() if name not in task.sizes}
-    alike = all(learnt.state.get(name) == task.state()[name] for name in known)
-    same_task = learnt.kind == type(task).__name__ and alike
-    start = start_from(network, learnt, same_tokens=task.learnt is not None or same_task)
+    start = start_from(network, learnt, same_tokens=_same_tokens(learnt, task))
     if task.learnt is not None and learnt.tokenizer is not None:
         start = start._replace(vocab_size=learnt.tokenizer.vocab_size)
     rank_zero_only(_log.info)(str(start))
@@ -145,6 +142,25 @@ def start_task(network: nn.Module, task: Task, trainer: Trainer) -> Start | None
         )
     task.learnt = None
     return start
+
+
+def _same_tokens(learnt: Learnt, task: Task) -> bool:
+    """Tell whether a task took the run's tokenizer, or is the same one and numbers tokens alike."""
+    if task.learnt is not None:
+        return True
+    state = task.state()
+    return learnt.kind == type(task).__name__ and all(
+        _equal(learnt.state.get(name), state[name]) for name in state if name not in task.sizes
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare values of states, tensors among them."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    return bool(one == other)
 
 
 @torch.no_grad()

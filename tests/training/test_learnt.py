@@ -189,6 +189,13 @@ def test_word_vectors_of_another_width_are_taken_with_their_map(folder: Path, ca
     assert clusterformer.load("runs/classification/1").predict(["the cat"])
 
 
+def test_a_run_that_weighs_labels_starts_another_that_does(folder: Path, capsys) -> None:
+    weighed = [*ROWS, "--data.class_weights=balanced"]
+    assert fit(*weighed, "--runs=first") == 0
+    assert fit(*weighed, "--model.init_from=first/classification/1") == 0
+    assert "; new: head.weight, head.bias;" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_is_named(folder: Path) -> None:
     learnt = open_learnt("masked")
     network = clusterformer.load("masked").network
