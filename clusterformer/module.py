@@ -208,8 +208,9 @@ class ClusterFormer(LightningModule):
                 self.network = self.task.build(self.transformer_config)
             except ValueError as error:
                 raise InputError(str(error)) from error
-            self.start = start_task(self.network, self.task, self.trainer)
-            calibrate_task(self.network, self.task, self.trainer, self.transformer_config)
+            attached = (self.network, self.task, self.trainer, self.transformer_config)
+            self.start = start_task(*attached)
+            calibrate_task(*attached)
         if isinstance(self.trainer.strategy, FullyShardedStrategy | SharedSequenceStrategy):
             self.trainer.strategy.divide(self.network)
 

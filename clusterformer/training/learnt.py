@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from clusterformer.data.tokenizers import Tokenizer
 from clusterformer.errors import InputError, making
+from clusterformer.models.config import TransformerConfig
 from clusterformer.structure import require_structure
 from clusterformer.task import Task
 from clusterformer.training.runs import Run
@@ -31,6 +32,9 @@ _OF_TEXTS = (*(f"{e}{part}" for e in _EMBEDDINGS for part in ("table.", "project
 _OF_TOKENS = (*(f"{e}tokens." for e in _EMBEDDINGS), "values.", "predictor.", "bias", "following.")
 _OF_RECORDINGS = ("mean", "scale", "convolutions.", "project.", "context.")
 _LAYER = re.compile(r"(\w+)\.layers\.\d+(?=\.)")
+_MEANING = ("norm", "num_heads", "positions", "rotary_base")
+"""Options of a network that change what its layers compute, but not the shapes of their weights."""
+
 _LEAST = 0.05  # share of the weights that both have, of which fewer that fit are no start
 _BY_ROW = (*(f"{e}{part}.weight" for e in _EMBEDDINGS for part in ("tokens", "table")), "bias")
 """Weights whose first rows mean the same whatever their number of rows."""
@@ -45,6 +49,7 @@ class Learnt(NamedTuple):
         state: State of its task.
         tokenizer: Its tokenizer; None if another task cannot read text with it.
         weights: Weights of its network by name.
+        options: Options of its model, by name.
         checkpoint: Name of the file of a run whose training has not ended; None for any other.
     """
 
@@ -53,6 +58,7 @@ class Learnt(NamedTuple):
     state: dict[str, Any]
     tokenizer: Tokenizer | None
     weights: dict[str, Tensor]
+    options: Mapping[str, Any]
     checkpoint: str | None = None
 
 
@@ -68,6 +74,7 @@ class Start(NamedTuple):
         unused: Names of the run's weights that the network does not have.
         vocab_size: Number of tokens of the run's tokenizer, with which the task reads its texts;
             None if the task has its own.
+        other_options: Options by which layers compute something else with the same weights.
     """
 
     path: str
@@ -77,9 +84,11 @@ class Start(NamedTuple):
     misfits: list[str]
     unused: list[str]
     vocab_size: int | None = None
+    other_options: Sequence[str] = ()
 
     def __str__(self) -> str:
         parts = {"new": self.new, "did not fit": self.misfits, "not used": self.unused}
+        parts["other options than the run's"] = list(self.other_options)
         lists = "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
         tokenizer = f", and its tokenizer of {self.vocab_size:,} tokens" if self.vocab_size else ""
         taken = f"{self.taken:,} of {self.total:,} weights taken"
@@ -118,10 +127,13 @@ def open_learnt(path: str) -> Learnt:
     }
     ended = not Path(path).is_dir() or saved.path.is_dir() or Run.open(path).finished
     checkpoint = None if ended else saved.path.name
-    return Learnt(path, saved.kind, saved.state, tokenizer, weights, checkpoint)
+    options = saved.config["model"]
+    return Learnt(path, saved.kind, saved.state, tokenizer, weights, options, checkpoint)
 
 
-def start_task(network: nn.Module, task: Task, trainer: Trainer) -> Start | None:
+def start_task(
+    network: nn.Module, task: Task, trainer: Trainer, config: TransformerConfig
+) -> Start | None:
     """Start a task's network from the run of `init_from`, if a training begins and there is one.
 
     Raises:
@@ -131,6 +143,7 @@ def start_task(network: nn.Module, task: Task, trainer: Trainer) -> Start | None
         return None
     learnt = task.learnt or open_learnt(task.init_from)
     start = start_from(network, learnt, same_tokens=_same_tokens(learnt, task))
+    start = start._replace(other_options=_other_options(learnt, config))
     if task.learnt is not None and learnt.tokenizer is not None:
         start = start._replace(vocab_size=learnt.tokenizer.vocab_size)
     rank_zero_only(_log.info)(str(start))
@@ -142,6 +155,15 @@ def start_task(network: nn.Module, task: Task, trainer: Trainer) -> Start | None
         )
     task.learnt = None
     return start
+
+
+def _other_options(learnt: Learnt, config: TransformerConfig) -> list[str]:
+    """Describe the options of a network that are not those with which the run's layers learnt."""
+    return [
+        f"{name} {getattr(config, name)} (there {learnt.options[name]})"
+        for name in _MEANING
+        if name in learnt.options and learnt.options[name] != getattr(config, name)
+    ]
 
 
 def _same_tokens(learnt: Learnt, task: Task) -> bool:

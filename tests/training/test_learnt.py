@@ -196,6 +196,20 @@ def test_a_run_that_weighs_labels_starts_another_that_does(folder: Path, capsys)
     assert "; new: head.weight, head.bias;" in capsys.readouterr().err
 
 
+def test_options_by_which_the_same_weights_mean_something_else_are_named(
+    folder: Path, capsys
+) -> None:
+    start = [*ROWS, "--model.init_from=masked"]
+    assert fit(*start) == 0
+    assert "other options" not in capsys.readouterr().err
+    other = ["--model.norm=post", "--model.positions=none", "--model.num_heads=4"]
+    assert main(["fit", *start, *SHAPE, *other]) == 0
+    told = "norm post (there pre), num_heads 4 (there 2), positions none (there sinusoidal)"
+    assert f"; other options than the run's: {told}\n" in capsys.readouterr().err
+    report = json.loads(Path("runs/classification/2/results.json").read_text())["init_from"]
+    assert report["other_options"] == told.split(", ")
+
+
 def test_what_does_not_fit_is_named(folder: Path) -> None:
     learnt = open_learnt("masked")
     network = clusterformer.load("masked").network
