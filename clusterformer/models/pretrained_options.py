@@ -34,6 +34,8 @@ def warn_of_ignored(config: TransformerConfig) -> None:
     """Name options that the model decides on."""
     defaults = {field.name: field.default for field in fields(config)}
     given = [name for name in _IGNORED if getattr(config, name) != defaults[name]]
+    if config.d_ff not in (defaults["d_ff"], 4 * config.d_model):  # which ClusterFormer gives
+        given.append("d_ff")
     if given:
         _log.warning(
             f"the pretrained model has its own {', '.join(given)}; those given are ignored"

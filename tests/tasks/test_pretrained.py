@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from clusterformer.data.pretrained import open_pretrained
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedEncoder, read_num_positions
+from clusterformer.models.pretrained_options import warn_of_ignored
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, read
 from clusterformer.training.optimizer import make_optimizer
 
@@ -216,6 +218,22 @@ def test_a_frozen_encoder_does_not_move(bert: Path, texts: Path, tmp_path: Path)
     }
     assert moved
     assert all(".clusterformer." in name for name in moved)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, ""),
+        ({"d_model": 64, "d_ff": 256}, "d_model"),
+        ({"d_ff": 100, "norm": "post"}, "norm, d_ff"),
+    ],
+)
+def test_options_that_the_model_decides_on_are_named(
+    options: dict[str, Any], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_ignored(TransformerConfig(NeuralClusteringAttention, **options))
+    told = f"the pretrained model has its own {named}; those given are ignored"
+    assert caplog.messages == ([told] if named else [])
 
 
 @pytest.mark.parametrize(
