@@ -23,6 +23,7 @@ from clusterformer.attention import AttentionCore, NeuralClusteringAttention
 from clusterformer.errors import InputError, require_at_least, require_one_of, require_share
 from clusterformer.findings import Findings
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.pretrained_options import PRETRAINED_LR, refuse_without_pretrained
 from clusterformer.task import Output, Task, keys_seen, stacks
 from clusterformer.training.calibrated import calibrate_task
 from clusterformer.training.checkpoints import CHECKPOINT_KEY
@@ -68,7 +69,8 @@ class ClusterFormer(LightningModule):
         pretrained: Pretrained model of transformers to start from: its name at huggingface.co, or
             its folder. It decides on widths, layers and positions, and brings its tokenizer.
         init_from: Run of any task to start from: its directory, a checkpoint or an export. Layers,
-            embeddings and tokenizer come from it; a report says what was taken.
+            embeddings and tokenizer come from it, and all are trained with `lr`; a report says what
+            was taken.
         freeze: Whether the weights of `pretrained` stay as they are; all others are trained.
         calibration_texts: Number of training texts to which the clusters of `pretrained` are fitted
             before the training, so that it starts near its own attention; 0 for random clusters.
@@ -118,7 +120,7 @@ class ClusterFormer(LightningModule):
         calibration_texts: int = 300,
         optimizer: OptimizerName = "AdamW",
         lr: float = 1e-3,
-        pretrained_lr: float = 5e-5,
+        pretrained_lr: float = PRETRAINED_LR,
         weight_decay: float = 0.01,
         warmup: int | float = 0.1,
         schedule: Schedule = "inverse-sqrt",
@@ -192,6 +194,8 @@ class ClusterFormer(LightningModule):
         return task
 
     def setup(self, stage: str) -> None:
+        if stage == "fit" and not self.trainer.ckpt_path:  # older runs with them go on
+            refuse_without_pretrained(self.transformer_config, self.pretrained_lr)
         accelerator = self.trainer._accelerator_connector
         if self.trainer.world_size > 1 and accelerator.use_distributed_sampler:
             raise InputError(

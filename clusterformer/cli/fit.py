@@ -40,9 +40,9 @@ model
                                   positions (sinusoidal, learned, rotary, none)
   --model.pretrained NAME         start from a model of Hugging Face's, by name or folder, with its
                                   tokenizer; --model.attention replaces its attention
-  --model.init_from RUN           start from what a run learnt, such as runs/mlm/1, of any task
   --model.freeze true             keep its weights; --model.pretrained_lr 5e-5 is their peak rate
   --model.calibration_texts 300   texts to which its new clusters are fitted first; 0 for none
+  --model.init_from RUN           start from a run of any task; all its weights are trained with lr
   --model.lr 0.001                peak; also weight_decay, warmup, schedule, lr_floor, betas
   --model.clustering_weight 0.02  weight of the clustering loss; also sorting_weight
 

@@ -1,4 +1,4 @@
-"""Options of a network that a pretrained model decides on itself: refused, or named in the log."""
+"""Options that make no sense beside a pretrained model, or without one: refused, or named."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from clusterformer.models.config import MakeCore, TransformerConfig
 
 _log = logging.getLogger(__name__)
 
+PRETRAINED_LR = 5e-5
+"""Default of the peak learning rate of a pretrained model's weights."""
+
 _IGNORED = ("d_model", "num_heads", "num_layers", "norm", "positions", "rotary_base")
 _OWN_NETWORKS = ("outer_attention", "decoder_attention", "cross_attention", "recompute")
 
@@ -28,6 +31,21 @@ def refuse_own_networks(config: TransformerConfig) -> None:
     for name in _OWN_NETWORKS:
         if getattr(config, name) != defaults[name]:
             raise InputError(f"{name} is not for a pretrained model; leave model.{name} out")
+
+
+def refuse_without_pretrained(config: TransformerConfig, pretrained_lr: float) -> None:
+    """Refuse options of a pretrained model where there is none, as with `init_from`.
+
+    Raises:
+        InputError: for the first one.
+    """
+    given = {"freeze": config.freeze, "pretrained_lr": pretrained_lr != PRETRAINED_LR}
+    for name in given if config.pretrained is None else ():
+        if given[name]:
+            raise InputError(
+                f"{name} is for a pretrained model, and all weights of this one are trained, with "
+                f"lr; leave model.{name} out, or give model.pretrained"
+            )
 
 
 def warn_of_ignored(config: TransformerConfig) -> None:

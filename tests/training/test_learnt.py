@@ -264,6 +264,16 @@ def test_another_width_and_two_models_are_refused(folder: Path, capsys) -> None:
     assert "give either pretrained or init_from, got 'x' and 'masked'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["freeze=true", "pretrained_lr=0.01"])
+def test_options_of_a_pretrained_model_are_refused(folder: Path, option: str, capsys) -> None:
+    assert fit(*ROWS, "--model.init_from=masked", f"--model.{option}") == 2
+    name = option.partition("=")[0]
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert f"error: {name} is for a pretrained model" in told
+    assert f"leave model.{name} out" in told
+    assert not Path("runs/classification/1").exists()
+
+
 def test_a_damaged_tokenizer_is_refused(folder: Path, capsys) -> None:
     path = Path("masked/checkpoints/best.ckpt")
     checkpoint = torch.load(path, weights_only=True)
