@@ -7,14 +7,20 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from forked import Process
+from lightning.pytorch import Callback, LightningModule, Trainer
 from toy_command import TOY, error_of
+from toy_task import Toy
 
+from clusterformer import ClusterFormer
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
 from clusterformer.training.checkpoints import read
+from clusterformer.training.fit import fit
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.progress import TrainingClock
 from clusterformer.training.runs import Run
@@ -192,6 +198,37 @@ def test_ctrl_c_keeps_the_step_that_was_running(tmp_path: Path) -> None:
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 4
     rows = csv.DictReader((run / "metrics.csv").read_text().splitlines())
     assert [row["step"] for row in rows if row["train/loss"]] == ["0", "1", "2", "3"]
+
+
+class CtrlC(Callback):
+    """The user, in the second batch."""
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 1 and trainer.global_step == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_keeps_the_batches_that_a_step_has_accumulated(tmp_path: Path) -> None:
+    def train(name: str, *callbacks: Callback, resume: Path | None = None) -> Path:
+        torch.manual_seed(0)
+        model = ClusterFormer(d_model=8, num_heads=2, num_layers=1, warmup=0)
+        options = {"accelerator": "cpu", "max_epochs": 2, "accumulate_grad_batches": 3}
+        options |= {"num_sanity_val_steps": 0, "enable_model_summary": False}
+        run = Run.open(tmp_path / name / "1") if resume else Run.create(tmp_path, name)
+        fit(model, Toy(), options, run=run, resume=resume, draw=False, callbacks=callbacks)
+        return run.last
+
+    whole = read(train("whole"))
+    with pytest.raises(KeyboardInterrupt):
+        train("part", CtrlC())
+    last = tmp_path / "part" / "1" / "checkpoints" / "last.ckpt"
+    assert read(last)["global_step"] == 1
+    resumed = read(train("part", resume=last))
+    assert resumed["global_step"] == whole["global_step"] == 4
+    for name, weight in whole["state_dict"].items():
+        assert torch.equal(weight, resumed["state_dict"][name])
 
 
 @pytest.mark.parametrize("torn", ["2\n", "2,\0\n2,1,1\n", "x,0.5\n", "²,1\n"])
