@@ -57,7 +57,7 @@ class Lines(ProgressBar):
             self._write(trainer, "train/loss")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.training or trainer.state.fn == "fit":
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             task = trainer.datamodule  # type: ignore[attr-defined]
             self._write(trainer, "train/loss", "val/loss", task.monitor)
 

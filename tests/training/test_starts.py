@@ -56,6 +56,11 @@ def test_steps_that_end_within_an_epoch_end_with_a_validation(finished: Path) ->
     assert (finished / "checkpoints" / "best.ckpt").exists()
 
 
+def test_validation_batches_may_be_tried_before_the_first_step(tmp_path: Path, capsys) -> None:
+    assert main([*TOY, f"--runs={tmp_path}", "--trainer.num_sanity_val_steps=1"]) == 0
+    assert capsys.readouterr().out.count("epoch 1, step ") == 1
+
+
 def test_resuming_a_finished_run_changes_nothing(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
