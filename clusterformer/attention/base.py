@@ -67,6 +67,8 @@ class AttentionCore(nn.Module, ABC):
             query; a decoder may attend to its memory only through such a mechanism.
         causal_forms: Values of `causal` that the mechanism supports.
         sees_all: True if every key takes part in every output: the mechanism selects no keys.
+        rotary_base: Base of the positions by which the layer rotates queries and keys; None if it
+            rotates none.
     """
 
     cross: ClassVar[bool] = False
@@ -90,6 +92,7 @@ class AttentionCore(nn.Module, ABC):
         self.num_heads = num_heads
         self.head_width = d_model // num_heads
         self.causal = causal
+        self.rotary_base: float | None = None
 
     @abstractmethod
     def forward(
@@ -198,7 +201,7 @@ class MultiHeadAttention(nn.Module):
         if rotary_base is not None and core.head_width % 2:
             raise ValueError(f"rotary positions need an even head width, got {core.head_width}")
         self.core = core
-        self.rotary_base = rotary_base
+        self.rotary_base = core.rotary_base = rotary_base
         width = core.d_model
         self.q_proj = nn.Linear(width, width, bias)
         if not core.shared_qk:

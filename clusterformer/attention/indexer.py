@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
+from clusterformer.attention.rotary import rotate
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.attention.visibility import share_of_tokens
+from clusterformer.clustering.spherical import in_backward
 from clusterformer.errors import require_at_least, require_one_of
 from clusterformer.kernels.index_scores import attention_mass, index_scores, select_keys
 from clusterformer.kernels.top_k import top_k_indices
@@ -28,17 +30,22 @@ class IndexerAttention(AttentionCore):
     The choice has no gradient. The indexer reads hidden states without passing a gradient to them,
     and learns from its own loss alone: the KL divergence of softmax(I_t) from the attention of the
     layer, summed over heads and normalised, on the chosen keys (eq. 4). `Grouping.loss` carries it
-    to the trainer. `target="all"` compares all keys, as the dense warm-up of the report does (eq.
-    3), while attention stays sparse.
+    to the trainer. `target="all"` compares all keys (eq. 3) while attention stays sparse.
+
+    A random indexer chooses badly, and learns of no key that it does not choose. So the report
+    warms it up: for `dense_steps` passes of training every token attends to all, and the indexer
+    learns from that. Evaluation is always sparse.
+
+    Half of the width of index queries and keys is rotated by their positions, as in the published
+    code, where the layer rotates its own queries and keys (`MultiHeadAttention.rotary_base`).
 
     With `block_size` above 1 whole blocks are chosen, a block's score is that of its best key, and
     the target is the attention that a block takes, as in MiniMax Sparse Attention (arXiv
     2606.13392); where causal the own block is always among them.
 
     `causal=True` is the published form. It neither leaks nor leaves a token without a key. A form
-    without causality is ours. Beside the published indexer: no rotary positions, no 8-bit numbers,
-    and equal scores (a ReLU gives many zeros) go to the latest key. A `top_k` of N or more is full
-    attention.
+    without causality is ours. Beside the published indexer: no 8-bit numbers, and equal scores (a
+    ReLU gives many zeros) go to the latest key. A `top_k` of N or more is full attention.
 
     Generation chooses what a whole pass chooses, but for rare ties: repeated tokens may have equal
     scores whose terms cancel nearly to 0. Such a score keeps few exact bits, and a cached step,
@@ -53,6 +60,7 @@ class IndexerAttention(AttentionCore):
         index_width: Width of its heads (F).
         block_size: Number of keys that are chosen together (S).
         target: Keys on which the indexer is compared with attention: "chosen" or "all".
+        dense_steps: Number of first passes of training in which attention is dense.
 
     Cost: O(N^2 (I F + H D)) time: on the sizes of one machine, attention to the chosen keys is one
     dense product under a mask. O(N^2) memory. A cached step O(N I F + top_k S H D).
@@ -71,6 +79,7 @@ class IndexerAttention(AttentionCore):
         index_width: int = 16,
         block_size: int = 1,
         target: Literal["chosen", "all"] = "chosen",
+        dense_steps: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
         require_at_least(
@@ -80,11 +89,15 @@ class IndexerAttention(AttentionCore):
             index_width=index_width,
             block_size=block_size,
         )
+        require_at_least(0, dense_steps=dense_steps)
         require_one_of(("chosen", "all"), target=target)
         self.top_k = top_k
         self.index_heads = index_heads
         self.block_size = block_size
         self.target = target
+        self.dense_steps = dense_steps
+        if dense_steps:
+            self.register_buffer("passes", torch.zeros((), dtype=torch.long))
         self.index_norm = nn.LayerNorm(index_width)
         self.read_width(d_model)
 
@@ -109,19 +122,38 @@ class IndexerAttention(AttentionCore):
         query, key, value = (packed.pack(x) for x in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):
             index = self._index(packed.pack(hidden))
-            position, mask = self._choose(index, packed.mask)
+            learning = self.training and torch.is_grad_enabled()
+            dense = learning and self._is_dense()
+            if dense:
+                position, mask = self._all_keys(key, packed.mask)
+            else:
+                position, mask = self._choose(index, packed.mask)
             mixed = _attend(query, key, value, position, mask)
             loss = None
-            if self.training and torch.is_grad_enabled():
-                losses = self._loss(index, query, key, position, mask, packed.mask)
+            if learning:
+                chosen = None if dense or self.target == "all" else (position, mask)
+                losses = self._loss(index, query, key, chosen, packed.mask)
                 loss = packed.without_empty(losses)
         counts = packed.unpack(mask.sum(-1, keepdim=True))[..., 0]
         assignment = torch.zeros_like(counts)
         grouping = Grouping(assignment, 1, counts=counts, loss=loss)
         return packed.unpack(mixed).to(q.dtype), grouping
 
-    def _index(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Index queries (B, N, I, F), weights (B, N, I) and keys (B, N, F), in float32."""
+    def _is_dense(self) -> bool:
+        """Tell whether this pass of training belongs to the warm-up, and count it once."""
+        if not self.dense_steps:
+            return False
+        done = int(self.passes)
+        if in_backward():  # the pass is repeated, to save memory
+            return done <= self.dense_steps
+        self.passes += 1
+        return done < self.dense_steps
+
+    def _index(self, hidden: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Index queries (B, N, I, F), weights (B, N, I) and keys (B, N, F), in float32.
+
+        The first token is at position `first`.
+        """
         x = hidden.detach().float()
         queries = F.linear(x, self.index_queries.weight.float())
         queries = queries.unflatten(-1, (self.index_heads, -1))
@@ -129,6 +161,11 @@ class IndexerAttention(AttentionCore):
         keys = F.linear(x, self.index_keys.weight.float())
         keys = F.layer_norm(keys, (width,), norm.weight.float(), norm.bias.float(), norm.eps)
         weights = F.linear(x, self.index_weights.weight.float())
+        if self.rotary_base is not None:
+            positions = first + torch.arange(x.shape[1], device=x.device)
+            queries = _rotate_half(queries.transpose(1, 2), positions, self.rotary_base)
+            queries = queries.transpose(1, 2)
+            keys = _rotate_half(keys[:, None], positions, self.rotary_base)[:, 0]
         return queries, weights * (self.index_heads * width) ** -0.5, keys
 
     @torch.no_grad()
@@ -158,30 +195,27 @@ class IndexerAttention(AttentionCore):
         index: tuple[Tensor, Tensor, Tensor],
         query: Tensor,
         key: Tensor,
-        position: Tensor,
-        mask: Tensor,
+        chosen: tuple[Tensor, Tensor] | None,
         key_mask: Tensor | None,
     ) -> Tensor:
-        """Sum the KL divergence over the real tokens of each sequence, (B,)."""
+        """Sum the KL divergence over the real tokens of each sequence, (B,); on all keys if None.
+
+        Args:
+            chosen: Chosen keys (B, N, K), and which count.
+        """
         queries, weights, keys = index
         batch, length = keys.shape[:2]
-        if self.target == "all":
-            everything = torch.arange(length, device=key.device)
-            position = everything.expand(batch, length, length)
-            mask = torch.ones_like(position, dtype=torch.bool)
-            if self.causal:
-                mask = everything <= everything[:, None]
-            if key_mask is not None:
-                mask = mask & key_mask[:, None]
-            mask = mask.expand(batch, length, length)
+        if chosen is None:
+            position, mask = self._all_keys(key, key_mask)
             scores = index_scores(queries, weights, keys)
         else:
+            position, mask = chosen
             row = torch.arange(batch, device=key.device)[:, None, None]
             scores = index_scores(queries, weights, keys[row, position])
         scale = self.head_width**-0.5
         mass = attention_mass(query.detach(), key.detach(), position, mask, scale)
         scores = scores.masked_fill(~mask, -1e30)
-        if self.block_size > 1 and self.target == "chosen":
+        if self.block_size > 1 and chosen is not None:
             size = min(self.block_size, length)
             scores = scores.unflatten(2, (-1, size)).amax(-1)
             mass = mass.unflatten(2, (-1, size)).sum(-1)
@@ -189,6 +223,18 @@ class IndexerAttention(AttentionCore):
         if key_mask is not None:
             divergence = divergence * key_mask[..., None]
         return divergence.sum((1, 2))
+
+    def _all_keys(self, key: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """All positions (B, N, N), and which of them each query may see."""
+        batch, length = key.shape[0], key.shape[2]
+        everything = torch.arange(length, device=key.device)
+        position = everything.expand(batch, length, length)
+        mask = torch.ones_like(position, dtype=torch.bool)
+        if self.causal:
+            mask = everything <= everything[:, None]
+        if key_mask is not None:
+            mask = mask & key_mask[:, None]
+        return position, mask.expand(batch, length, length)
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         assert grouping is not None
@@ -211,7 +257,7 @@ class IndexerAttention(AttentionCore):
         keys, values, index_keys, count = cache
         at, size = int(count[0]), self.block_size  # the same in every row
         with torch.autocast(q.device.type, enabled=False):  # as `forward` chooses
-            queries, weights, new = self._index(hidden)
+            queries, weights, new = self._index(hidden, at)
             keys, values, index_keys = (
                 extend(x, at, row) for x, row in ((keys, k), (values, v), (index_keys, new))
             )
@@ -233,6 +279,12 @@ class IndexerAttention(AttentionCore):
         with torch.autocast(q.device.type, enabled=False):
             index_keys = self._index(hidden)[2]
         return mixed, (k.contiguous(), v.contiguous(), index_keys, cache[3] + k.shape[2])
+
+
+def _rotate_half(x: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Rotate half of the width of x (B, I, N, F); the other half knows no positions."""
+    width = x.shape[-1] // 4 * 2
+    return torch.cat([rotate(x[..., :width], positions, base), x[..., width:]], -1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, index: Tensor, mask: Tensor) -> Tensor:

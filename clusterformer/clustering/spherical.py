@@ -65,7 +65,7 @@ class SphericalMeans(nn.Module):
     @torch.no_grad()
     def move(self) -> None:
         """Move towards the observed tokens, unless their backward pass is not yet over."""
-        if self._awaited or _in_backward():
+        if self._awaited or in_backward():
             return
         direction = F.normalize(self.observed.float(), dim=-1)
         seen = direction.any(-1, keepdim=True)
@@ -87,7 +87,7 @@ class SphericalMeans(nn.Module):
             source: Tensor from which the points were computed. A backward pass finds its gradient
                 last, so it tells when that pass is over.
         """
-        if _in_backward():
+        if in_backward():
             return
         real = points.isfinite().all(-1)
         if mask is not None:
@@ -106,6 +106,6 @@ class SphericalMeans(nn.Module):
         self._awaited = False
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     """Tell whether a forward pass is being repeated in a backward pass, to save memory."""
     return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks

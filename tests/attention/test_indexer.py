@@ -3,17 +3,32 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from clusterformer.attention import FullAttention, IndexerAttention, MultiHeadAttention
+from clusterformer.kernels.index_scores import index_scores
+
+
+def turned(x: Tensor, position: int, base: float) -> Tensor:
+    """Index vectors (..., F), the first half of whose width is rotated by their position."""
+    half = x.shape[-1] // 4
+    angles = position * base ** -(torch.arange(half) / half)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat([a * cosine - b * sine, a * sine + b * cosine, rest], -1)
 
 
 def literal(core: IndexerAttention, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
     """Causal attention (H, N, D) to the keys of best index score, token by token (eq. 1-2)."""
     keys = core.index_norm(core.index_keys(x))
+    if base := core.rotary_base:
+        keys = torch.stack([turned(key, s, base) for s, key in enumerate(keys)])
     scale = (core.index_heads * keys.shape[1]) ** -0.5
     mixed = torch.zeros_like(q)
     for t in range(len(x)):
         queries = core.index_queries(x[t]).view(core.index_heads, -1)
+        if base:
+            queries = turned(queries, t, base)
         weights = core.index_weights(x[t]) * scale
         scores = [float(sum(weights * (queries @ keys[s]).relu())) for s in range(t + 1)]
         best = sorted(range(t + 1), key=lambda s: (scores[s], s), reverse=True)[: core.top_k]
@@ -23,9 +38,11 @@ def literal(core: IndexerAttention, q: Tensor, k: Tensor, v: Tensor, x: Tensor) 
     return mixed
 
 
+@pytest.mark.parametrize("base", [None, 100.0])
 @pytest.mark.parametrize("top_k", [1, 5])
-def test_equals_the_published_choice(top_k: int) -> None:
-    core = IndexerAttention(16, 2, causal=True, top_k=top_k, index_heads=3, index_width=4).eval()
+def test_equals_the_published_choice(top_k: int, base: float | None) -> None:
+    core = IndexerAttention(16, 2, causal=True, top_k=top_k, index_heads=3, index_width=8).eval()
+    core.rotary_base = base
     x = torch.randn(2, 17, 16)
     q, k, v = torch.randn(3, 2, 2, 17, 8).unbind()
     with torch.no_grad():
@@ -112,6 +129,56 @@ def test_gradient_descent_on_the_loss_finds_the_keys_that_attention_wants() -> N
         layer(x).grouping.loss.mean().backward()
         optimizer.step()
     assert held() > before + 0.1
+
+
+def test_positions_reach_the_index_where_the_layer_has_them() -> None:
+    """Without them the order of earlier tokens tells nothing."""
+    x = torch.randn(1, 20, 32)
+    shuffled = torch.cat([x[:, torch.randperm(19)], x[:, 19:]], 1)
+    for base in (None, 100.0):
+        layer = MultiHeadAttention(IndexerAttention(32, 4, causal=True), rotary_base=base)
+        scores = [
+            index_scores(*layer.core._index(each))[0, 19].sort().values for each in (x, shuffled)
+        ]
+        assert torch.allclose(*scores) == (base is None)
+    mask = torch.arange(20) != 5  # positions are those among the real tokens
+    layer = MultiHeadAttention(IndexerAttention(32, 4, causal=True, top_k=3), rotary_base=100.0)
+    padded = layer(x, mask[None]).values[:, mask]
+    torch.testing.assert_close(padded, layer(x[:, mask]).values)
+
+
+def test_attention_is_dense_in_the_warm_up_of_training_alone() -> None:
+    core = IndexerAttention(32, 4, causal=True, top_k=3, dense_steps=2)
+    q, k, v = torch.randn(3, 2, 4, 29, 8).unbind()
+    hidden, mask = torch.randn(2, 29, 32), torch.arange(29) < torch.tensor([[29], [20]])
+    full, _ = FullAttention(32, 4, causal=True)(q, k, v, hidden=hidden, key_mask=mask)
+
+    def is_dense() -> bool:
+        mixed, _ = core(q, k, v, hidden=hidden, key_mask=mask)
+        return torch.allclose(*(x.transpose(1, 2)[mask] for x in (mixed, full)), atol=1e-5)
+
+    assert not core.eval()(q, k, v, hidden=hidden)[0].allclose(full, atol=1e-3)
+    assert [is_dense() for _ in range(2)] == [False, False]
+    core.train()
+    assert [is_dense() for _ in range(3)] == [True, True, False]
+    core.load_state_dict({**core.state_dict(), "passes": torch.tensor(1)})
+    assert [is_dense(), is_dense()] == [True, False]
+
+
+def test_a_pass_that_is_repeated_to_save_memory_counts_once() -> None:
+    x = torch.randn(2, 19, 32)
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        layer = MultiHeadAttention(IndexerAttention(32, 4, causal=True, top_k=3, dense_steps=2))
+        found = []
+        for _ in range(3):
+            out = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+            loss = out.values.square().sum() + out.grouping.loss.sum()
+            found += torch.autograd.grad(loss, list(layer.parameters()))
+        gradients.append(found)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_an_unknown_target_is_refused() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clusterformer.cli.options import make_model_and_task
+from clusterformer.cli.options import Options, make_model_and_task
 from clusterformer.compare.plan import find_plan, read_plan
 from clusterformer.task import keys_seen, stacks
 
@@ -35,5 +35,18 @@ def test_every_row_sees_about_the_same_share_of_keys(name: str, column: str, sha
         with torch.no_grad():
             sums, counts = keys_seen(stacks(network(batch), batch))
         found[run.row] = float(sums / counts)
-    assert len(found) == 12
+    assert len(found) == 13
     assert found == pytest.approx(dict.fromkeys(found, share), abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["selection", "selection-25"])
+def test_every_rival_that_takes_blocks_chooses_one_beside_its_own(name: str) -> None:
+    rivals = ("MoBA", "NSA", "indexer of blocks")
+    runs = [run for run in read_plan(find_plan(name)).runs if run.row in rivals]
+    assert len(runs) > 30
+    assert all(run.options["model.attention.top_k"] > 1 for run in runs)
+    warm = read_plan(find_plan(name)).part(rows=["indexer, dense warm-up"], seeds=1).runs
+    for run in warm:  # sparse at least for half of the training
+        options = Options(run.arguments(), fitting=True)
+        steps = options.trainer_options["max_steps"]
+        assert 0 < 2 * run.options["model.attention.dense_steps"] <= steps
