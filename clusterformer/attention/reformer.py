@@ -33,7 +33,9 @@ class ReformerAttention(AttentionCore):
     random rotation (argmax over the rotated vector and its negative), sorts them by bucket, cuts
     the row into chunks of equal width, and lets a chunk see itself and the chunk before it, around
     a circle. The softmax is one over all that a token sees in any round, each key counted once
-    (eq. 4-6). Rotations are drawn once, from `seed`, and kept in a buffer.
+    (eq. 4-6). Rotations are drawn once, from `seed`, and kept in a buffer; reformer-pytorch draws
+    them anew in each pass. It also hashes queries before it rotates them by their positions; here
+    they are hashed as they meet, so copies of a token far apart share a bucket less often.
 
     Causal forms:
 

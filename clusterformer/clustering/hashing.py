@@ -18,7 +18,8 @@ class SignHash(nn.Module):
     Args:
         width: D.
         bits: W, 1..63.
-        seed: Seed of the planes, which are drawn once.
+        seed: Seed of the planes, which are drawn once, and pass through 0 as in the paper; the code
+            of its authors moves them off it by default, and draws them anew in each pass.
 
     Attributes:
         planes: (D, 64) normals of the planes, in columns; zeros beyond W.
