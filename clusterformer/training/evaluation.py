@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from clusterformer.clustering.grouping_statistics import grouping_statistics
+from clusterformer.clustering.processes import is_distributed
 from clusterformer.findings import Findings, Report
 from clusterformer.models.sharding import whole
 from clusterformer.task import Output, Task, stacks
@@ -61,8 +62,22 @@ class Evaluation:
 
     def compute(self) -> dict[str, Tensor]:
         """Compute every measure, by its name, over all processes."""
-        means = {name: mean.compute() for name, mean in self._means.items()}
+        means = {name: self._means[name].compute() for name in self._names()}
         return {**self._metrics.compute(), **means}
+
+    def _names(self) -> list[str]:
+        """Names of the means that any process has, in one order: all of them reduce each together.
+
+        A process whose texts are all too short to be clustered has none of the clusters' means.
+        """
+        if not is_distributed():
+            return list(self._means)
+        found: list[list[str]] = [[] for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather_object(found, list(self._means))
+        names = sorted({name for own in found for name in own})
+        for name in names:
+            self._means[name].update(0.0, 0.0)
+        return names
 
     def findings(self) -> Findings | None:
         """Findings of the report over all processes, all of which call this."""

@@ -46,6 +46,28 @@ def test_two_processes_log_what_one_does(model: list[str], tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_one_process_alone_has_a_text_that_is_long_enough_to_cluster(tmp_path: Path) -> None:
+    lines = [f"{i % 2}\t{' '.join('abcdefgh'[(i * j) % 8] for j in range(6))}\n" for i in range(31)]
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("".join([*lines, f"1\t{'a b c d ' * 20}\n"]))
+    command = ["fit", "--pictures=false", "--baselines=false", "--data=Classification"]
+    command += [f"--data.{part}={rows}" for part in ("train", "valid", "test")]
+    command += ["--data.text_column=2", "--data.label_column=1", "--data.batch_size=16"]
+    command += [*COMMAND[4:], "--trainer.max_epochs=1", "--model.attention.dense_length=32"]
+    command += ["--model.attention.num_clusters=4", "--model.attention.min_width=4"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main([*command, f"--runs={one}"]) == 0
+    start = [sys.executable, "-m", "clusterformer", *command, *TWO, f"--runs={two}"]
+    done = subprocess.run(start, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    row, reference = (logged(run / "classification" / "1")[-1] for run in (one, two))
+    assert row.keys() == reference.keys()
+    assert 0 < row["test/layer1/entropy"] < 1
+    for name in ("test/loss", "test/accuracy", "test/keys_seen", "test/layer1/keys_seen"):
+        assert row[name] == pytest.approx(reference[name], rel=1e-4)
+
+
+@pytest.mark.slow
 def test_nan_stops_both_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "clusterformer", *COMMAND, *TWO, f"--runs={tmp_path}"]
     done = subprocess.run(
