@@ -125,7 +125,8 @@ class Similarity(PairLabelling):
         self, metrics: MetricCollection, output: Output, batch: PairBatch, network: nn.Module
     ) -> None:
         real = batch.target != IGNORE
-        metrics.update(self.scores(output)[real], batch.target[real].float())
+        if real.any():  # not of a process without a share, and Pearson takes no empty batch
+            metrics.update(self.scores(output)[real], batch.target[real].float())
 
     def predictions(self, network: nn.Module, batch: PairBatch) -> list[dict[str, Any]]:
         """Score of each pair."""

@@ -5,12 +5,19 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_pretrained import WORDS, write_bert
+from torch import nn
 
 pytest.importorskip("transformers")
 
 import clusterformer
 from clusterformer.cli.main import main
+from clusterformer.data.frames import Frame
+from clusterformer.models.transformer import Output, StackOutput
+from clusterformer.task import IGNORE
+from clusterformer.tasks.pairs import pair_batch
+from clusterformer.tasks.similarity import Similarity
 
 TRAINER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--baselines=false"]
 SHORT = [*TRAINER, "--trainer.max_epochs=1", "--data.batch_size=10"]
@@ -59,6 +66,22 @@ def test_similarity_is_learnt_as_a_number(
     if pretrained and joint == "false":  # the cosine of a text with itself
         assert record["score"] == pytest.approx(5.0, abs=1e-4)
         assert other["score"] < 5.0
+
+
+def test_a_process_without_a_share_of_a_batch_counts_nothing() -> None:
+    task = Similarity("stsb")
+    metrics, network, nothing = task.metrics(), nn.Identity(), StackOutput(torch.zeros(0), [])
+    for scores, logits in (
+        ([1.0, 2.0, 3.0], [0.1, 0.5, 0.4]),
+        ([IGNORE], [0.3]),
+        ([4.0], [0.6]),
+        ([IGNORE], [0.9]),
+    ):
+        texts, numbers = [[1]] * len(scores), [0] * len(scores)
+        batch = pair_batch(texts, texts, scores, numbers, Frame(), numbers)
+        task.update(metrics, Output(torch.tensor(logits)[:, None], nothing), batch, network)
+    expected = torch.corrcoef(torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.1, 0.5, 0.4, 0.6]]))[0, 1]
+    assert float(metrics.compute()["pearson"]) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_a_score_that_is_no_number_is_named(
