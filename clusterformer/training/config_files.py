@@ -151,9 +151,10 @@ def resolve(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Replace the name after every `--config` or `-c` by its file, after a check of the file.
 
     Returns:
-        The new arguments, and the files.
+        The new arguments, in which flags win over files wherever they stood, and the files.
     """
-    resolved: list[str] = []
+    configs: list[str] = []
+    others: list[str] = []
     paths: list[Path] = []
     waiting = False
     for argument in arguments:
@@ -161,9 +162,11 @@ def resolve(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
         if waiting or (equals and option in ("--config", "-c")):
             paths.append(find(argument if waiting else value))
             read_yaml(paths[-1])
-            resolved += [str(paths[-1])] if waiting else [option, str(paths[-1])]
+            configs += ["--config", str(paths[-1])]
             waiting = False
         else:
             waiting = argument in ("--config", "-c")
-            resolved.append(argument)
-    return resolved, paths
+            others += [] if waiting else [argument]
+    if waiting:
+        raise InputError("--config needs a value")
+    return [*configs, *others], paths

@@ -186,6 +186,14 @@ def test_configurations_overlay_one_another_and_name_the_run(tmp_path: Path) -> 
     assert (model["d_model"], model["num_layers"], model["lr"]) == (16, 1, 0.5)
 
 
+def test_a_flag_wins_over_a_file_that_stands_after_it(tmp_path: Path, capsys) -> None:
+    (tmp_path / "toy.yaml").write_text("data: toy_task.Toy\nmodel: {d_model: 8, lr: 0.1}\n")
+    for config in ([f"--config={tmp_path}/toy.yaml"], ["--config", f"{tmp_path}/toy.yaml"]):
+        model = Options(["--model.lr=0.5", *config], fitting=True).config["model"]
+        assert (model["d_model"], model["lr"]) == (8, 0.5)
+    assert error_of(["fit", "--model.lr=0.5", "--config"], capsys) == "--config needs a value"
+
+
 def test_our_notes_are_plain_lines_of_the_first_process(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
