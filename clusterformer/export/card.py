@@ -25,6 +25,7 @@ class Card:
         licence: Licence of the weights, by its name at huggingface.co.
         results: Outcome of the training, as results.json has it; None if it is not known.
         environment: What the training ran on, as environment.json has it; None likewise.
+        from_export: Whether the model was an export, which does not say what run it started from.
     """
 
     title: str
@@ -34,6 +35,7 @@ class Card:
     licence: str
     results: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
+    from_export: bool = False
 
     def text(self) -> str:
         """Write the card in Markdown, with the header that huggingface.co reads."""
@@ -68,15 +70,20 @@ class Card:
         name = str(attention["class_path"]).rpartition(".")[2]
         options = attention.get("init_args") or {}
         said = ", ".join(f"{key}={value}" for key, value in options.items() if key != "causal")
-        base = str(model.get("pretrained") or "").rstrip("/").rpartition("/")[2]
-        start = f"It started from the pretrained model {base}." if base else (
-            "It was trained from random weights."
-        )  # fmt: skip
         labels = f" Its labels: {', '.join(self.labels)}." if self.labels else ""
         return (
-            f"A model of the task {self._task}, trained with clusterformer. {start}{labels}\n\n"
-            f"Attention: `{name}({said})`.\n"
+            f"A model of the task {self._task}, trained with clusterformer.{self._start()}{labels}"
+            f"\n\nAttention: `{name}({said})`.\n"
         )
+
+    def _start(self) -> str:
+        model = self.config["model"]
+        base = str(model.get("pretrained") or "").rstrip("/").rpartition("/")[2]
+        if base:
+            return f" It started from the pretrained model {base}."
+        if model.get("init_from"):  # a folder of its maker's, which says nothing to others
+            return " It started from the weights of another training with clusterformer."
+        return "" if self.from_export else " It was trained from random weights."
 
     def _data(self) -> str:
         name = self._options.get("name")

@@ -23,7 +23,7 @@ from clusterformer.export.tokenizer_files import tokenizer_files
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.task import Task
 from clusterformer.tasks.base import Labelling
-from clusterformer.training.exported import write_exported
+from clusterformer.training.exported import is_exported, write_exported
 from clusterformer.training.runs import Run
 from clusterformer.training.saved import Saved, averaged, open_saved
 
@@ -170,6 +170,7 @@ def _card(
         licence,
         results,
         environment,
+        is_exported(saved.path),
     )
 
 

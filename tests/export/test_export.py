@@ -134,6 +134,7 @@ def test_the_card_says_what_it_is(run: Path, tmp_path: Path) -> None:
         assert f"Auto{kind}.from_pretrained(FOLDER, trust_remote_code=True)" in card
     assert "NeuralClusteringAttention(num_clusters=3" in card
     assert "labels: bad, good" in card
+    assert "It was trained from random weights." in card
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert config["attention"]["init_args"]["num_clusters"] == 3
 

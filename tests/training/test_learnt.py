@@ -87,6 +87,9 @@ def test_a_classifier_starts_from_a_masked_model_and_needs_it_no_more(
     assert main(["export", "runs/classification/1", "given"]) == 0
     assert clusterformer.load("given").predict(["The CAT sat"])[0]["label"] == record["label"]
     assert "masked" not in Path("given/clusterformer.json").read_text()
+    assert "started from the weights of another training" in Path("given/README.md").read_text()
+    assert main(["export", "given", "again"]) == 0
+    assert "random weights" not in Path("again/README.md").read_text()
     resume = ["fit", "--resume=runs/classification/1", "--trainer.max_steps=2"]
     assert main(resume) == 0
     assert "init_from" not in capsys.readouterr().err
