@@ -30,16 +30,15 @@ def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid"
     Raises:
         InputError: if there are too few different texts.
     """
-    tenths = deal([row.label for row in rows], _TENTHS)
-    first: dict[str | int, int] = {}  # a text's copies follow it
-    tenths = [
-        first.setdefault(_plain(row.text) or number, tenth)  # an empty text has none
-        for number, (row, tenth) in enumerate(zip(rows, tenths, strict=True))
-    ]
-    found = _select(rows, tenths, split, held_out)
+    keys = [_plain(row.text) or number for number, row in enumerate(rows)]  # none of empty texts
+    firsts: dict[str | int, str] = {}
+    for key, row in zip(keys, rows, strict=True):
+        firsts.setdefault(key, row.label)
+    tenth_of = dict(zip(firsts, deal([*firsts.values()], _TENTHS), strict=True))
+    found = _select(rows, [tenth_of[key] for key in keys], split, held_out)
     if rows and not found:
         raise InputError(
-            f"{rows[0].where}: too few different texts, {len(first)}, to hold some out to "
+            f"{rows[0].where}: too few different texts, {len(firsts)}, to hold some out to "
             f"{' and '.join(held_out)}; give files for that"
         )
     return found
