@@ -31,6 +31,7 @@ _EMBEDDINGS = ("embedding.", "source.", "target.", "keys.")
 _OF_TEXTS = (*(f"{e}{part}" for e in _EMBEDDINGS for part in ("table.", "project.")), "segments.")
 _OF_TOKENS = (*(f"{e}tokens." for e in _EMBEDDINGS), "values.", "predictor.", "bias", "following.")
 _OF_RECORDINGS = ("mean", "scale", "convolutions.", "project.", "context.")
+_OF_OUTPUTS = ("head.",)
 _LAYER = re.compile(r"(\w+)\.layers\.\d+(?=\.)")
 _MEANING = ("norm", "num_heads", "positions", "rotary_base")
 """Options of a network that change what its layers compute, but not the shapes of their weights."""
@@ -142,7 +143,9 @@ def start_task(
     if not task.init_from or task.restored or trainer.state.fn != TrainerFn.FITTING:
         return None
     learnt = task.learnt or open_learnt(task.init_from)
-    start = start_from(network, learnt, same_tokens=_same_tokens(learnt, task))
+    same = _same_state(learnt, task)
+    same_tokens = same or task.learnt is not None  # the task took the run's tokenizer
+    start = start_from(network, learnt, same_tokens=same_tokens, same_outputs=same)
     start = start._replace(other_options=_other_options(learnt, config))
     if task.learnt is not None and learnt.tokenizer is not None:
         start = start._replace(vocab_size=learnt.tokenizer.vocab_size)
@@ -166,10 +169,8 @@ def _other_options(learnt: Learnt, config: TransformerConfig) -> list[str]:
     ]
 
 
-def _same_tokens(learnt: Learnt, task: Task) -> bool:
-    """Tell whether a task took the run's tokenizer, or is the same one and numbers tokens alike."""
-    if task.learnt is not None:
-        return True
+def _same_state(learnt: Learnt, task: Task) -> bool:
+    """Tell whether a task is that of the run, and numbers tokens, labels and units alike."""
     state = task.state()
     return learnt.kind == type(task).__name__ and all(
         _equal(learnt.state.get(name), state[name]) for name in state if name not in task.sizes
@@ -186,24 +187,29 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 @torch.no_grad()
-def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Start:
+def start_from(
+    network: nn.Module, learnt: Learnt, *, same_tokens: bool, same_outputs: bool
+) -> Start:
     """Give a network the weights that a run learnt, where it has such weights.
 
     Layers, positions, segments and what reads recordings before an encoder are taken by name; an
     encoder may start from a decoder and the other way round. Embeddings, and what maps to tokens,
     are taken only if both number tokens alike; where the numbers of rows differ, the rows that both
-    have. Heads of labels are new.
+    have. A head is taken if its outputs mean the same: labels of the same task, units of speech.
 
     Args:
         network: Network to start; changed in place.
         learnt: What a run learnt.
         same_tokens: Whether the first token ids mean the same to both.
+        same_outputs: Whether the outputs of a head do.
 
     Raises:
         InputError: if nothing of it fits, or next to nothing, as with another width.
     """
     own = network.state_dict()
-    sources = {name: _source(name, learnt.weights, same_tokens) for name in own}
+    known = _OF_TEXTS + _OF_RECORDINGS
+    known += (_OF_TOKENS if same_tokens else ()) + (_OF_OUTPUTS if same_outputs else ())
+    sources = {name: _source(name, learnt.weights, known) for name in own}
     for name in own.keys() & _tied(network):  # counted under their first name
         del own[name]
     taken, unfit = 0, 0
@@ -241,14 +247,18 @@ def start_from(network: nn.Module, learnt: Learnt, *, same_tokens: bool) -> Star
     )  # fmt: skip
 
 
-def _source(name: str, weights: Mapping[str, Tensor], same_tokens: bool) -> str | None:
-    """Name the run's weight for a weight of the network; None if there is none."""
+def _source(name: str, weights: Mapping[str, Tensor], known: tuple[str, ...]) -> str | None:
+    """Name the run's weight for a weight of the network; None if there is none.
+
+    Args:
+        known: Prefixes of what is taken beside the layers.
+    """
     if name.startswith(STACKS):
         prefix = name.partition(".")[0] + "."
         if not any(other.startswith(prefix) for other in weights):
             (prefix_there,) = {*STACKS} - {prefix}
             name = prefix_there + name.removeprefix(prefix)
-    elif not name.startswith(_OF_TEXTS + _OF_RECORDINGS + (_OF_TOKENS if same_tokens else ())):
+    elif not name.startswith(known):
         return None
     return name if name in weights else None
 

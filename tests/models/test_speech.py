@@ -53,15 +53,17 @@ def test_convolutions_read_what_is_near() -> None:
     assert moved.tolist() == list(range(5, 14))
 
 
-def test_all_but_the_head_starts_from_what_a_run_learnt() -> None:
+@pytest.mark.parametrize("same", [False, True])
+def test_a_start_takes_all_but_the_head_and_that_for_the_same_units(same: bool) -> None:
     learnt, started = network(4, context=2), network(4, context=2)
     learnt.mean.fill_(3.0)
     weights = learnt.state_dict()
-    start_from(started, Learnt("run", "Speech", {}, None, weights), same_tokens=False)
+    run = Learnt("run", "SpeechRecognition", {}, None, weights, {})
+    start_from(started, run, same_tokens=same, same_outputs=same)
     differ = {
         name for name, weight in started.state_dict().items() if (weight != weights[name]).any()
     }
-    assert differ == {"head.weight", "head.bias"}
+    assert differ == (set() if same else {"head.weight", "head.bias"})
 
 
 def test_a_dummy_row_goes_through() -> None:
