@@ -102,7 +102,7 @@ FILES = {
     "trainer: [1]\n": "bad.yaml: trainer must hold options, got [1]",
     "model: {5: 3}\n": "bad.yaml: model must hold options",
     "keep: null\n": "keep must not be null",
-    "model: {d_model: null}\n": "model.d_model must not be null",
+    "model: {warmup: null}\n": "model.warmup must not be null",
     "trainer: {accumulate_grad_batches: null}\n": "accumulate_grad_batches must not be null",
     "- 1\n": "bad.yaml: holds no options",
     "model: &m {attention: *m}\n": "bad.yaml:1: not valid YAML: an alias stands inside its own",
