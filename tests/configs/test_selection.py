@@ -7,7 +7,7 @@ from clusterformer.cli.options import Options, make_model_and_task
 from clusterformer.compare.plan import find_plan, read_plan
 from clusterformer.task import keys_seen, stacks
 
-SEE_ALL = ("Transformer", "NSA")
+SEE_ALL = ("Transformer", "NSA", "NSA, blocks of 4")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_every_row_sees_about_the_same_share_of_keys(name: str, column: str, sha
         with torch.no_grad():
             sums, counts = keys_seen(stacks(network(batch), batch))
         found[run.row] = float(sums / counts)
-    assert len(found) == 13
+    assert len(found) >= 13
     assert found == pytest.approx(dict.fromkeys(found, share), abs=0.02)
 
 
