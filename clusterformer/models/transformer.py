@@ -87,14 +87,7 @@ class EncoderLayer(nn.Module):
     def _attend(self, x: Tensor, key_mask: Tensor | None, previous: Grouping | None) -> Attended:
         if not (self.recompute and torch.is_grad_enabled()):
             return self.attention(x, key_mask, previous=previous)
-        return checkpoint(
-            self.attention,
-            x,
-            key_mask,
-            previous=previous,
-            use_reentrant=False,
-            preserve_rng_state=False,  # no mechanism draws numbers in its forward pass
-        )
+        return checkpoint(self.attention, x, key_mask, previous=previous, use_reentrant=False)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         values = self.feed_forward(self._input(x, self.feed_forward_norm))
