@@ -210,11 +210,13 @@ class NeuralClusteringAttention(ClusterDecoding):
     ) -> tuple[Tensor, Grouping | None]:
         is_causal, limit = bool(self.causal), self.dense_length
         exporting = torch.compiler.is_exporting()  # a graph for any length
-        if limit and not exporting and q.shape[2] <= limit:
-            return full_attention(q, k, v, key_mask, causal=is_causal), None
         means = self.means if self.training else None
         if means is not None:
             means.move()
+        if limit and not exporting and q.shape[2] <= limit:
+            if means is not None:
+                means.observe_nothing(hidden)
+            return full_attention(q, k, v, key_mask, causal=is_causal), None
         with torch.autocast(hidden.device.type, enabled=False):
             grouping = self._group(hidden.float(), key_mask, previous)
         blocks, points = grouping.blocks, grouping.points

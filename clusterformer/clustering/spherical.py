@@ -95,6 +95,21 @@ class SphericalMeans(nn.Module):
         clusters = torch.arange(self.centroids.shape[1], device=points.device)
         members = (nearest[:, :, None] == clusters[:, None]) & real[:, :, None]  # (B, H, C, N)
         found = (members.to(points.dtype) @ points.masked_fill(~real[..., None], 0.0)).sum(0)
+        self._add(found, source)
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def observe_nothing(self, source: Tensor) -> None:
+        """Take part in the sum over processes with a batch that has no tokens to observe.
+
+        Args:
+            source: Tensor from which the points would have been computed; see `observe`.
+        """
+        if not in_backward():
+            self._add(torch.zeros_like(self.observed), source)
+
+    def _add(self, found: Tensor, source: Tensor) -> None:
+        """Add the sums of the tokens of all processes, and wait for the backward pass."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(found)
         self.observed += found

@@ -1,8 +1,12 @@
 """Where clusters come from: learnt by the loss, random, or means of their tokens."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.nn.functional as F
+from forked import in_processes
+from torch import Tensor
 
 from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttention
 
@@ -63,6 +67,31 @@ def test_a_lower_layer_passes_its_means_on() -> None:
     assert cores[1].own_centroids() is None
     values, _ = cores[1](*heads, hidden=hidden, previous=grouping)
     assert values.isfinite().all()
+
+
+def k_means_step(rank: int, texts: list[Tensor], address: str) -> tuple[list, list]:
+    """Centroids after a step with a text of each process, and a sum over processes behind it."""
+    torch.distributed.init_process_group(
+        "gloo", f"file://{address}", rank=rank, world_size=2, timeout=timedelta(seconds=20)
+    )
+    torch.manual_seed(0)
+    options = {"num_clusters": 3, "dense_length": 20, "clusters": "k-means"}
+    layer = MultiHeadAttention(NeuralClusteringAttention(16, 4, **options))
+    total = sum(layer(texts[rank][None]).values.sum() for _ in range(2))
+    counts = torch.ones(3, 16)
+    torch.distributed.all_reduce(counts)
+    total.backward()
+    layer.core.means.move()
+    torch.distributed.destroy_process_group()
+    return layer.core.means.centroids.tolist(), counts.unique().tolist()
+
+
+def test_a_process_whose_texts_are_all_short_keeps_in_step(tmp_path) -> None:
+    """It has no tokens for the centroids, and the same centroids as the process that has some."""
+    texts = [torch.randn(length, 16, requires_grad=True) for length in (33, 20)]
+    first, second = in_processes(2, k_means_step, texts, str(tmp_path / "meeting"))
+    assert first == second
+    assert first[1] == [2.0]
 
 
 @pytest.mark.parametrize(
