@@ -51,7 +51,7 @@ def cross_entropy(
 
 
 class Auxiliary(NamedTuple):
-    """Auxiliary losses of a batch, averaged over the layers that group; None where no layer does.
+    """Auxiliary losses of a batch, averaged over the layers that cluster; None where none does.
 
     Attributes:
         clustering: L1, summed over tokens.
@@ -67,6 +67,7 @@ def auxiliary(
     mask: Tensor,
     form: ClusteringForm = "contrastive",
     sequences: Tensor | None = None,
+    layers: int = 0,
 ) -> Auxiliary:
     """Sum both losses over a batch and average them over layers.
 
@@ -75,6 +76,8 @@ def auxiliary(
         mask: (B, N), True at real tokens.
         form: Form of the losses; see `clustering_loss` and `sorting_loss`.
         sequences: (B,), True where the sorting loss counts; None: at sequences with a real token.
+        layers: Number of layers that cluster, those included whose texts are all short in this
+            batch; 0: those that have a grouping.
     """
     found = [g for g in groupings if g is not None and g.centroids is not None]
     if not found:
@@ -82,7 +85,8 @@ def auxiliary(
     real = mask.any(-1) if sequences is None else sequences
     clustering = torch.stack([clustering_loss(g, mask, form).sum() for g in found])
     sorting = torch.stack([sorting_loss(g, form)[real].sum() for g in found])
-    return Auxiliary(clustering.mean(), sorting.mean())
+    share = len(found) / max(len(found), layers)
+    return Auxiliary(share * clustering.mean(), share * sorting.mean())
 
 
 def mechanism_loss(groupings: Iterable[Grouping | None]) -> Tensor | None:
@@ -115,9 +119,10 @@ def clustering_loss(
         temperature: Temperature of the contrastive form, for the cosine.
 
     Returns:
-        (B,), the sum over the real tokens of each sequence.
+        (B,), the sum over the real tokens of each sequence; 0 for one that is not clustered.
     """
     points, centroids = _space(grouping, form)
+    mask = grouping.clustered(mask)
     texts, length = mask.shape
     mask = mask.repeat_interleave(len(points) // texts, 0)  # a row for each clustering
     labels = grouping.assignment.reshape(-1, length).masked_fill(~mask, 0)
@@ -142,11 +147,12 @@ def sorting_loss(grouping: Grouping, form: ClusteringForm = "bare") -> Tensor:
         form: "bounded" takes the cosine for phi, also where eq. 2 has the inner product.
 
     Returns:
-        (B,), one value a sequence.
+        (B,), one value a sequence; 0 for one that is not clustered.
     """
     _, centroids = _space(grouping, form)
     losses = -(centroids * centroids.roll(1, 1)).sum(-1).mean(-1)  # a row for each clustering
-    return losses.view(len(grouping.assignment), -1).mean(1)
+    losses = losses.view(len(grouping.assignment), -1).mean(1)
+    return losses if grouping.texts is None else losses.masked_fill(~grouping.texts, 0.0)
 
 
 def _space(grouping: Grouping, form: ClusteringForm) -> tuple[Tensor, Tensor]:

@@ -74,10 +74,11 @@ class StackGroupings(NamedTuple):
     def auxiliary(self, form: ClusteringForm) -> Auxiliary:
         """Sum the auxiliary losses; 0 where layers cluster, but every text is short.
 
-        So all processes have the same losses, whatever texts each has.
+        So the losses of a text are the same whatever texts are beside it, and all processes have
+        the same losses.
         """
-        found = auxiliary(self.groupings, self.mask, form, self.sequences)
         clustering = [core for core in self.cores if isinstance(core, NeuralClusteringAttention)]
+        found = auxiliary(self.groupings, self.mask, form, self.sequences, len(clustering))
         if found.clustering is None and clustering:
             weight = clustering[0].space.weight
             if isinstance(weight, DTensor):  # its layer has seen to the gradient

@@ -29,6 +29,8 @@ class Grouping(NamedTuple):
             counts them as it selects.
         loss: (B,) loss of the mechanism itself, summed over the real tokens of each sequence, in
             training; None where the mechanism has none.
+        texts: (B,), True at sequences that the mechanism clusters, False at those so short that
+            they have full attention instead; None for all.
     """
 
     assignment: Tensor
@@ -41,3 +43,12 @@ class Grouping(NamedTuple):
     queries: Tensor | None = None
     counts: Tensor | None = None
     loss: Tensor | None = None
+    texts: Tensor | None = None
+
+    def clustered(self, mask: Tensor) -> Tensor:
+        """Leave out of a mask (B, N) the tokens of sequences that the mechanism does not cluster.
+
+        Such a sequence costs nothing and is in no statistics, as in a batch of its own, where there
+        is no grouping at all.
+        """
+        return mask if self.texts is None else mask & self.texts[:, None]

@@ -225,7 +225,8 @@ class NeuralClusteringAttention(ClusterDecoding):
         if means is not None:
             by_text = (len(hidden), self.num_clusterings, -1)
             labels = grouping.assignment.view(by_text)
-            means.observe(points.view(*by_text, points.shape[-1]), labels, key_mask, hidden)
+            mask = None if key_mask is None else grouping.clustered(key_mask)
+            means.observe(points.view(*by_text, points.shape[-1]), labels, mask, hidden)
         local, parts = self.local_heads, []
         # A graph for any length does not cut a text at one.
         in_place = self.causal is True and not exporting and padded_last(key_mask)
@@ -292,7 +293,14 @@ class NeuralClusteringAttention(ClusterDecoding):
         updated = self.read_centroids(updated)
         if self.num_clusterings > 1:
             assignment = assignment.unflatten(0, (len(hidden), self.num_clusterings))
-        return Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
+        found = Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
+        return found._replace(texts=self.long_texts(key_mask))
+
+    def long_texts(self, key_mask: Tensor | None) -> Tensor | None:
+        """Find the texts, (B,), of more than `dense_length` tokens; None where all of them are."""
+        if key_mask is None or not self.dense_length:
+            return None
+        return key_mask.sum(1) > self.dense_length
 
     def anchors(self, hidden: Tensor, previous: Grouping | None) -> tuple[Tensor, Tensor]:
         """Compute points (R, N, F) and anchors (C, F) or (R, C, F) of the centroids of this layer.

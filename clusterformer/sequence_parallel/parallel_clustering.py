@@ -77,7 +77,7 @@ class ParallelClustering(NeuralClusteringAttention):
         if self.dense_length:
             mixed = self._replace_dense(mixed, q, k, v, whole, start)
         grouping = Grouping(assignment, self.num_clusters, None, points, updated, self.similarity)
-        return mixed, grouping
+        return mixed, grouping._replace(texts=self.long_texts(whole))
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> None:  # type: ignore[override]
         """Say nothing: a process knows its own tokens."""

@@ -51,11 +51,12 @@ class Evaluation:
                     mean = shares.sum() / tokens.clamp(min=1)
                     self._means["keys_seen"].update(mean, tokens)
                     self._means[f"{stack.name}layer{layer}/keys_seen"].update(mean, tokens)
-            sequences = stack.mask.any(-1).sum()
             for layer, grouping in enumerate(stack.groupings, start=1):
                 if grouping is not None:
+                    mask = grouping.clustered(stack.mask)
+                    sequences = mask.any(-1).sum()
                     found = grouping_statistics(
-                        grouping.assignment, grouping.num_clusters, stack.mask, grouping.blocks
+                        grouping.assignment, grouping.num_clusters, mask, grouping.blocks
                     )
                     for name, value in found._asdict().items():
                         self._means[f"{stack.name}layer{layer}/{name}"].update(value, sequences)

@@ -79,6 +79,7 @@ def step(network: nn.Module, x: Tensor, mask: Tensor, weights: Tensor) -> dict[s
     found = {"hidden": hidden.detach(), "x": x.grad}
     if grouping is not None:
         found |= {"assignment": grouping.assignment * mask, "centroids": grouping.centroids}
+        found["clustered"] = grouping.clustered(mask)
     return {name: value.detach() for name, value in found.items()}
 
 
