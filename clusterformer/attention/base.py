@@ -134,8 +134,12 @@ class AttentionCore(nn.Module, ABC):
         """
         return mask.float() if self.sees_all else None
 
+    def can_inherit(self, below: "AttentionCore") -> bool:
+        """Tell whether the grouping of the layer below can be `previous` for this mechanism."""
+        return type(below) is type(self)
+
     def inherit(self) -> None:
-        """Drop weights that `previous` replaces; called on layers above the first."""
+        """Drop weights that `previous` replaces; called where it can inherit them."""
 
     def read_width(self, width: int) -> None:
         """Make a new mechanism take hidden states of another width than d_model."""

@@ -6,13 +6,14 @@ G clusterings   R rows: B * G   F features (width of the clustering space)
 
 import math
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention.base import Causal, Grouping
+from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.attention.cluster_decoding import ClusterDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.text_ends import TextEnds, attend_with_ends, count_with_ends, text_ends
@@ -174,6 +175,7 @@ class NeuralClusteringAttention(ClusterDecoding):
         self.global_tokens, self.exploration = global_tokens, exploration
         self.num_clusterings = num_clusterings
         width = cluster_width if similarity == "cosine" else d_model
+        self.clusters, self.width = clusters, width
         self.space = nn.Linear(d_model, num_clusterings * width, bias=False)  # W^C
         start = torch.randn(num_clusterings, num_clusters, width).squeeze(0)
         self.centroids: nn.Parameter | None = nn.Parameter(start)
@@ -192,6 +194,13 @@ class NeuralClusteringAttention(ClusterDecoding):
                 f'similarity="dot" needs hidden states of width {self.d_model}, got {width}'
             )
         super().read_width(width)
+
+    def can_inherit(self, below: AttentionCore) -> bool:
+        """Tell whether centroids of the layer below fit, and are there whenever they are needed."""
+        if not isinstance(below, NeuralClusteringAttention) or type(below) is not type(self):
+            return False
+        alike = attrgetter("num_clusters", "num_clusterings", "similarity", "clusters", "width")
+        return alike(below) == alike(self) and below.dense_length <= self.dense_length
 
     def inherit(self) -> None:
         if self.causal is not True:

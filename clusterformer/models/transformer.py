@@ -104,7 +104,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stack of layers; the grouping of a layer goes up to the next of the same mechanism.
+    """A stack of layers; the grouping of a layer goes up to the next, if its mechanism is alike.
 
     Args:
         config: Shape of the stack.
@@ -134,12 +134,12 @@ def self_attention(network: nn.Module) -> list[AttentionCore]:
 
 
 def inherit_groupings(cores: Sequence[AttentionCore]) -> list[bool]:
-    """Let each mechanism take the grouping of the layer below, if that is of the same class.
+    """Let each mechanism take the grouping of the layer below, if it can.
 
     Returns:
         For each layer, True if it does.
     """
-    inherits = [False, *(type(below) is type(core) for below, core in pairwise(cores))]
+    inherits = [False, *(core.can_inherit(below) for below, core in pairwise(cores))]
     for core in compress(cores, inherits):
         core.inherit()
     return inherits

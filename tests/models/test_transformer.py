@@ -139,6 +139,31 @@ def test_centroids_go_up_to_the_same_mechanism_only() -> None:
     assert [g is None for g in encoder(torch.randn(2, 9, 32)).groupings] == [True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("option", "inner", "outer", "owners"),
+    [
+        ("num_clusters", 4, 3, [0, 2, 3]),
+        ("num_clusterings", 1, 2, [0, 2, 3]),
+        ("cluster_width", 6, 5, [0, 2, 3]),
+        ("clusters", "learnt", "random", [0, 2, 3]),
+        ("dense_length", 4, 20, [0, 2]),  # the outer layers have centroids for long texts only
+        ("look_back", 1, 2, [0]),
+    ],
+)
+def test_centroids_go_up_where_they_fit(option, inner, outer, owners: list[int]) -> None:
+    shared = {"num_clusters": 4, "block_size": 2, "dense_length": 4}
+    attention, outside = (
+        partial(NeuralClusteringAttention, **{**shared, option: value}) for value in (inner, outer)
+    )
+    config = TransformerConfig(attention, d_model=32, num_layers=4, outer_attention=outside)
+    encoder = Encoder(config)
+    cores = [layer.attention.core for layer in encoder.layers]
+    assert [i for i, core in enumerate(cores) if core.own_centroids() is not None] == owners
+    encoder(torch.randn(2, 10, 32))
+    for core, found in zip(cores, encoder(torch.randn(2, 30, 32)).groupings, strict=True):
+        assert found.centroids.shape[1] == core.num_clusters
+
+
 @pytest.mark.parametrize("attention", [FullAttention, neural])
 def test_rotary_positions_are_relative(attention) -> None:
     config = TransformerConfig(attention, d_model=32, d_ff=64, positions="rotary", dropout=0.0)
