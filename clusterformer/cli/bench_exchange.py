@@ -24,7 +24,8 @@ layers, without further training. A mechanism that has weights of its own, or th
 and keys where the model does not, does not fit: "-".
 
   --runs RUN ...        run directories of `fit`
-  --comparison DIR      directory of a comparison: all its finished runs; seeds are averaged
+  --comparison DIR      directory of a comparison: all its finished runs, each row on each data
+                        set apart; seeds are averaged
   --with NAME ...       mechanisms without weights, by class or as the paper calls them, with any
                         number of rounds, clusters or keys, such as oracle-top-16 (default:
                         full shared-full lsh-1 lsh-4 clustered-100 clustered-200 i-clustered-100
@@ -85,14 +86,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _runs(options: argparse.Namespace) -> list[tuple[str, Path]]:
-    """List run directories, each with the name of its row."""
+    """List run directories, each with the name of its column of the matrix."""
     if options.runs is not None:
         return [(_name(Path(run)), Path(run)) for run in options.runs]
     root: Path = options.comparison
     found = sorted(path.parent for path in root.glob("*/*/seed-*/*/*/results.json"))
     if not found:
         raise InputError(f"{root}: no finished run of a comparison in it")
-    return [(path.relative_to(root).parts[0], path) for path in found]
+    return [(_label(*path.relative_to(root).parts[:2]), path) for path in found]
+
+
+def _label(row: str, column: str) -> str:
+    """Name a cell of a comparison; "all" is the column of one that has none."""
+    return row if column == "all" else f"{row}/{column}"
 
 
 def _name(run: Path) -> str:

@@ -1,6 +1,7 @@
 """Trained models with other mechanisms: the limits are what the model does by itself."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_the_matrix_has_what_fits(comparison: Path, tmp_path: Path, capsys) -> N
     assert found["shared", "full"] != pytest.approx(shared, rel=1e-5)
     assert found["full", "NeuralClusteringAttention"] is None
     assert ["shared-full", "-", f"{shared:.4f}"] in [line.split() for line in out.splitlines()]
+
+
+def test_data_sets_of_a_comparison_stand_apart(comparison: Path, tmp_path: Path, capsys) -> None:
+    for column in ("mr", "20news"):
+        shutil.copytree(comparison / "full" / "all", tmp_path / "full" / column)
+    told = ["bench", "exchange", "--comparison", str(tmp_path), "--with", "full"]
+    assert main(told) == 0
+    heading = next(x for x in capsys.readouterr().out.splitlines() if "evaluated with" in x)
+    assert heading.split() == ["evaluated", "with", "full/20news", "full/mr"]
 
 
 @pytest.mark.parametrize(
