@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from clusterformer.cli.arguments import Arguments, available_device
 from clusterformer.errors import InputError
@@ -83,15 +83,24 @@ SUBCOMMANDS = (
 
 
 class BenchArguments(Arguments):
-    """The options that `bench` and most of its subcommands share."""
+    """The options that `bench` and most of its subcommands share.
 
-    def __init__(self) -> None:
+    Args:
+        read: Those of "mechanisms", "dtype", "repeats" and "memory" that the command reads; any
+            other is refused.
+    """
+
+    def __init__(self, *read: Literal["mechanisms", "dtype", "repeats", "memory"]) -> None:
         super().__init__("bench")
-        self.add_argument("--mechanisms", nargs="+")
-        self.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
-        self.add_number("--repeats", default=7)
+        if "mechanisms" in read:
+            self.add_argument("--mechanisms", nargs="+")
+        if "dtype" in read:
+            self.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
+        if "repeats" in read:
+            self.add_number("--repeats", default=7)
+        if "memory" in read:
+            self.add_argument("--no-memory", dest="memory", action="store_false")
         self.add_number("--threads", minimum=0)
-        self.add_argument("--no-memory", dest="memory", action="store_false")
         self.add_argument("--out", type=Path)
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
@@ -159,7 +168,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = BenchArguments()
+    parser = BenchArguments("mechanisms", "dtype", "repeats", "memory")
     lengths = [512, 1024, 2048, 4096, 8192]
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
     parser.add_number("--tokens", default=8192)

@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = BenchArguments()
+    parser = BenchArguments("mechanisms", "repeats")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_number("--length", default=512)

@@ -32,7 +32,7 @@ reads future tokens.
 
 def run(arguments: list[str]) -> None:
     """Probe, train, print the table, write the JSON."""
-    parser = BenchArguments()
+    parser = BenchArguments("mechanisms")
     parser.add_number("--length", minimum=4, default=256)
     parser.add_number("--d_model", default=64)
     parser.add_number("--num_heads", default=4)

@@ -25,7 +25,7 @@ causal form take turns.
 
 def run(arguments: list[str]) -> None:
     """Measure, print the table, write the JSON."""
-    parser = BenchArguments()
+    parser = BenchArguments("mechanisms", "repeats")
     parser.set_defaults(repeats=32)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_number("--batch", default=1)

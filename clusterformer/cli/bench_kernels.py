@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = BenchArguments()
+    parser = BenchArguments("dtype", "repeats")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_number("--tokens", default=131072)
     parser.add_number("--num_heads", default=8)

@@ -27,7 +27,7 @@ processes share its cores and its memory bus.
 
 def run(arguments: list[str]) -> None:
     """Measure, print the table, write the JSON."""
-    parser = BenchArguments()
+    parser = BenchArguments("repeats")
     parser.set_defaults(repeats=3)
     parser.add_number("--processes", default=2)
     parser.add_number("--length", default=32768)

@@ -35,7 +35,7 @@ with people's scores. "keys" is the share of its text that a token sees. Needs t
 
 def run(arguments: list[str]) -> None:
     """Embed the pairs with each attention, print the correlations, write the JSON."""
-    parser = BenchArguments()
+    parser = BenchArguments("mechanisms")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--converted", type=Path, nargs="+", default=[])

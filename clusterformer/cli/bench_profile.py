@@ -29,7 +29,7 @@ by the time that they take themselves. The profiler lengthens steps of many smal
 
 def run(arguments: list[str]) -> None:
     """Profile, print the tables, write the JSON."""
-    parser = BenchArguments()
+    parser = BenchArguments("mechanisms", "dtype", "repeats")
     parser.set_defaults(mechanisms=["neural"])
     parser.add_number("--length", default=2048)
     parser.add_number("--tokens", default=8192)

@@ -28,7 +28,7 @@ the fastest, less 1; "dense" is the same against full attention, "-" where that 
 
 def run(arguments: list[str]) -> None:
     """Measure, print the table, write the JSON."""
-    parser = BenchArguments()
+    parser = BenchArguments("repeats")
     parser.add_number("--shapes", default=40)
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     options = parser.parse(arguments)

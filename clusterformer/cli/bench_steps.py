@@ -33,7 +33,7 @@ mean time of making a batch, is not.
 
 def run(arguments: list[str]) -> None:
     """Measure, print the table, write the JSON."""
-    parser = BenchArguments()
+    parser = BenchArguments("mechanisms", "dtype", "repeats", "memory")
     parser.add_argument("--config", required=True)
     parser.set_defaults(mechanisms=["FullAttention", "configured"])
     options, changes = parser.parse_beside(arguments)
