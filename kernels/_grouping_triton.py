@@ -52,15 +52,17 @@ def _assign_kernel(
     Traffic: B N (4 F + 9) bytes; 2 B N C F operations in float32.
     """
     batch = tl.program_id(1).to(tl.int64)
-    token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    real = token < N
-    real &= tl.load(p_real + batch * N + token, mask=real, other=0) != 0
+    start = tl.program_id(0) * BLOCK_N
+    first_token = batch * N + start
+    token = tl.arange(0, BLOCK_N)
+    inside = token < N - start
+    real = inside & (tl.load(p_real + first_token + token, mask=inside, other=0) != 0)
     best = tl.full([BLOCK_N], float("-inf"), tl.float32)
     chosen = tl.zeros([BLOCK_N], tl.int32)
     for first in range(0, C, BLOCK_C):
         b_s = _scores(
-            p_anchors + batch * anchor_batch, p_points + batch * N * width, first, token, C, width,
-            real, PRECISION, BLOCK_F, BLOCK_C,
+            p_anchors + batch * anchor_batch, p_points + first_token * width, first, token, C,
+            width, real, PRECISION, BLOCK_F, BLOCK_C,
         )  # fmt: skip
         cluster = first + tl.arange(0, BLOCK_C)
         at = p_normalizer + batch * C + cluster
@@ -71,7 +73,7 @@ def _assign_kernel(
         better = b_max > best
         chosen = tl.where(better, b_argmax, chosen)
         best = tl.where(better, b_max, best)
-    tl.store(p_assignment + batch * N + token, chosen.to(tl.int64), mask=token < N)
+    tl.store(p_assignment + first_token + token, chosen.to(tl.int64), mask=inside)
 
 
 @triton.jit

@@ -126,3 +126,13 @@ def test_rows_beyond_the_reach_of_32_bits() -> None:
         chunk_attention(x, x, x, blocks, scale=0.125, **options) for x in (near.contiguous(), far)
     )
     assert torch.equal(found, expected)
+
+
+def test_points_beyond_the_reach_of_32_bits() -> None:
+    length, width = 2**27 + 64, 16
+    points = torch.zeros(1, length, width, device="cuda")
+    anchors = torch.randn(5, width, device="cuda")
+    points[:, -64:] = torch.randn(64, width, device="cuda")
+    real, normalizer = points[..., 0].isfinite(), anchors.new_zeros(1, 5)
+    found = torch.ops.clusterformer.assign_triton(points, anchors, real, normalizer)[:, -64:]
+    assert torch.equal(found, (anchors @ points[:, -64:].transpose(1, 2)).argmax(1))
