@@ -261,14 +261,13 @@ def _formatted(record: dict[str, Any], layout: str) -> str:
         return json.dumps(record, ensure_ascii=False)
     if layout == "text":
         return str(next(iter(record.values())))
-    return "\t".join(map(_cell, record.values()))
+    return "\t".join(str(cell(value)) for value in record.values())
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False)
+def cell(value: Any) -> Any:
+    """Write a value of a record for a line: numbers to four digits, lists and dicts as JSON."""
     if isinstance(value, dict):
-        return json.dumps(
-            {name: round(each, 4) for name, each in value.items()}, ensure_ascii=False
-        )
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+        value = {name: round(each, 4) for name, each in value.items()}
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False)
+    return f"{value:.4f}" if isinstance(value, float) else value

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from clusterformer.cli.predict import cell
 from clusterformer.data.audio import expanded
 from clusterformer.data.columns import find_columns
 from clusterformer.data.labelled_text import FORMATS, Column, read_table, table_format
@@ -97,7 +98,7 @@ class Table:
             return json.dumps(
                 dict(zip(names, values, strict=True)) | dict(added), ensure_ascii=False
             )
-        return _line(layout, [*values, *map(_field, record.values())])
+        return _line(layout, [*values, *map(cell, record.values())])
 
     def _new(self, names: list[str]) -> Iterator[str]:
         """Yield names for the columns of a record that the table does not have."""
@@ -105,12 +106,6 @@ class Table:
             while self._has_header and name in self._header:
                 name = f"predicted_{name}"
             yield name
-
-
-def _field(value: Any) -> Any:
-    if isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False)
-    return f"{value:.4f}" if isinstance(value, float) else value
 
 
 def _line(layout: str, fields: list[Any]) -> str:

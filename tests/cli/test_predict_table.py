@@ -59,6 +59,18 @@ def test_a_csv_keeps_its_columns(run: Path, tmp_path: Path, capsys) -> None:
     assert all(row[3] in "01" and float(row[4]) >= 0.5 for row in (rows[0], rows[2]))
 
 
+@pytest.mark.parametrize("layout", ["csv", "tsv"])
+def test_probabilities_are_json_in_a_column(run: Path, tmp_path: Path, capsys, layout: str) -> None:
+    options = "--text_column=review", "--probabilities"
+    path = table(tmp_path, layout)
+    out = io.StringIO(predicted(run, path, capsys, *options))
+    rows = list(csv.DictReader(out, dialect="excel-tab" if layout == "tsv" else "excel"))
+    for row in (rows[0], rows[2]):
+        found = json.loads(row["probabilities"])
+        assert set(found) == {"0", "1"}
+        assert max(found.values()) == float(row["probability"])
+
+
 @pytest.mark.parametrize("ending", ["tsv", "jsonl"])
 def test_any_table_can_become_any_other(run: Path, tmp_path: Path, capsys, ending: str) -> None:
     path = table(tmp_path, ending)
