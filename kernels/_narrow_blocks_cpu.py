@@ -94,6 +94,7 @@ def _forward(
 
 
 @torch.library.custom_op("clusterformer::narrow_blocks_backward", mutates_args=())
+@torch.autocast("cpu", enabled=False)  # where the backward pass too runs under autocast
 def _backward(
     grad: Tensor,
     q: Tensor,

@@ -113,7 +113,11 @@ def test_products_over_views_are_the_reference(
     theirs = reference.chunk_attention(q, k, v, blocks, self_bias=0.0, **options)
     torch.testing.assert_close(ours, theirs)
     weight = torch.randn_like(ours)
-    gradients = torch.autograd.grad((ours * weight).sum(), tensors)
+    loss = (ours * weight).sum()
+    gradients = torch.autograd.grad(loss, tensors, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        within = torch.autograd.grad(loss, tensors)
+    assert all(torch.equal(a, b) for a, b in zip(within, gradients, strict=True))
     expected = torch.autograd.grad((theirs * weight).sum(), tensors)
     for gradient, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, wanted)
