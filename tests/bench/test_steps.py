@@ -18,7 +18,8 @@ def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
 def test_attention_of_a_pretrained_models_own_has_no_time(tmp_path, capsys) -> None:
     pytest.importorskip("transformers")
     model, table = write_bert(tmp_path / "bert"), tmp_path / "texts.tsv"
-    table.write_text("text\tlabel\n" + "a fine film\tgood\nthe plot is dull\tbad\n" * 8)
+    rows = "".join(f"a fine film {i}\tgood\nthe plot is dull {i}\tbad\n" for i in range(8))
+    table.write_text(f"text\tlabel\n{rows}")
     code = main(
         ["bench", "steps", "--config", "classify.yaml", "--repeats", "1", "--no-memory",
          "--data.train", str(table), "--model.pretrained", str(model)]

@@ -150,7 +150,8 @@ def test_what_is_monitored_chooses_the_best(folder: Path, tmp_path: Path, capsys
 
 def test_one_label_for_all_is_said_in_a_line(tmp_path: Path, capsys) -> None:
     train = tmp_path / "train.csv"
-    train.write_text("text,label\n" + "the same,a\nthe same,b\n" * 30)
+    rows = "".join(f"word{2 * i},a\nword{2 * i + 1},b\n" for i in range(30))
+    train.write_text(f"text,label\n{rows}")  # of a text that training lacks it knows nothing
     command = [*fit(train), f"--runs={tmp_path}", "--trainer.max_epochs=1"]
     assert main([*command, "--baselines=false"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "the model predicts" in line]
