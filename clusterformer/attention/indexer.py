@@ -67,6 +67,7 @@ class IndexerAttention(AttentionCore):
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
+    passes: Tensor
 
     def __init__(
         self,
