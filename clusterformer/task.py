@@ -74,8 +74,7 @@ class StackGroupings(NamedTuple):
     def auxiliary(self, form: ClusteringForm) -> Auxiliary:
         """Sum the auxiliary losses; 0 where layers cluster, but every text is short.
 
-        So the losses of a text are the same whatever texts are beside it, and all processes have
-        the same losses.
+        So a text's losses depend on no other text, and all processes have the same losses.
         """
         clustering = [core for core in self.cores if isinstance(core, NeuralClusteringAttention)]
         found = auxiliary(self.groupings, self.mask, form, self.sequences, len(clustering))
