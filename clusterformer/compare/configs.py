@@ -42,11 +42,12 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Name the row and column of each run, by what distinguishes its configuration.
 
-    A row is the mechanism, with the options of the model that differ; a column is the data. Runs
-    that would share a cell and a seed are told apart by what else differs between them: options of
+    A row is the mechanism, with the options of the model that differ, or a simple method, which has
+    no model; a column is the data. Runs that would share a cell and a seed are told apart by what else differs between them: options of
     the data name the column too, those of the trainer the row.
     """
-    options = [key for key in differences(configs) if _is_model_option(key)]
+    networks = [config for config in configs if not config.get("method")]
+    options = [key for key in differences(networks) if _is_model_option(key)]
     rows = [_name_row(config, options) for config in configs]
     columns = [str(config.get("data.name") or config.get("data") or "") for config in configs]
 
@@ -71,6 +72,8 @@ def _is_model_option(key: str) -> bool:
 
 
 def _name_row(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    if method := config.get("method"):
+        return str(method)
     return ", ".join([str(config.get("model.attention", "run")), *_options(config, keys)])
 
 

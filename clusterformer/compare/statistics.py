@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,19 +235,27 @@ def _significance(
 
 
 def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:
-    seen = [share for result in results if (share := result.keys_seen) is not None]
-    costs = {}
-    for name in also:
-        if found := [value for r in results if (value := r.measures.get(name)) is not None]:
-            costs[name.partition("/")[2]] = statistics.fmean(found)
-    costs |= {"keys seen": statistics.fmean(seen)} if seen else {}
-    costs |= {
-        "parameters": statistics.fmean(result.parameters for result in results),
-        "seconds an epoch": statistics.fmean(result.seconds_an_epoch for result in results),
-        "peak MiB": statistics.fmean(result.peak_mib for result in results),
+    """Compute means over seeds, then over columns, of which one may have more seeds."""
+    measured: dict[str, Callable[[Result], float | None]] = {
+        name.partition("/")[2]: lambda result, name=name: result.measures.get(name)
+        for name in also
     }
-    converged = [n for result in results if (n := result.epochs_to_converge) is not None]
-    return costs | ({"epochs to converge": statistics.fmean(converged)} if converged else {})
+    measured |= {
+        "keys seen": lambda result: result.keys_seen,
+        "parameters": lambda result: result.parameters,
+        "seconds an epoch": lambda result: result.seconds_an_epoch,
+        "peak MiB": lambda result: result.peak_mib,
+        "epochs to converge": lambda result: result.epochs_to_converge,
+    }
+    costs = {}
+    for name, measure in measured.items():
+        found: dict[str, list[float]] = {}
+        for result in results:
+            if (value := measure(result)) is not None:
+                found.setdefault(result.column, []).append(value)
+        if found:
+            costs[name] = statistics.fmean(map(statistics.fmean, found.values()))
+    return costs
 
 
 def _missing(unfinished: Sequence[PlannedRun]) -> list[str]:

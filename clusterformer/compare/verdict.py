@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import fmean
 
+from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, format_p
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import format_number
@@ -15,7 +17,9 @@ LEVEL = 0.05
 def verdict(summary: Summary) -> str:
     """Say who is ahead of the baseline, or of whom it is ahead.
 
-    Compared are the means of the last column, the average where there are several.
+    The row with the best mean in the last column, the average where there are several, is compared
+    with the baseline, or the baseline with the second: over the seeds that both have, as rows with
+    other seeds (folds) may have had easier ones.
     """
     column = summary.columns[-1]
     found = {row: summary.cells.get((row, column)) for row in summary.rows}
@@ -27,15 +31,22 @@ def verdict(summary: Summary) -> str:
     if not others:
         return f"{first} has {summary.metric} {format_number(means[first])}. {_seen(summary)}"
     other = summary.baseline if summary.baseline in others else others[0]
+    shared = _shared_runs(summary, first, other)
+    if shared is None:
+        return f"{first} and {other} have no seed in common: there is no verdict. {_seen(summary)}"
+    means = {row: _mean_of_columns(summary, shared[row]) for row in (first, other)}
+    first, other = sorted(means, key=lambda row: -sign * means[row])
     gap = abs(means[first] - means[other])
     on = " on average" if len(summary.columns) > 1 else ""
+    if any(len(shared[row]) < _num_runs(summary, row) for row in (first, other)):
+        on += f" over the {_count(len(shared[first]), 'run')} that both have"
     numbers = f"{format_number(means[first])} against {format_number(means[other])}"
     if gap == 0:
         ahead = f"{first} and {other} are level{on} in {summary.metric} ({numbers})."
     else:
         ahead = (
             f"{first} is ahead of {other}{on} by {_gap(gap)} in {summary.metric} "
-            f"({numbers}){_cost(summary, first, other)}."
+            f"({numbers}){_cost(shared[first], shared[other])}."
         )
     tested = other if first == summary.baseline else first
     sure = "" if gap == 0 else f" {_significance(summary, tested)}"
@@ -60,11 +71,32 @@ def _gap(gap: float) -> str:
     return format_number(gap) if gap >= 0.001 else f"{gap:.1g}"
 
 
-def _cost(summary: Summary, first: str, other: str) -> str:
+def _shared_runs(summary: Summary, *rows: str) -> dict[str, list[Result]] | None:
+    """Find each row's runs whose column and seed all have; None if a column has none."""
+    runs = {row: {(r.column, r.seed): r for r in summary.results if r.row == row} for row in rows}
+    keys = [key for key in runs[rows[0]] if all(key in runs[row] for row in rows)]
+    if {column for column, _ in keys} != set(summary.metrics):
+        return None
+    return {row: [runs[row][key] for key in keys] for row in rows}
+
+
+def _num_runs(summary: Summary, row: str) -> int:
+    return sum(result.row == row for result in summary.results)
+
+
+def _mean_of_columns(summary: Summary, results: Sequence[Result]) -> float:
+    """Compute the mean over columns of the mean over seeds."""
+    values: dict[str, list[float]] = {}
+    for result in results:
+        values.setdefault(result.column, []).append(summary.value(result))
+    return fmean(map(fmean, values.values()))
+
+
+def _cost(first: Sequence[Result], other: Sequence[Result]) -> str:
     """Compare time and memory; a difference below 5 % is not worth a word."""
     ratios = {}
-    for cost, word in (("seconds an epoch", "time an epoch"), ("peak MiB", "memory")):
-        ours, theirs = summary.costs[first][cost], summary.costs[other][cost]
+    for cost, word in (("seconds_an_epoch", "time an epoch"), ("peak_mib", "memory")):
+        ours, theirs = (fmean(getattr(run, cost) for run in runs) for runs in (first, other))
         if ours > 0 and theirs > 0:
             ratios[word] = ours / theirs
     said = [
@@ -75,16 +107,19 @@ def _cost(summary: Summary, first: str, other: str) -> str:
 
 
 def _significance(summary: Summary, row: str) -> str:
-    test = summary.significance.get(row)
+    """Judge the difference, with p times the number of rows tested, since the best was picked."""
+    test, number = summary.significance.get(row), len(summary.significance)
     if test is None:
         return f"Whether that is chance is not tested: fewer than {MIN_SEEDS} seeds."
-    told = f"p {format_p(test.p)}" if test.p < 0.001 else f"p = {format_p(test.p)}"
-    if test.p < LEVEL:
+    p, least = min(1.0, number * test.p), min(1.0, number * test.min_p)
+    told = f"p {format_p(p)}" if p < 0.001 else f"p = {format_p(p)}"
+    told += f" for the best of {number} rows" if number > 1 else ""
+    if p < LEVEL:
         return f"The difference is significant ({told}, {test.num_pairs} pairs)."
-    if test.min_p >= LEVEL:
+    if least >= LEVEL:
         return (
             f"Significance cannot be shown with {test.num_pairs} pairs ({told}, "
-            f"the smallest possible p is {test.min_p:.3f})."
+            f"the smallest possible p is {least:.3f})."
         )
     return f"The difference is not significant ({told}, {test.num_pairs} pairs)."
 

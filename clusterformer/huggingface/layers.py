@@ -132,8 +132,9 @@ def _window(module: nn.Module, config: Any, causal: bool) -> int | None:
             raise InputError(f"layers of type {kinds[index]!r} are not supported")
         if 'self.config, "sliding_window"' not in _source(type(module)):  # as MiniMax's do
             return None
-    declared = hasattr(type(config), "sliding_window")  # else left over in a config.json, unread
-    window = config.sliding_window if declared else None
+    # Where neither has it, it is left over in a config.json, unread.
+    read = hasattr(type(config), "sliding_window") or hasattr(module, "sliding_window")
+    window = config.sliding_window if read else None
     if window is None or getattr(config, "use_sliding_window", True) is False:
         return None
     return window if causal else window + 1

@@ -48,3 +48,13 @@ def test_another_training_makes_another_row_where_runs_would_share_a_cell() -> N
 
 def test_repetitions_are_not_told_apart() -> None:
     assert name_rows([RUN, RUN]) == [("FullAttention", "Recall")] * 2
+
+
+def test_a_simple_method_is_a_row_of_its_own_whatever_the_unused_model() -> None:
+    method = {**RUN, "method": "TF-IDF + linear SVM"}
+    wide = {**method, "method": "majority label", "model.d_model": 64}
+    assert name_rows([{**RUN, "method": None}, method, wide]) == [
+        ("FullAttention", "Recall"),
+        ("TF-IDF + linear SVM", "Recall"),
+        ("majority label", "Recall"),
+    ]

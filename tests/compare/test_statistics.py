@@ -228,3 +228,11 @@ def test_configurations_differ_by_dotted_keys() -> None:
     flat = flatten(tree)
     assert flat == {"model.attention": "Full", "model.attention.k": 3, "model.lr": 1}
     assert differences([flat, flat | {"model.lr": 2}]) == {"model.lr": [1, 2]}
+
+
+def test_costs_are_means_of_columns_however_many_seeds_each_has() -> None:
+    runs = [result("full", "mr", seed, 0.8, seconds_a_step=0.1) for seed in range(3)]
+    runs += [result("full", "20news", 0, 0.8, seconds_a_step=0.9)]
+    summary = summarise(runs)
+    steps = runs[0].steps_an_epoch
+    assert summary.costs["full"]["seconds an epoch"] == pytest.approx(0.5 * steps)

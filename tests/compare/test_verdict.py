@@ -49,3 +49,30 @@ def test_it_claims_nothing_from_two_seeds() -> None:
     assert verdict(summarise(runs("a", [0.8]))).startswith("a has test/accuracy 0.800.")
     assert "there is no verdict" in verdict(summarise(runs("a", [math.nan])))
     assert explain_test(summarise(runs("a", [0.8]))).startswith("p: none")
+
+
+def test_rows_with_other_seeds_are_compared_on_those_of_both() -> None:
+    folds = [0.8, 0.82, 0.81, 0.83, 0.8, 0.82, 0.6, 0.61, 0.62, 0.6]
+    behind = [fold - 0.01 - 0.002 * seed for seed, fold in enumerate(folds[:6])]
+    printed = verdict(summarise([*runs("full", folds), *runs("ours", behind)]))
+    assert printed.startswith("full is ahead of ours over the 6 runs that both have by 0.015")
+    assert "(p = 0.031, 6 pairs)" in printed
+    apart = [result("ours", "", seed, 0.9) for seed in (7, 8)]
+    assert "no seed in common" in verdict(summarise([*runs("full", folds[:3]), *apart]))
+
+
+def test_costs_are_those_of_the_runs_compared() -> None:
+    def sets(row: str, value: float, seeds: int) -> list:
+        short = [result(row, "mr", seed, value, seconds_a_step=0.1) for seed in range(3)]
+        return short + [result(row, "20news", seed, value) for seed in range(seeds)]
+
+    printed = verdict(summarise([*sets("full", 0.8, 1), *sets("ours", 0.9, 3)]))
+    assert "for the same time an epoch and the same memory" in printed
+
+
+def test_the_best_of_many_rows_has_to_be_further_ahead() -> None:
+    full = runs("full", [0.8] * 6)
+    for number, sure in ((1, True), (2, False)):
+        rows = [run for i in range(number) for run in runs(f"ours {i}", [0.9 + i / 100] * 6)]
+        assert ("is significant" in verdict(summarise([*full, *rows]))) is sure
+    assert "p = 0.062 for the best of 2 rows" in verdict(summarise([*full, *rows]))

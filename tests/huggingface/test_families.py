@@ -54,12 +54,21 @@ def test_layers_that_are_called_causal_are_causal() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["LlamaModel", "MiniMaxModel"])
+WINDOWS: dict[str, dict[str, Any]] = {
+    "LlamaModel": {"sliding_window": 6},
+    "MiniMaxModel": {"sliding_window": 6, "num_local_experts": 2, "num_key_value_heads": 2},
+    "ModernBertDecoderModel": {"local_attention": 12},
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
 @torch.no_grad()
 def test_a_window_is_that_of_the_attention_and_not_of_the_config(name: str) -> None:
-    """Llama's attention reads no `sliding_window`, MiniMax's does in layers of full attention."""
-    sizes = {"num_local_experts": 2, "num_key_value_heads": 2} if name == "MiniMaxModel" else {}
-    model = make(name, sliding_window=6, **sizes)
+    """Llama's attention reads no `sliding_window`, MiniMax's does in layers of full attention.
+
+    The config of ModernBertDecoder does not declare the window that it makes of another option.
+    """
+    model = make(name, **WINDOWS[name])
     own = model(TOKENS, use_cache=False).last_hidden_state
     huggingface.attach(model, "FullAttention")
     found = model(TOKENS, use_cache=False).last_hidden_state
