@@ -43,8 +43,9 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Name the row and column of each run, by what distinguishes its configuration.
 
     A row is the mechanism, with the options of the model that differ, or a simple method, which has
-    no model; a column is the data. Runs that would share a cell and a seed are told apart by what else differs between them: options of
-    the data name the column too, those of the trainer the row.
+    no model; a column is the data. Runs that would share a cell and a seed are told apart by what
+    else differs between them: options of the data name the column too, those of the trainer the
+    row.
     """
     networks = [config for config in configs if not config.get("method")]
     options = [key for key in differences(networks) if _is_model_option(key)]
