@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,25 +236,24 @@ def _significance(
 
 def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:
     """Compute means over seeds, then over columns, of which one may have more seeds."""
-    measured: dict[str, Callable[[Result], float | None]] = {
-        name.partition("/")[2]: lambda result, name=name: result.measures.get(name)
-        for name in also
+    measured: dict[str, list[float | None]] = {
+        name.partition("/")[2]: [result.measures.get(name) for result in results] for name in also
     }
     measured |= {
-        "keys seen": lambda result: result.keys_seen,
-        "parameters": lambda result: result.parameters,
-        "seconds an epoch": lambda result: result.seconds_an_epoch,
-        "peak MiB": lambda result: result.peak_mib,
-        "epochs to converge": lambda result: result.epochs_to_converge,
+        "keys seen": [result.keys_seen for result in results],
+        "parameters": [result.parameters for result in results],
+        "seconds an epoch": [result.seconds_an_epoch for result in results],
+        "peak MiB": [result.peak_mib for result in results],
+        "epochs to converge": [result.epochs_to_converge for result in results],
     }
     costs = {}
-    for name, measure in measured.items():
-        found: dict[str, list[float]] = {}
-        for result in results:
-            if (value := measure(result)) is not None:
-                found.setdefault(result.column, []).append(value)
-        if found:
-            costs[name] = statistics.fmean(map(statistics.fmean, found.values()))
+    for name, values in measured.items():
+        by_column: dict[str, list[float]] = {}
+        for result, value in zip(results, values, strict=True):
+            if value is not None:
+                by_column.setdefault(result.column, []).append(value)
+        if by_column:
+            costs[name] = statistics.fmean(map(statistics.fmean, by_column.values()))
     return costs
 
 
