@@ -23,7 +23,7 @@ class UmapHdbscan:
     HDBSCAN has no number of clusters. For C clusters the minimum size of a cluster is searched
     from 10 points to half of a mean cluster, up to 40 sizes; the one whose number of clusters is
     nearest to C is taken. Points that HDBSCAN calls noise join the cluster with the nearest mean,
-    which makes its measures better.
+    which makes its measures better. Other points join the cluster of the nearest training point.
 
     Args:
         num_clusters: C; "auto" takes what the minimum size 10 finds.
@@ -55,19 +55,23 @@ class UmapHdbscan:
 
     def fit(self, points: NDArray) -> UmapHdbscan:
         """Learn the map and the clusters of points (P, F)."""
+        from sklearn.metrics import pairwise_distances_argmin
+        from sklearn.neighbors import KNeighborsClassifier
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of few points, which UMAP changes its settings for
             plane = self._umap.fit_transform(points)
         labels = self._search(plane)
         self.noise_ = float((labels < 0).mean())
-        self._means = _means(plane, labels)
-        self.labels_ = np.where(labels < 0, self._nearest(plane), labels)
+        nearest = pairwise_distances_argmin(plane, _means(plane, labels))
+        self.labels_ = np.where(labels < 0, nearest, labels)
+        self._neighbors = KNeighborsClassifier(1).fit(plane, self.labels_)
         self.cluster_centers_ = _means(points, self.labels_)
         return self
 
     def predict(self, points: NDArray) -> NDArray[np.int64]:
-        """Map points (P, F), and find the cluster with the nearest mean, (P,)."""
-        return self._nearest(self._umap.transform(points))
+        """Map points (P, F), and take the cluster of the nearest training point there, (P,)."""
+        return self._neighbors.predict(self._umap.transform(points))
 
     def _search(self, plane: NDArray) -> NDArray[np.int64]:
         """Find as nearly C clusters as possible; a single cluster if there are none."""
@@ -81,11 +85,6 @@ class UmapHdbscan:
             tried.sort(key=lambda labels: abs(_number(labels) - count))
         found = [labels for labels in tried if _number(labels)]
         return found[0] if found else np.zeros(len(plane), dtype=np.int64)
-
-    def _nearest(self, plane: NDArray) -> NDArray[np.int64]:
-        from sklearn.metrics import pairwise_distances_argmin
-
-        return pairwise_distances_argmin(plane, self._means)
 
 
 def _hdbscan(plane: NDArray, smallest: int) -> NDArray[np.int64]:
