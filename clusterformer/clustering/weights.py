@@ -73,17 +73,17 @@ def join_equal_points(
         num_clusters: Number of clusters, for the size of chunks.
 
     Returns:
-        Rows, and their weights with a mean of 1. Without weights and equal points these are the
-        given rows and None; else the order of the rows depends on nothing but their values.
+        Rows, and their weights with a mean of 1. If all weigh the same, these are the rows in the
+        given order, and None; else the order of the rows depends on nothing but their values.
     """
     if weights is not None:
         rows = rows[weights[rows] > 0]
     chunks = row_chunks(X, num_clusters, "cpu", rows)
     hashed = np.concatenate([_hash(chunk) for chunk in chunks])
     _, first, group = np.unique(hashed, return_index=True, return_inverse=True)
-    if weights is None and len(first) == len(rows):
-        return rows, None
     sums = np.bincount(group, None if weights is None else weights[rows])
+    if (sums == sums[0]).all():
+        return rows[np.sort(first)], None
     return rows[first], sums / sums.mean()
 
 
