@@ -166,7 +166,7 @@ def _predict(options: argparse.Namespace) -> None:
         if type(error) is ValueError:
             raise InputError(f"{options.data}: {error}") from error
         raise
-    print(f"{len(whole)} points, {model.n_clusters} clusters")
+    print(f"{len(whole)} points, {model.n_clusters_} clusters")
     print(f"written: {found.folder}: {', '.join(path.name for path in written)}")
 
 
@@ -203,8 +203,9 @@ def _compare(found: Run, points: Points, options: argparse.Namespace, command: s
         ):
             measured.append(method)
             if not rows:
-                print(_heads(method.rows), flush=True)
-            print(_line(method.rows), flush=True)
+                names = _measured_names(method.rows[0])
+                print(_heads(names), flush=True)
+            print(_line(method.rows, names), flush=True)
             rows += method.rows
             folder = found.folder / f"{method.method}-{num_clusters}"
             written.append(write_labels(folder, method.clustering, whole, points.ids))
@@ -266,19 +267,23 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _measured_names(rows: Sequence[Row]) -> list[str]:
-    return [name for name in rows[0] if name not in ("method", "n_clusters", "seed")]
+def _measured_names(row: Row) -> list[str]:
+    """List the columns of the table; a silhouette is one, though a single cluster has none."""
+    names = [name for name in row if name not in ("method", "n_clusters", "seed")]
+    if "silhouette" not in names:
+        names.insert(names.index("seconds"), "silhouette")
+    return names
 
 
-def _heads(rows: Sequence[Row]) -> str:
-    heads = "".join(f"{name.replace('_', ' '):>15}" for name in _measured_names(rows))
+def _heads(names: Sequence[str]) -> str:
+    heads = "".join(f"{name.replace('_', ' '):>15}" for name in names)
     return f"{'C':>5}  {'method':<18}{heads}"
 
 
-def _line(rows: Sequence[Row]) -> str:
+def _line(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Format the means over seeds, with standard deviations where there are several."""
     line = f"{rows[0]['n_clusters']:>5}  {rows[0]['method']:<18}"
-    for name in _measured_names(rows):
+    for name in names:
         values = [row[name] for row in rows if row.get(name) is not None]
         if len(values) < len(rows):
             line += f"{'-':>15}"

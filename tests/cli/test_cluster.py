@@ -67,6 +67,22 @@ def test_auto_finds_the_number_of_clusters_of_a_file(
     assert row["ari"] > 0.85
     assert NeuralClustering.load(folder / "neural-auto/model.npz").n_clusters_ == 3
     assert "auto  neural" in capsys.readouterr().out
+    arguments = ["cluster", "--predict", str(folder), "--data", str(points)]
+    assert main([*arguments, "--runs", str(tmp_path / "again")]) == 0
+    assert "150 points, 3 clusters\n" in capsys.readouterr().out
+
+
+def test_numbers_stand_below_their_names_where_one_cluster_has_no_silhouette(
+    points: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["cluster", "--data", str(points), "--n_clusters", "1", "3", "--no-pictures"]
+    assert main([*arguments, "--methods", "kmeans", "--runs", str(tmp_path)]) == 0
+    table = capsys.readouterr().out.splitlines()[1:4]
+    heads, one, three = ([line[25:][i : i + 15] for i in range(0, 150, 15)] for line in table)
+    column = [head.strip() for head in heads].index("silhouette")
+    assert one[column].strip() == "-"
+    assert float(three[column]) > 0.5
+    assert len({len(line) for line in table}) == 1
 
 
 @pytest.mark.slow
