@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
+from clusterformer.clustering.evaluation import label
 from clusterformer.clustering.measures import measures
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters, initial_clusters, neighbor_loss
@@ -66,6 +67,8 @@ class Clustering(Task):
         merge_at: Training step at which surplus clusters are merged, or below 1 a share of the
             training; 0 starts without any.
         batch_size: Number of points in a batch, over all processes.
+        min_probability: Membership below which `predict` takes a point as noise, cluster -1; 0 for
+            no noise.
     """
 
     monitor = "val/loss"
@@ -85,6 +88,7 @@ class Clustering(Task):
         balance: float = 1.0,
         merge_at: int | float = 0.4,
         batch_size: int = 2048,
+        min_probability: float = 0.0,
     ) -> None:
         super().__init__()
         require_at_least(
@@ -95,13 +99,16 @@ class Clustering(Task):
             n_components=n_components,
             batch_size=batch_size,
         )
-        require_at_least(0, balance=balance, merge_at=merge_at)
+        require_at_least(0, balance=balance, merge_at=merge_at, min_probability=min_probability)
         if merge_at >= 1 and merge_at != int(merge_at):
             raise InputError(f"merge_at is a share below 1 or a number of steps, got {merge_at}")
+        if min_probability >= 1:
+            raise InputError(f"min_probability must be below 1, got {min_probability}")
         self._name, self._root, self._label_column = name, root, label_column
         self._n_clusters, self._hidden = n_clusters, hidden
         self._n_neighbors, self._n_components = n_neighbors, n_components
         self._balance, self._merge_at, self._batch_size = balance, merge_at, batch_size
+        self._min_probability = min_probability
         self._features: PrincipalComponents | None = None
         self._labels: list[str] = []
         self._image: tuple[int, int] | None = None
@@ -292,7 +299,8 @@ class Clustering(Task):
         self._features.load_state_dict(features)
 
     def predictions(self, network: nn.Module, batch: PointBatch) -> list[dict[str, Any]]:
-        memberships, clusters = network(batch).logits[:, 0].softmax(-1).max(-1)
+        logits = network(batch).logits[:, 0]
+        clusters, memberships = label(logits, self._min_probability), logits.softmax(-1).amax(-1)
         return [
             {"cluster": cluster, "membership": membership}
             for cluster, membership in zip(clusters.tolist(), memberships.tolist(), strict=True)

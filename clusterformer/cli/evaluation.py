@@ -13,6 +13,7 @@ from clusterformer.training.config_files import parse_yaml
 from clusterformer.training.progress import formatted
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
+from clusterformer.training.saved_clustering import is_clustering, predicting_command
 from clusterformer.training.trusted import Named
 from clusterformer.working_folder import import_from_working_folder
 
@@ -33,6 +34,8 @@ def load_model(arguments: list[str], device: str | None = None) -> tuple[Trained
     named, arguments = pop_option(arguments, "--device")
     if path is None:
         raise InputError("give --checkpoint, a run directory or a .ckpt file")
+    if is_clustering(Path(path)):
+        raise InputError(f"{path}: clusters, label with `{predicting_command(Path(path))}`")
     import_from_working_folder()
     saved = open_saved(path, Named.by(arguments, trust).classes)
     options = Options(arguments, fitting=False, base=saved.config)

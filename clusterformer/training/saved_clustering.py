@@ -8,6 +8,8 @@ from torch import Tensor
 
 from clusterformer.clustering import NeuralClustering
 from clusterformer.clustering.saving import LABELS, MODEL, find_model
+from clusterformer.data.text_vectors import FILE as VECTORS
+from clusterformer.errors import InputError
 from clusterformer.training.saved import Saved
 
 
@@ -18,13 +20,25 @@ def is_clustering(path: Path) -> bool:
     return (path / LABELS).is_file() or any(path.glob(f"*/{LABELS}"))
 
 
+def predicting_command(path: Path) -> str:
+    """Return the command that labels texts or points with a run of `clusterformer cluster`."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / VECTORS).is_file():
+        return f"clusterformer cluster --text FILE --predict {folder}"
+    return f"clusterformer cluster --data FILE --predict {path}"
+
+
 def open_clustering(path: Path) -> Saved:
     """Read the model that `clusterformer cluster` wrote.
 
     Raises:
-        InputError: if there is none, there are several, or it is damaged.
+        InputError: if there is none, there are several, it is damaged, or it is of texts.
     """
     path = find_model(path)
+    if (path.parent / VECTORS).is_file():
+        raise InputError(
+            f"{path}: clusters of texts, label others with `{predicting_command(path)}`"
+        )
     model = NeuralClustering.load(path)
     network, features = model._network, model._features
     data = {
@@ -33,6 +47,7 @@ def open_clustering(path: Path) -> Saved:
         "hidden": model.hidden,
         "n_components": features.num_features,
         "merge_at": 0,
+        "min_probability": model.min_probability,
     }
     return Saved(
         path=path,

@@ -237,7 +237,9 @@ def test_fit_without_its_data_leaves_no_folder(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
-def test_a_run_is_loaded_as_any_other(dtype: type, tmp_path: Path) -> None:
+def test_a_run_is_loaded_as_any_other(
+    dtype: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     x = (np.eye(3)[np.arange(60) % 3] * 4 + 0.3 * rng.standard_normal((60, 3))).astype(dtype)
     np.save(tmp_path / "points.npy", x)
@@ -252,9 +254,22 @@ def test_a_run_is_loaded_as_any_other(dtype: type, tmp_path: Path) -> None:
         assert [record["cluster"] for record in found] == [int(row["cluster"]) for row in written]
         probability = [float(row["probability"]) for row in written]
         assert [record["membership"] for record in found] == pytest.approx(probability, abs=1e-4)
+        assert main(["predict", "--checkpoint", str(path)]) == 2
+        assert f"`clusterformer cluster --data FILE --predict {path}`" in capsys.readouterr().err
     assert isinstance(clusterformer.load(run).network, torch.nn.Module)
     with pytest.raises(InputError, match=r"kmeans-3: no model\.npz in it"):
         clusterformer.load(run / "kmeans-3")
+
+
+def test_noise_is_noise_in_a_loaded_model_too(points: Path, tmp_path: Path) -> None:
+    x = np.load(points)["x"]
+    fitted = NeuralClustering(3, max_iter=30, random_state=0)
+    fitted.min_probability = float(np.median(fitted.fit(x).predict_proba(x).max(1)))
+    fitted.save(tmp_path / "model.npz")
+    found = clusterformer.load(tmp_path / "model.npz", device="cpu").predict(x)
+    clusters = [record["cluster"] for record in found]
+    assert clusters == fitted.predict(x).tolist()
+    assert 0 < clusters.count(-1) < len(x)
 
 
 def test_tables_of_a_run_are_whole_or_not_there(

@@ -14,10 +14,12 @@ pytest.importorskip("sklearn")
 
 from sklearn.metrics import adjusted_rand_score
 
+import clusterformer
 from clusterformer.cli.main import main
 from clusterformer.clustering import NeuralClustering
 from clusterformer.clustering.topics import find_topics
 from clusterformer.data.sentence_encoder import SentenceEncoder
+from clusterformer.errors import InputError
 from clusterformer.plots.topic_page import Cluster, topic_page
 
 WORDS = {
@@ -101,6 +103,20 @@ def test_later_texts_get_the_same_clusters(folder: Path, capsys: pytest.CaptureF
     found = read_labels(folder / "later/cluster-new/1")
     assert [row["name"] for row in found] == [names[row["id"].split("-")[0]] for row in found]
     assert NeuralClustering.load(run / "model.npz").n_clusters_ == 3
+
+
+@pytest.mark.parametrize("model", ["", "model.npz"])
+def test_what_reads_no_texts_names_the_command_that_does(
+    model: str, folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = folder / "runs/cluster-posts/1"
+    command = f"clusterformer cluster --text FILE --predict {run}`"
+    with pytest.raises(InputError, match=re.escape(command)):
+        clusterformer.load(run / model)
+    assert main(["predict", "--checkpoint", str(run / model)]) == 2
+    error = capsys.readouterr().err
+    assert command in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,13 @@ def test_purity_counts_the_majority_and_ignores_the_unlabelled() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"balance": float("nan")}, {"balance": float("inf")}, {"merge_at": -1}, {"merge_at": 1.5}],
+    [
+        {"balance": float("nan")},
+        {"balance": float("inf")},
+        {"merge_at": -1},
+        {"merge_at": 1.5},
+        {"min_probability": 1.0},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict) -> None:
     (name,) = options
