@@ -42,9 +42,11 @@ hierarchy, words, examples; nothing external), and the model.
                         cache
   --max_length N        tokens of a text that the encoder reads (default: as the encoder says)
   --n_clusters auto     number of clusters; auto finds it
-  --min_probability 0   texts whose cluster is less probable are in none, cluster -1
+  --min_probability 0   texts whose cluster is less probable are in none, cluster -1 (with
+                        --predict: default of the run)
   --stop_words english  words that neither TF-IDF nor names use: english or none
-  --predict RUN         put the texts into the clusters of an earlier run
+  --predict RUN         put the texts into the clusters of an earlier run; goes with the columns,
+                        --min_probability, --device, --threads and --runs
   --seed 0 --hidden N --device cpu --threads N
                         further options of the clustering; --hidden adds a hidden layer
   --map tsne            method that places texts on the map: tsne, or pca, which is faster
@@ -56,6 +58,7 @@ examples:
 """
 
 LABELS, TOPICS, PAGE, MODEL = "labels.csv", "topics.json", "index.html", "model.npz"
+_FITTING = ("n_clusters", "encoder", "max_length", "stop_words", "seed", "hidden", "map")
 _MAPPED = 2000  # texts on the map
 _LONGEST_EXAMPLE = 1000  # characters
 
@@ -94,7 +97,7 @@ def _cluster(
     clustering = NeuralClustering(
         options.n_clusters,
         hidden=options.hidden,
-        min_probability=options.min_probability,
+        min_probability=options.min_probability or 0.0,
         random_state=options.seed,
         device=options.device,
     )
@@ -135,6 +138,8 @@ def _predict(
         described = json.loads((folder / TOPICS).read_text(encoding="utf-8"))
         topics = [Topic(**entry) for entry in described]
     clustering = NeuralClustering.load(folder / MODEL, device=options.device)
+    if options.min_probability is not None:
+        clustering.set_params(min_probability=options.min_probability)
     vectors = load_vectors_of(folder, options.device).transform(texts)
     if clustering.n_clusters_ != len(topics) or vectors.shape[1] != clustering.n_features_in_:
         raise InputError(f"{folder}: {TOPICS}, {MODEL} and vectors.npz are of different runs")
@@ -253,7 +258,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--encoder")
     parser.add_number("--max_length", minimum=4)
     parser.add_argument("--n_clusters", type=count_or_auto, default="auto")
-    parser.add_number("--min_probability", type=float, minimum=0, default=0.0)
+    parser.add_number("--min_probability", type=float, minimum=0)
     parser.add_argument("--stop_words", choices=["english", "none"], default="english")
     parser.add_argument("--predict")
     parser.add_number("--seed", minimum=0, default=0)
@@ -262,4 +267,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_number("--threads")
     parser.add_argument("--map", choices=["tsne", "pca"], default="tsne")
     parser.add_argument("--runs", default="runs")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name in _FITTING if options.predict is not None else ():
+        if getattr(options, name) != parser.get_default(name):
+            raise InputError(f"--{name} is for new clusters, not for those of --predict")
+    return options

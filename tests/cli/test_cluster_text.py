@@ -98,10 +98,15 @@ def test_later_texts_get_the_same_clusters(folder: Path, capsys: pytest.CaptureF
     path = write(folder / "new.jsonl", posts(9, seed=1))
     run = folder / "runs/cluster-posts/1"
     arguments = ["cluster", "--text", str(path), "--text_column", "text", "--id_column", "id"]
-    assert main([*arguments, "--predict", str(run), "--runs", str(folder / "later")]) == 0
+    arguments += ["--predict", str(run), "--runs", str(folder / "later")]
+    assert main(arguments) == 0
     names = {row["id"].split("-")[0]: row["name"] for row in read_labels(run)}
     found = read_labels(folder / "later/cluster-new/1")
     assert [row["name"] for row in found] == [names[row["id"].split("-")[0]] for row in found]
+    least = float(np.quantile([float(row["probability"]) for row in found], 0.45))
+    assert main([*arguments, "--min_probability", str(least)]) == 0
+    for row in read_labels(folder / "later/cluster-new/2"):
+        assert (row["cluster"] == "-1") == (float(row["probability"]) < least)
     assert NeuralClustering.load(run / "model.npz").n_clusters_ == 3
 
 
@@ -132,6 +137,10 @@ def test_what_reads_no_texts_names_the_command_that_does(
         (["--text", "posts.jsonl", "--encoder", "runs"], "--encoder runs: no folder with a config"),
         (["--text", "posts.jsonl", "--min_probability", "2"], "'min_probability' parameter"),
         (["--text", "posts.jsonl", "--predict", "runs"], "no topics.json in it"),
+        (
+            ["--text", "posts.jsonl", "--predict", "runs", "--n_clusters", "7"],
+            "--n_clusters is for new clusters, not for those of --predict",
+        ),
         (["--text", "posts.jsonl", "--device", "cuda"], "argument --device: there is no CUDA"),
         (["--text", "posts.jsonl", "--encoder", "tiny"], "tiny: no model_type in config.json"),
         (["--text", "empty.txt"], "empty.txt: no texts in it"),
