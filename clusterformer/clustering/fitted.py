@@ -86,8 +86,8 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         """The hierarchy of clusters as a linkage matrix of SciPy, (n_clusters - 1, 4).
 
         Leaves are clusters. The height of a merge is the information about neighbours lost up to
-        it, in nats; the last column counts clusters. `fcluster(linkage_, 3, "maxclust")[labels_]`
-        are three coarser clusters.
+        it, in nats; the last column counts clusters. `fcluster(linkage_, 3, "maxclust")` is the
+        coarser cluster, one of three, of each cluster; index it with labels that are not noise, -1.
         """
         check_is_fitted(self, "_network")
         number = {cluster: cluster for cluster in range(self.n_clusters_)}
