@@ -36,6 +36,7 @@ from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.parameters import (
     MIN_PER_CLUSTER,
     SAMPLE,
+    check_fitted,
     fine_clusters,
     first_clusters,
     searched_neighbors,
@@ -174,6 +175,8 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
             if loss < best:
                 best, self._network, self.n_iter_ = loss, network, steps
         self._optimizer: torch.optim.Optimizer | None = None
+        if hasattr(self, "_random"):  # of a partial_fit before
+            del self._random
         labels = self._conclude(X, weights, data)
         seen = np.zeros(self.n_clusters_ + 1, dtype=bool)  # the last one is noise, -1
         seen[labels] = True
@@ -194,9 +197,12 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
 
         The first X determines the components and the first centroids, so it must be typical of the
         data. Neighbours are searched within X: pass thousands of points at a time, in random order.
+        Another `n_clusters` or `hidden` needs a new `fit`.
         """
         first = not hasattr(self, "_network")
         X, weights, back = self._receive(X, sample_weight, reset=first)
+        if not first:
+            check_fitted(self, self.n_clusters_, self._network.hidden)
         if not hasattr(self, "_random"):
             self._random = check_random_state(self.random_state)
         data = self._prepare(X, np.arange(X.shape[0]), weights, self._random, first=first)

@@ -95,7 +95,7 @@ class NeuralClusters(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         self.sharpness = nn.Parameter(torch.tensor(1 / _TEMPERATURE).log())
         self.num_clusters, self.merge_at, self.auto = num_clusters, merge_at, auto
-        self.by_information = by_information
+        self.by_information, self.hidden = by_information, hidden
 
     def embed(self, points: Tensor) -> Tensor:
         """Map points (P, F) to unit vectors (P, width).

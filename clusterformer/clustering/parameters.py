@@ -68,6 +68,18 @@ def check_parameters(estimator: Any) -> None:
     _check_device(given["device"])
 
 
+def check_fitted(estimator: Any, clusters: int, units: int | None) -> None:
+    """Check that a model has the clusters and hidden units that the parameters say.
+
+    Raises:
+        ValueError: with what it has, and the parameter.
+    """
+    if estimator.n_clusters not in ("auto", clusters):
+        raise ValueError(f"{clusters} centers, but n_clusters is {estimator.n_clusters}")
+    if estimator.hidden != units:
+        raise ValueError(f"{units} units, but hidden is {estimator.hidden}")
+
+
 def first_clusters(estimator: Any, num_points: int = SAMPLE) -> int:
     """Return the number of clusters that are wanted, or with which "auto" starts."""
     if estimator.n_clusters != "auto":

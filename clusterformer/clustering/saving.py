@@ -19,7 +19,7 @@ from clusterformer.clustering.arrays import to_numpy
 from clusterformer.clustering.evaluation import Totals
 from clusterformer.clustering.neighbors import PrincipalComponents
 from clusterformer.clustering.network import NeuralClusters
-from clusterformer.clustering.parameters import check_parameters
+from clusterformer.clustering.parameters import check_fitted, check_parameters
 from clusterformer.errors import InputError, reading
 
 LABELS, MODEL = "labels.csv", "model.npz"
@@ -43,11 +43,16 @@ class SaveMixin:
 
         Args:
             path: File to write, such as "model.npz"; one that is there is replaced.
+
+        Raises:
+            ValueError: if a parameter was changed since the fit such that `load` would refuse it.
         """
         from sklearn.utils.validation import check_is_fitted
 
         check_is_fitted(self)
         state: dict[str, Any] = vars(self)
+        check_parameters(self)
+        check_fitted(self, state["n_clusters_"], state["_network"].hidden)
         plain = (bool, int, float, str, type(None))
         parameters = {
             name: value.item() if isinstance(value, np.generic) else value
@@ -131,12 +136,9 @@ def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArra
     check_parameters(estimator)
     clusters, columns = arrays["cluster_centers_"].shape
     components = arrays["_features.projection"].shape[1]
+    units = arrays.get("_network.project.0.bias")
+    check_fitted(estimator, clusters, None if units is None else len(units))
     auto = estimator.n_clusters == "auto"
-    if not auto and clusters != estimator.n_clusters:
-        raise ValueError(f"{clusters} centers, but n_clusters is {estimator.n_clusters}")
-    units = arrays["_network.project.0.bias"].shape[0] if estimator.hidden is not None else None
-    if units != estimator.hidden:
-        raise ValueError(f"{units} units, but hidden is {estimator.hidden}")
     network = NeuralClusters(
         components,
         clusters,

@@ -70,6 +70,11 @@ def test_a_first_part_that_diverges_is_no_start() -> None:
     assert learnt(estimator) == learnt(small().partial_fit(X))
 
 
+def test_a_fit_forgets_the_parts_before() -> None:
+    used, new = small().partial_fit(X), small()
+    assert learnt(used.fit(X).partial_fit(X)) == learnt(new.fit(X).partial_fit(X))
+
+
 def test_a_warning_names_the_callers_line() -> None:
     with pytest.warns(ConvergenceWarning, match="duplicate points") as found:
         small().fit(np.repeat(X[:2], 20, axis=0))

@@ -66,6 +66,26 @@ def test_an_unfitted_one_is_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"n_clusters": 7}, "3 centers, but n_clusters is 7"),
+        ({"hidden": 32}, "None units, but hidden is 32"),
+        ({"tol": -1}, "'tol' parameter"),
+    ],
+)
+def test_what_could_not_be_loaded_is_neither_trained_nor_saved(
+    parameters: dict, message: str, x: np.ndarray, tmp_path: Path
+) -> None:
+    fitted = NeuralClustering(3, max_iter=5, random_state=0).partial_fit(x)
+    fitted.set_params(**parameters)
+    with pytest.raises(ValueError, match=message):
+        fitted.partial_fit(x)
+    with pytest.raises(ValueError, match=message):
+        fitted.save(tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_flipped_bit_is_noticed(saved: Path, tmp_path: Path) -> None:
     content = bytearray(saved.read_bytes())
     entry = zipfile.ZipFile(saved).getinfo("_network.centroids.npy")
