@@ -35,7 +35,10 @@ class Augmentation:
 
     def __init__(self, augment: Augment, generator: torch.Generator) -> None:
         self._augment, self._generator = augment, generator
-        self._takes_generator = "generator" in inspect.signature(augment).parameters
+        try:
+            self._takes_generator = "generator" in inspect.signature(augment).parameters
+        except ValueError:  # functions of C, such as torch.abs, have no signature
+            self._takes_generator = False
 
     def __call__(self, points: Tensor) -> Tensor:
         """Return variants of points (P, columns).

@@ -134,6 +134,13 @@ def test_what_augmentation_makes_of_a_point_shares_its_cluster() -> None:
     assert adjusted_rand_score(y // 2, streamed.predict(x)) > 0.95
 
 
+def test_a_function_of_c_augments_as_one_of_python() -> None:
+    x = np.abs(make_blobs(150, centers=3, random_state=0)[0])
+    by_c = small(augment=torch.abs).fit(x)
+    by_python = small(augment=lambda points: points.abs()).fit(x)
+    np.testing.assert_array_equal(by_c.transform(x), by_python.transform(x))
+
+
 def test_a_seed_repeats_a_fit_and_leaves_torchs_numbers_alone(
     blobs: tuple[np.ndarray, np.ndarray],
 ) -> None:
