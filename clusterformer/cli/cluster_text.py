@@ -41,7 +41,7 @@ hierarchy, words, examples; nothing external), and the model.
                         (default: TF-IDF with 100 singular vectors); its vectors are kept in the
                         cache
   --max_length N        tokens of a text that the encoder reads (default: as the encoder says)
-  --n_clusters auto     number of clusters; auto finds it
+  --n_clusters auto     number of clusters; auto finds it, but one of fewer than 16 texts
   --min_probability 0   texts whose cluster is less probable are in none, cluster -1 (with
                         --predict: default of the run)
   --stop_words english  words that neither TF-IDF nor names use: english or none
@@ -88,7 +88,7 @@ def _cluster(
     found: Run, texts: list[str], ids: list[str], options: argparse.Namespace, command: str
 ) -> None:
     from clusterformer.clustering import NeuralClustering
-    from clusterformer.clustering.parameters import check_parameters
+    from clusterformer.clustering.parameters import MIN_PER_CLUSTER, check_parameters
     from clusterformer.clustering.topics import find_topics
     from clusterformer.data.sentence_encoder import SentenceEncoder
     from clusterformer.data.text_vectors import EncoderVectors, TfidfVectors
@@ -108,6 +108,11 @@ def _cluster(
             SentenceEncoder(options.encoder, max_length=options.max_length, device=options.device)
         )
     vectors = vectorizer.fit(texts)
+    if options.n_clusters == "auto" and len(texts) < 2 * MIN_PER_CLUSTER:
+        _log.warning(
+            f"{options.text}: {len(texts)} texts are too few for auto, which finds one cluster of "
+            f"fewer than {2 * MIN_PER_CLUSTER}; give --n_clusters"
+        )
     # all columns of a sentence encoder tell topics apart, of TF-IDF the first ones
     if options.encoder is not None:
         clustering.set_params(n_components=vectors.shape[1])
@@ -225,7 +230,8 @@ def _page(
 
 def _report(found: Run, labels: NDArray, topics: list[Topic]) -> None:
     sizes = np.bincount(labels[labels >= 0], minlength=len(topics))
-    print(f"{len(labels)} texts, {len(topics)} clusters, {int((labels < 0).sum())} in none")
+    count = f"{len(topics)} cluster{'s' * (len(topics) > 1)}"
+    print(f"{len(labels)} texts, {count}, {int((labels < 0).sum())} in none")
     for cluster in np.argsort(-sizes, kind="stable"):
         words = " ".join(word for word, _ in topics[cluster].words[:8])
         print(f"{sizes[cluster]:>7}  {cluster:>3}  {words}")

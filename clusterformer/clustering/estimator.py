@@ -81,7 +81,8 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         >>> labels = NeuralClustering(n_clusters=10, random_state=0).fit_predict(X)
 
     Args:
-        n_clusters: Number of clusters; "auto" finds it: see `merging.natural_count`.
+        n_clusters: Number of clusters; "auto" finds it: see `merging.natural_count`. Of fewer than
+            16 points it finds one.
         hidden: Number of units of a hidden layer before the clustering space: better clusters, more
             time. None is a linear map, as in eq. 2 of the paper.
         balance: Strength of the pull to clusters of equal size; 1 is the likelihood of

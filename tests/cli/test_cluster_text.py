@@ -201,6 +201,21 @@ def test_empty_texts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert "none" not in (tmp_path / "cluster-posts/1/topics.json").read_text().lower()
 
 
+def test_few_texts_are_told_to_be_one_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = write(tmp_path / "posts.jsonl", posts(15))
+    options = ["--text_column", "text", "--map", "pca", "--runs", str(tmp_path)]
+    assert main(["cluster", "--text", str(path), *options]) == 0
+    found = capsys.readouterr()
+    assert "15 texts, 1 cluster, 0 in none" in found.out
+    assert "15 texts are too few for auto" in found.err
+    assert main(["cluster", "--text", str(path), *options, "--n_clusters", "3"]) == 0
+    found = capsys.readouterr()
+    assert "15 texts, 3 clusters, 0 in none" in found.out
+    assert "too few" not in found.err
+
+
 def test_only_line_ends_separate_texts(tmp_path: Path) -> None:
     texts = [row["text"].replace(" ", " \f\u2028\x85", 1) for row in posts(30)]
     path = tmp_path / "posts.txt"
