@@ -98,7 +98,8 @@ def read_plan(path: Path) -> Plan:
     `rows` and `columns` (name to dotted keys, among them `config`; a row with `columns` stands in
     those alone, and `rows` of a column holds further options of single rows in it), `grid` (dotted
     key to a list of values; each combination makes further rows), `choose` (likewise, but
-    validation chooses one combination for each row and column), `seeds`, `seed_options` (dotted
+    validation chooses one combination for each row and column; a row with `method` has no
+    validation, and one run without these values), `seeds`, `seed_options` (dotted
     keys that get the seed too, such as data.fold), `skip_absent` (whether to leave out columns
     whose data set is not here), and for the table `title`, `metric`, `baseline` and `paper`.
 
@@ -121,6 +122,7 @@ def read_plan(path: Path) -> Plan:
     stands_in = {row: read_columns_of(file, row, rows[row], list(columns)) for row in rows}
     expanded = expand(file, rows, grid)
     choices = combinations(file, choose, "choose")
+    unchosen: dict[str, FitOptions] = {"": {}}
     shared = {**content.get("options", {}), "config": content.get("config", [])}
     check_options(file, shared, "options")
     with reading(path, "a comparison"):
@@ -133,7 +135,7 @@ def read_plan(path: Path) -> Plan:
             for column in columns
             for row, (base, options) in expanded.items()
             if column in stands_in[base]
-            for choice, chosen in choices.items()
+            for choice, chosen in (unchosen if options.get("method") else choices).items()
         ]  # fmt: skip
     _refuse_duplicates(file, runs)
     baseline = content.get("baseline")

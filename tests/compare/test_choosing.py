@@ -43,6 +43,17 @@ def test_every_choice_is_trained_under_the_name_of_its_row(tmp_path: Path) -> No
     assert runs[1].name == "full, lr=0.2 on short, seed 0"
 
 
+def test_a_simple_method_has_no_validation_and_so_no_choice(tmp_path: Path) -> None:
+    rows = {**CONTENT["rows"], "SVM": {"method": "TF-IDF + linear SVM"}}
+    runs = read_plan(write(tmp_path, {**CONTENT, "rows": rows})).runs
+    (run,) = [run for run in runs if run.row == "SVM"]
+    assert (run.choice, "model.lr" in run.options) == ("", False)
+    assert len(runs) == 5
+    kept, choices = choose_by_validation([(run, result("SVM", "short", 0, 0.7))])
+    assert len(kept) == 1
+    assert not choices
+
+
 def test_the_best_in_validation_is_kept_and_not_the_best_in_the_test() -> None:
     found = [
         finished("a", 0, "lr=1", val=0.9, test=0.1), finished("a", 1, "lr=1", val=0.7, test=0.2),
