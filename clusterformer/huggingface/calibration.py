@@ -137,9 +137,10 @@ def calibrating(
     finally:
         for slot, core in zip(attached, cores, strict=True):
             slot.core = core
-    if fits[0].last is None:
+    used = [fit for fit in fits if fit.last is not None]  # PEFT keeps an unused original
+    if not used:
         raise InputError("calibrate needs at least one text, got none")
-    calibration.report = [fit.finish(alpha) for fit in fits]
+    calibration.report = [fit.finish(alpha) for fit in used]
 
 
 class _Fit(FullAttention):

@@ -76,6 +76,19 @@ def test_the_guide_trains_what_the_trainer_of_transformers_does_not(
     assert len(moved[1]) == 3
 
 
+def test_a_mechanism_that_peft_trains_can_be_calibrated(tiny) -> None:
+    peft = pytest.importorskip("peft")
+    base = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    config = peft.LoraConfig(target_modules=["query"], modules_to_save=["clusterformer"])
+    model = peft.get_peft_model(base, config)
+    start = {name: x.clone() for name, x in model.state_dict().items()}
+    assert len(huggingface.calibrate(model, [{"input_ids": torch.randint(3, 50, (2, 17))}])) == 3
+    now = model.state_dict()
+    moved = {name for name, x in now.items() if not torch.equal(x, start[name])}
+    assert sum(name.endswith("default.core.space.weight") for name in moved) == 3
+    assert not any(".original_module." in name for name in moved)
+
+
 @pytest.mark.slow
 def test_adapters_and_the_mechanism_are_trained_by_peft(tiny, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
