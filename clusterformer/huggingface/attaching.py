@@ -55,7 +55,7 @@ def attach(model: Model, mechanism: Mechanism, **options: Any) -> Model:
     cores = build(layers, kind, options)  # all of them, before anything changes
     if slots(model):
         detach(model)
-    elif getattr(model.config, "clusterformer", None) is not None:
+    elif model.config._attn_implementation == IMPLEMENTATION:
         raise InputError(
             "another model with a mechanism has the same config object; make each model from its "
             "own, such as copy.deepcopy(config)"

@@ -55,6 +55,24 @@ def test_centroids_keep_their_bits_in_half_precision(tiny, tmp_path) -> None:
 
 
 @torch.no_grad()
+def test_another_mechanism_takes_the_place_of_one_that_was_left_out(tiny, tmp_path) -> None:
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    model.save_pretrained(tmp_path / "clusters")
+    tokens = torch.randint(3, 50, (2, 19))
+    plain = transformers.AutoModel.from_pretrained(
+        tmp_path / "clusters", attn_implementation="sdpa"
+    ).eval()
+    own = plain(tokens).last_hidden_state
+    huggingface.attach(plain, "LocalAttention", window=3)
+    expected = plain(tokens).last_hidden_state
+    plain.save_pretrained(tmp_path / "windows")
+    again = huggingface.load(tmp_path / "windows")
+    assert torch.equal(again(tokens).last_hidden_state, expected)
+    assert torch.equal(huggingface.detach(plain)(tokens).last_hidden_state, own)
+    assert not hasattr(plain.config, "clusterformer")
+
+
+@torch.no_grad()
 def test_a_head_comes_and_goes(tiny, tmp_path) -> None:
     model = tiny("Bert", "ForSequenceClassification", num_labels=3)
     huggingface.attach(model, "NeuralClusteringAttention", num_clusters=3)
