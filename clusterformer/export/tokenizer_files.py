@@ -37,6 +37,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_length: int | None) -> dict[str, s
             "tokenizer_class": "PreTrainedTokenizerFast",
             "pad_token": pad,
             "unk_token": unknown,
+            "split_special_tokens": True,  # no text spells a special token
             "model_input_names": ["input_ids", "attention_mask"],
         }
     if max_length is not None:
@@ -53,10 +54,14 @@ def _words(tokenizer: Tokenizer) -> str:
     assert isinstance(tokenizer, WordTokenizer)
     library: Any = tokenizers_library()
     state = tokenizer.state()
+    pad, unknown = SPECIAL_TOKENS
     vocabulary = {word: number for number, word in enumerate([*SPECIAL_TOKENS, *state["words"]])}
-    made = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[1]))
-    if state["lowercase"]:
-        made.normalizer = library.normalizers.Lowercase()
+    made = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=unknown))
+    steps = [library.normalizers.Lowercase()] if state["lowercase"] else []
+    if state["split"] == "whitespace" and pad not in state["words"]:  # a word like any other
+        word = library.Regex(rf"(?<!\S){pad}(?!\S)")
+        steps.append(library.normalizers.Replace(word, unknown))
+    made.normalizer = library.normalizers.Sequence(steps)
     pattern = library.Regex(f"(?i){SPLITS[state['split']].pattern}")
     made.pre_tokenizer = library.pre_tokenizers.Split(pattern, "removed", invert=True)
     return made.to_str()

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import clusterformer
 from clusterformer.cli.main import main
-from clusterformer.data.tokenizers import WordTokenizer
+from clusterformer.data.tokenizers import BytePairTokenizer, Tokenizer, WordTokenizer
 from clusterformer.export.tokenizer_files import tokenizer_files
 
 TEXTS = ["a fine film", "the plot is dull . very dull", "how long"]
@@ -149,6 +149,21 @@ def test_words_are_split_alike(tmp_path: Path) -> None:
             theirs = Tokenizer.from_str(tokenizer_files(ours, None)["tokenizer.json"])
             for text in texts:
                 assert theirs.encode(text).ids == ours.encode(text), (split, lowercase, text)
+
+
+@pytest.mark.parametrize("text", ["<unk> great <pad> fine", "a <pad>b <PAD>"])
+def test_special_tokens_that_a_text_spells_are_words(tmp_path: Path, text: str) -> None:
+    from transformers import AutoTokenizer
+
+    made: list[Tokenizer] = [BytePairTokenizer.train([text, "a great film"] * 3, vocab_size=300)]
+    for known in (["a great film"], ["a great film", text]):
+        made += [WordTokenizer.train(known, split=split) for split in ("words", "whitespace")]
+    for number, ours in enumerate(made):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, content in tokenizer_files(ours, None).items():
+            (folder / name).write_text(content, encoding="utf-8")
+        assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == ours.encode(text)
 
 
 @pytest.mark.slow
