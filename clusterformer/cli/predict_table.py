@@ -15,6 +15,9 @@ from clusterformer.data.columns import find_columns
 from clusterformer.data.labelled_text import FORMATS, Column, read_table, table_format
 from clusterformer.errors import InputError
 
+_ABSENT = object()
+"""Field of a key that a JSON object lacks."""
+
 LAYOUTS = tuple(ending[1:] for ending in FORMATS)
 """Layouts of the output."""
 
@@ -45,7 +48,7 @@ class Table:
     ) -> None:
         self._path, file = path, Path(path).expanduser()
         self.layout = table_format(file)[1:]
-        self._header, self._rows = read_table(file)
+        self._header, self._rows = read_table(file, absent=_ABSENT)
         if not self._header:
             raise InputError(f"{path}: empty, allowed is a table with texts")
         numbers = all(column is not None and column.isdecimal() for column in columns.values())
@@ -59,7 +62,7 @@ class Table:
         self.texts = []
         for row in self._rows:
             found = (row[position] for position in positions)
-            texts = ["" if value is None else str(value).strip() for value in found]
+            texts = [str(_plain(value)).strip() for value in found]
             if len(texts) > 1:
                 texts = [" ".join(text.split()) for text in texts]
             if are_paths and texts[0]:
@@ -94,11 +97,11 @@ class Table:
         values = self._rows[row]
         if layout == "jsonl":
             names = self._header if self._has_header else map(str, range(1, len(values) + 1))
+            own = zip(names, values, strict=True)
             added = zip(self._new(list(record)), record.values(), strict=True)
-            return json.dumps(
-                dict(zip(names, values, strict=True)) | dict(added), ensure_ascii=False
-            )
-        return _line(layout, [*values, *map(cell, record.values())])
+            kept = {name: value for name, value in own if value is not _ABSENT}
+            return json.dumps(kept | dict(added), ensure_ascii=False)
+        return _line(layout, [*map(_plain, values), *map(cell, record.values())])
 
     def _new(self, names: list[str]) -> Iterator[str]:
         """Yield names for the columns of a record that the table does not have."""
@@ -106,6 +109,13 @@ class Table:
             while self._has_header and name in self._header:
                 name = f"predicted_{name}"
             yield name
+
+
+def _plain(value: Any) -> Any:
+    """Write a value of a JSON object as a field; what CSV has no form for stays JSON."""
+    if value is None or value is _ABSENT:
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list | dict) else value
 
 
 def _line(layout: str, fields: list[Any]) -> str:

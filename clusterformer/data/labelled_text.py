@@ -171,17 +171,19 @@ def table_format(path: Path) -> str:
 
 
 def read_table(
-    path: Path, encoding: str | None = None, max_rows: int | None = None
+    path: Path,
+    encoding: str | None = None,
+    max_rows: int | None = None,
+    absent: object = "",
 ) -> tuple[list[str], list[list[Any]]]:
     """Return the header line of a table (JSON: the keys) and the fields of its rows.
-
-    A key that a JSON object lacks gives an empty string.
 
     Args:
         path: File whose name ends in one of `FORMATS`, compressed if `.gz` follows.
         encoding: Encoding of the file, by Python's name for it; None for UTF-8, where no option
             names another.
         max_rows: Maximum number of rows to read; None for all.
+        absent: Field of a key that a JSON object lacks.
 
     Raises:
         InputError: if the file cannot be read, or a row has another number of fields.
@@ -190,7 +192,7 @@ def read_table(
     if suffix == ".jsonl":
         records = [record for _, record in islice(_json_records(path, content), max_rows)]
         header = list(dict.fromkeys(key for record in records for key in record))
-        return header, [[record.get(key, "") for key in header] for record in records]
+        return header, [[record.get(key, absent) for key in header] for record in records]
     lines = _split_lines(path, content, suffix)
     _, header = next(lines, (1, []))
     rows = []

@@ -84,6 +84,22 @@ def test_any_table_can_become_any_other(run: Path, tmp_path: Path, capsys, endin
     assert own == as_json if ending == "jsonl" else len(own.splitlines()) == 4
 
 
+def test_values_of_json_pass_through(run: Path, tmp_path: Path, capsys) -> None:
+    given = [{"text": "a film", "n": {"a": [1, None]}}, {"text": "two", "ok": True}, {"n": 0.12345}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in given))
+    found = map(json.loads, predicted(run, path, capsys, "--text_column=text").splitlines())
+    new = ("label", "probability")
+    assert [{k: v for k, v in r.items() if k not in new} for r in found] == given
+    for layout in ("csv", "tsv"):
+        out = predicted(run, path, capsys, "--text_column=text", f"--format={layout}")
+        dialect = "excel-tab" if layout == "tsv" else "excel"
+        rows = list(csv.DictReader(io.StringIO(out), dialect=dialect))
+        assert [(row["n"], row["ok"]) for row in rows] == [
+            ('{"a": [1, null]}', ""), ("", "true"), ("0.12345", "")
+        ]  # fmt: skip
+
+
 def test_without_a_header_line_columns_have_numbers(run: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.tsv").write_text("1\tgood film\n2\tbad film\n")
     lines = predicted(run, tmp_path / "a.tsv", capsys, "--text_column=2").splitlines()
