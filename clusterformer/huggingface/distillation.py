@@ -73,7 +73,8 @@ def distill(
         max_length: Maximum number of tokens of a text, for texts.
         batch_size: Number of texts of a batch, for texts.
         checkpoint: File that keeps the training, written each tenth of the steps. The same call on
-            the same model goes on from it, to the same weights; remove it when they are saved.
+            the same model, under the same `torch.manual_seed` and autocast, goes on from it, to the
+            same weights; the mechanism need not be calibrated again. Remove it when they are saved.
 
     Raises:
         ValueError: if no mechanism is attached, the model is float16, there is no text, or the
@@ -100,9 +101,12 @@ def distill(
     texts = texts if isinstance(texts, Sequence) else list(texts)
     file, progress = None, Progress()
     if checkpoint is not None:
-        settings = {"steps": steps, "lr": lr, "mechanism_lr": mechanism_lr}
+        settings: dict[str, Any] = {"steps": steps, "lr": lr, "mechanism_lr": mechanism_lr}
         settings |= {"max_length": max_length, "batch_size": batch_size}
-        settings |= {"attention": model.config.clusterformer}
+        settings |= {"attention": model.config.clusterformer, "seed": torch.initial_seed()}
+        device = model.device.type
+        if torch.is_autocast_enabled(device):
+            settings["autocast"] = str(torch.get_autocast_dtype(device))
         identity = identify(settings, teacher.named_parameters(), texts)
         file = DistillationFile(checkpoint, identity, model.base_model, optimizer, falling)
         progress = file.restore()

@@ -1,5 +1,7 @@
 """Training without labels: a converted model learns to do what it did before."""
 
+import copy
+
 import pytest
 import torch
 
@@ -86,6 +88,28 @@ def test_padding_and_what_is_frozen_stay_out_of_it(tiny) -> None:
         found.append({name: x.detach() for name, x in model.named_parameters()})
     for name, x in found[0].items():
         torch.testing.assert_close(x, found[1][name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("seed", "dtype"), [(1, None), (0, torch.bfloat16)])
+def test_a_training_goes_on_under_its_own_seed_and_precision_alone(
+    tiny, tmp_path, seed: int, dtype: torch.dtype | None
+) -> None:
+    file = tmp_path / "training"
+    own = tiny("Bert")
+
+    def train(seed: int, dtype: torch.dtype | None) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        model = copy.deepcopy(own)
+        huggingface.attach(model, "NeuralClusteringAttention", **SMALL)
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            huggingface.distill(model, texts(), steps=4, checkpoint=file)
+        return model
+
+    expected = train(0, None).state_dict()
+    with pytest.raises(ValueError, match="of a distillation with another model, texts or options"):
+        train(seed, dtype)
+    found = train(0, None).state_dict()
+    assert all(torch.equal(x, expected[name]) for name, x in found.items())
 
 
 def test_what_cannot_be_distilled_is_refused(tiny) -> None:
