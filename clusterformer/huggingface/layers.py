@@ -6,6 +6,7 @@ H heads   D head width   E model width
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,6 +74,10 @@ def _called_causal(model: nn.Module) -> bool:
     return any("is_causal=True" in _source(kind) for kind in {type(m) for m in model.modules()})
 
 
+_OWN_MASK = re.compile(r'extended_attention_mask = |allow_is_causal_skip(": |=)False')
+"""Source of a forward pass that makes the mask, or needs that of all pairs to add to it."""
+
+
 def _refuse_unsupported(model: PreTrainedModel) -> None:
     config, kind = model.config, type(model).__name__
     if not model._can_set_attn_implementation():
@@ -105,6 +110,12 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
             raise InputError(f"{kind} has cross-attention ({name}.encoder_attn)")
         if getattr(module, "v_head_dim", None) != getattr(module, "qk_head_dim", None):
             raise InputError(f"{kind} has values of another width than keys ({name})")
+    for part in {type(module) for module in model.modules()}:
+        source = _source(part)
+        if source.count(" attention_interface(") > 1:
+            raise InputError(f"{kind} attends twice a layer ({part.__name__}), as no mechanism can")
+        if _OWN_MASK.search(source):
+            raise InputError(f"{kind} makes a mask of its own, which no mechanism takes")
 
 
 def _describe(name: str, module: nn.Module, model: PreTrainedModel, called: bool) -> Layer:

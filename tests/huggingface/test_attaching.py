@@ -174,6 +174,10 @@ def test_a_loss_that_no_one_adds_is_warned_of_once(tiny) -> None:
         ("GptOss", "FullAttention", {}, "attention sinks"),
         ("Bart", "FullAttention", {}, "cross-attention"),
         ("Deberta", "FullAttention", {}, "AttentionInterface"),
+        ("DiffLlama", "FullAttention", {}, "attends twice a layer"),
+        ("LayoutLM", "FullAttention", {}, "a mask of its own"),
+        ("MarkupLM", "FullAttention", {}, "a mask of its own"),
+        ("Doge", "FullAttention", {}, "a mask of its own"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(
