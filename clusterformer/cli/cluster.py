@@ -82,6 +82,8 @@ def help_for(arguments: list[str]) -> str:
 _NEURAL = ("balance", "merge", "n_neighbors", "n_components", "n_init", "device")
 _USUAL = [10, 50, 100]  # numbers of clusters
 _LIMITS = {"seeds": 1000, "threads": 1024}
+_FITTING = ("n_clusters", "methods", "seeds", "hidden", "balance", "merge", "n_neighbors")
+_FITTING += ("n_components", "n_init", "map", "wandb")
 _PATHS = ("root", "runs")  # options that do not change the results
 
 
@@ -263,6 +265,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     for name, limit in _LIMITS.items():
         if (getattr(options, name) or 0) > limit:
             raise InputError(f"--{name} must be at most {limit}, got {getattr(options, name)}")
+    cluster_text.refuse_beside_predict(parser, options, _FITTING)
     options.seeds = list(range(options.seeds))
     return options
 

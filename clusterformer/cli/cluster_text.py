@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,7 +275,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--map", choices=["tsne", "pca"], default="tsne")
     parser.add_argument("--runs", default="runs")
     options = parser.parse_args(arguments)
-    for name in _FITTING if options.predict is not None else ():
-        if getattr(options, name) != parser.get_default(name):
-            raise InputError(f"--{name} is for new clusters, not for those of --predict")
+    refuse_beside_predict(parser, options, _FITTING)
     return options
+
+
+def refuse_beside_predict(
+    parser: Arguments, options: argparse.Namespace, fitting: Sequence[str]
+) -> None:
+    """Refuse options of the fit where an earlier run's clusters are used.
+
+    Raises:
+        InputError: if there is `predict`, and one of them has another value than its default.
+    """
+    for name in fitting if options.predict is not None else ():
+        if getattr(options, name) != parser.get_default(name):
+            raise InputError(f"{name} is for new clusters, not for those of --predict")

@@ -189,6 +189,8 @@ def test_options_reach_the_neural_methods(points: Path, tmp_path: Path) -> None:
         (["--columns", "9"], "no column 9, there are 3"),
         (["--id_column", "name"], "id_column is for tables"),
         (["--predict", "none"], "none: no such file"),
+        (["--predict", "none", "--no-merge"], "merge is for new clusters, not for those of --pre"),
+        (["--predict", "none", "--n_clusters", "7"], "n_clusters is for new clusters"),
     ],
 )
 def test_bad_options_are_one_line(

@@ -139,7 +139,7 @@ def test_what_reads_no_texts_names_the_command_that_does(
         (["--text", "posts.jsonl", "--predict", "runs"], "no topics.json in it"),
         (
             ["--text", "posts.jsonl", "--predict", "runs", "--n_clusters", "7"],
-            "--n_clusters is for new clusters, not for those of --predict",
+            "n_clusters is for new clusters, not for those of --predict",
         ),
         (["--text", "posts.jsonl", "--device", "cuda"], "argument --device: there is no CUDA"),
         (["--text", "posts.jsonl", "--encoder", "tiny"], "tiny: no model_type in config.json"),
