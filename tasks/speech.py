@@ -36,6 +36,8 @@ from clusterformer.task import Output, Task
 
 _log = logging.getLogger(__name__)
 
+_AUGMENT = SpecAugment()
+
 
 class RecordingBatch(NamedTuple):
     """Recordings of the user, read when they are recognised."""
@@ -71,7 +73,7 @@ class SpeechRecognition(Task):
         subsampling: Frames that the encoder reads as one, by convolutions: 1, 2 or 4.
         context_convolutions: Number of convolutions over five such frames before the encoder, each
             with a residual connection: any attention then knows what stands near.
-        augment: What SpecAugment hides in training.
+        augment: What SpecAugment hides in training; null for nothing.
         beam: Number of beginnings of a text that are followed in a test and in prediction; 1 is
             greedy. Validation is greedy.
         batch_size: Maximum number of recordings in a batch, over all processes; 16 by default, or
@@ -99,7 +101,7 @@ class SpeechRecognition(Task):
         strings: DigitStrings | None = None,
         subsampling: int = 1,
         context_convolutions: int = 0,
-        augment: SpecAugment | None = None,
+        augment: SpecAugment | None = _AUGMENT,
         beam: int = 1,
         batch_size: int | None = None,
         frames_per_batch: int | None = None,
@@ -193,7 +195,7 @@ class SpeechRecognition(Task):
             num_units=len(self.units),
             subsampling=self._subsampling,
             context_convolutions=self._context_convolutions,
-            augment=self._augment or SpecAugment(),
+            augment=self._augment,
         )
         if self._statistics is not None:  # else a checkpoint's weights bring them
             network.mean.copy_(self._statistics[0])

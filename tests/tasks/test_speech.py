@@ -16,6 +16,7 @@ from clusterformer.data.long_audio import read_windows
 from clusterformer.data.speech_batches import compute
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.speech import SpecAugment
 from clusterformer.tasks import speech
 from clusterformer.tasks.speech import SpeechRecognition
 
@@ -235,6 +236,14 @@ def test_errors_are_edits_over_units(tmp_path) -> None:
     words = [text.split() for text in batch.texts]
     wrong = sum(len(text) - ("low" in text) for text in words)
     assert metrics.compute()["error_rate"].item() == pytest.approx(wrong / sum(map(len, words)))
+
+
+def test_augmentation_may_be_changed_or_switched_off(tmp_path) -> None:
+    write_table(tmp_path, 12)
+    config = TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1)
+    assert made(tmp_path).build(config).augment == SpecAugment()
+    assert made(tmp_path, augment=SpecAugment(bands=0)).build(config).augment.stretches == 2
+    assert made(tmp_path, augment=None).build(config).augment is None
 
 
 @pytest.mark.parametrize("beam", [1, 3])
