@@ -204,9 +204,8 @@ class Units:
         """
         token_bytes = tokenizer.token_bytes
         if isinstance(tokenizer, StreamWordTokenizer):
-            words = [[1] * len(token_bytes)] * 2
-            if not line_ends:
-                words = [[int(token != b"\n") for token in token_bytes]] * 2
+            line_end = b"" if line_ends else b"\n"
+            words = [[int(token not in (b"", line_end)) for token in token_bytes]] * 2
         else:
             words = [_words(token_bytes, spaced, line_ends) for spaced in (False, True)]
         spaced = [not token or token[-1] in _SPACES for token in token_bytes]

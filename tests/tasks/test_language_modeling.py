@@ -146,8 +146,12 @@ def test_measures_do_not_depend_on_the_windows(folder: Path, tokenizer) -> None:
     assert ("bits_per_byte" in found[0]) == (tokenizer != "word")
 
 
-def test_word_perplexity_of_words_counts_line_ends(folder: Path) -> None:
-    task = LanguageModeling(train="text.txt", test="text.txt", tokenizer="word", context=32)
+def test_word_perplexity_of_words_counts_line_ends_and_no_starts(folder: Path) -> None:
+    texts = [text(1), text(2), text(3)]
+    (folder / "many").mkdir()
+    for number, document in enumerate(texts):
+        (folder / "many" / f"{number}.txt").write_text(document, encoding="utf-8")
+    task = LanguageModeling(train="text.txt", test="many", tokenizer="word", context=32)
     assert task.monitor == "val/word_perplexity"
     task.setup("test")
     size = task.tokenizer.vocab_size
@@ -157,8 +161,11 @@ def test_word_perplexity_of_words_counts_line_ends(folder: Path) -> None:
             logits = torch.zeros(*batch.tokens.shape, size)
             return Output(logits, StackOutput(logits, []))
 
-    assert evaluated(task, Even())["word_perplexity"].item() == pytest.approx(size)
-    assert sum((batch.target != IGNORE).sum() for batch in task.test_dataloader()) == 40 * 9
+    words = sum(len(document.split()) + document.count("\n") for document in texts)
+    predicted = words + 2  # the starts of the second and the third document too
+    found = evaluated(task, Even())["word_perplexity"].log().item()
+    assert found == pytest.approx(predicted / words * math.log(size))
+    assert sum((batch.target != IGNORE).sum() for batch in task.test_dataloader()) == predicted
 
 
 def command(*more: str) -> list[str]:
