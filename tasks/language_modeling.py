@@ -48,7 +48,7 @@ class LanguageModeling(RunningText):
     lose spaces); and word perplexity, the exponential of the same length in nats over its words.
     Words stand between spaces; for wikitext2 and the tokenizer "word" each line end counts as the
     word `<eos>` too. So wikitext2's test part has 245,569 words, its published convention, however
-    the text is tokenised.
+    the text is tokenised. Beside other sets its line ends count with the tokenizer "word" alone.
 
     Args:
         name: Named data set: wikitext2, gutenberg (51 books, split by book and author), pg19,
@@ -81,7 +81,7 @@ class LanguageModeling(RunningText):
             raise InputError(f"stride must be in 1..context ({self._context}), got {stride}")
         self._stride = stride or self._context
         self._far, self._far_length = far, far_length
-        self._line_ends = name == "wikitext2" or self._kind == "word"
+        self._line_ends = self._names == ["wikitext2"] or self._kind == "word"
         if self._kind == "word":
             self.monitor = "val/word_perplexity"
 

@@ -1,5 +1,6 @@
 """Language modelling end to end: measures, resume, honesty of the causal models, generation."""
 
+import gzip
 import math
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from clusterformer.attention import (
     NeuralClusteringAttention,
 )
 from clusterformer.cli.main import main
+from clusterformer.data import documents
 from clusterformer.data.batches import PAD
 from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.data.tokenizers import BOS
@@ -166,6 +168,20 @@ def test_word_perplexity_of_words_counts_line_ends_and_no_starts(folder: Path) -
     found = evaluated(task, Even())["word_perplexity"].log().item()
     assert found == pytest.approx(predicted / words * math.log(size))
     assert sum((batch.target != IGNORE).sum() for batch in task.test_dataloader()) == predicted
+
+
+@pytest.mark.parametrize("name", ["wikitext2", ["wikitext2"]])
+def test_line_ends_of_wikitext2_are_words_however_it_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name
+) -> None:
+    (folder / "wikitext2").mkdir()
+    for split in ("train", "valid", "test"):
+        with gzip.open(folder / "wikitext2" / f"{split}.txt.gz", "wt", encoding="utf-8") as file:
+            file.write(text(40))
+        monkeypatch.setitem(documents._WIKITEXT2, split, (40, 320))
+    found = evaluated(LanguageModeling(name, root=str(folder), context=64), Uniform())
+    expected = len(text(40).encode()) / (320 + 40) * math.log(256)
+    assert found["word_perplexity"].log().item() == pytest.approx(expected)
 
 
 def command(*more: str) -> list[str]:
