@@ -60,8 +60,8 @@ class ParallelText:
     limits: Limits = NO_LIMITS
     tokenised: bool = False
 
-    def clean(self, dropped: Counter[str], every: int = 1) -> Iterator[tuple[str, str]]:
-        """Yield the pairs that are fit for training.
+    def clean(self, dropped: Counter[str], every: int = 1) -> Iterator[SentencePair]:
+        """Yield the pairs that are fit for training, in the form of the model.
 
         Args:
             dropped: Counter of the other pairs, by the condition that they violate.
@@ -74,16 +74,11 @@ class ParallelText:
             source, target = self.preprocess(pair)
             violation = self.limits.violation(source, target)
             if violation is None:
-                yield source, target
-            elif self.limits.unfit == "error":
-                raise InputError(
-                    f"{self.bitext.target}:{pair.line}: {violation}; data.unfit: drop leaves such "
-                    "pairs out"
-                )
+                yield SentencePair(source, target, pair.line)
             else:
-                dropped[violation] += 1
+                self._drop(violation, pair.line, dropped)
 
-    def fits(self, ids: Sequence[list[int]], dropped: Counter[str]) -> bool:
+    def fits(self, ids: Sequence[list[int]], line: int, dropped: Counter[str]) -> bool:
         """Tell whether an encoded pair is within the limits, where these count subwords.
 
         Raises:
@@ -91,11 +86,22 @@ class ParallelText:
         """
         source, target = map(len, ids)
         violation = self.limits.excess((source, target)) if self.limits.unit == "subwords" else None
-        if violation and self.limits.unfit == "error":
-            raise InputError(f"{self.bitext.target}: a pair has {violation}")
         if violation:
-            dropped[violation] += 1
+            self._drop(violation, line, dropped)
         return violation is None
+
+    def _drop(self, violation: str, line: int, dropped: Counter[str]) -> None:
+        if self.limits.unfit == "error":
+            raise InputError(
+                f"{self.bitext.target}:{line}: {violation}; data.unfit: drop leaves such pairs out"
+            )
+        dropped[violation] += 1
+
+    def warn_of(self, dropped: Counter[str], pairs: str = "pairs") -> None:
+        """Count the pairs that were dropped in one line; say nothing if there are none."""
+        if dropped:
+            reasons = ", ".join(f"{count:,} with {reason}" for reason, count in dropped.items())
+            _log.warning(f"{self.bitext.source}: {pairs} dropped: {reasons}")
 
     def preprocess(self, pair: SentencePair) -> tuple[str, str]:
         """Bring both sides to the form of the model."""
@@ -111,7 +117,7 @@ class ParallelText:
             if count >= _REPORT_EVERY:
                 _log.info(f"{self.bitext.source}: {count:,} pairs, learning their byte pairs")
             every = -(-count // _MAX_SAMPLE)
-            texts = (text for pair in self.clean(Counter(), every) for text in pair)
+            texts = (text for pair in self.clean(Counter(), every) for text in pair[:2])
             learnt = BytePairTokenizer.train(
                 texts, vocab_size=vocab_size, lowercase=False, bos_eos=True
             )
@@ -129,8 +135,13 @@ class ParallelText:
             writers = [TokenWriter(folder / side, tokenizer.vocab_size) for side in _SIDES]
             chunks = iter(lambda: list(islice(pairs, _CHUNK)), [])
             for number, chunk in enumerate(chunks, 1):
-                encoded = zip(*map(tokenizer.encode_all, zip(*chunk, strict=True)), strict=True)
-                kept = [pair for pair in encoded if self.fits(pair, dropped)]
+                *texts, lines = zip(*chunk, strict=True)
+                encoded = zip(*map(tokenizer.encode_all, texts), strict=True)
+                kept = [
+                    pair
+                    for pair, line in zip(encoded, lines, strict=True)
+                    if self.fits(pair, line, dropped)
+                ]
                 for side, writer in enumerate(writers):
                     writer.extend([*pair[side], BOS_EOS] for pair in kept)
                 if number * _CHUNK % _REPORT_EVERY == 0:
@@ -140,10 +151,7 @@ class ParallelText:
             _write_json(folder / "dropped.json", dropped)
 
         folder = cached_folder(self._cache_path("tokens", tokenizer.state()), fill)
-        dropped = _read_json(folder / "dropped.json")
-        if dropped:
-            reasons = ", ".join(f"{count:,} with {reason}" for reason, count in dropped.items())
-            _log.warning(f"{self.bitext.source}: pairs dropped: {reasons}")
+        self.warn_of(Counter(_read_json(folder / "dropped.json")))
         sources, targets = (TokenStore(folder / side) for side in _SIDES)
         if not len(sources):
             raise InputError(f"{self.bitext.source}: no pair is fit for training")
@@ -252,11 +260,15 @@ class ParallelTextSource(TranslationSource):
                 raise InputError(f"{text.bitext.target}:{pair.line}: empty side, allowed is text")
         texts = [text.preprocess(pair) for pair in pairs]
         encoded = [self.encode(side, tokenizer) for side in zip(*texts, strict=True)]
+        dropped: Counter[str] = Counter()
         rows = [
             (pair.target, target, *ids)
             for pair, (_, target), *ids in zip(pairs, texts, *encoded, strict=True)
-            if split == "test" or text.fits([side[:-1] for side in ids], Counter())
+            if split == "test" or text.fits([side[:-1] for side in ids], pair.line, dropped)
         ]
+        rank_zero_only(text.warn_of)(dropped, "validation pairs")
+        if not rows:
+            raise InputError(f"{text.bitext.source}: no pair is fit for validation")
         plain, tokenised, sources, targets = map(list, zip(*rows, strict=True))
         if self._tokenised:
             plain = [self.target_form.detokenise(target) for target in tokenised[:num_references]]

@@ -56,7 +56,7 @@ def test_text_comes_back_exactly(tmp_path):
     assert sources.lengths.tolist() == [len(sources[i]) for i in range(3)]
 
 
-def test_limits_may_count_subwords_and_then_hold_for_validation_too(tmp_path):
+def test_limits_may_count_subwords_and_then_hold_for_validation_too(tmp_path, caplog):
     lines = [("a b", "a b"), ("ein-sehr-langes-wort", "a b"), ("c d", "c d e f"), ("", "a")]
     prepared = text(tmp_path, lines, Limits(8, 1.5, unit="subwords"))
     tokenizer, sources, targets = encoded(prepared, BytePairTokenizer.min_vocab_size)
@@ -69,9 +69,19 @@ def test_limits_may_count_subwords_and_then_hold_for_validation_too(tmp_path):
     )  # fmt: skip
     prepared.bitext.source.write_text("a b\nein-sehr-langes-wort\nc d\n")
     prepared.bitext.target.write_text("a b\na b\nc d e f\n")
-    assert len(source.evaluation_pairs("valid", tokenizer, None).lengths) == 1
+    caplog.clear()
     assert len(source.evaluation_pairs("test", tokenizer, None).lengths) == 3
-    with pytest.raises(InputError, match="a pair has more than max_length 8 subwords"):
+    assert not caplog.records
+    assert len(source.evaluation_pairs("valid", tokenizer, None).lengths) == 1
+    assert caplog.messages == [
+        f"{tmp_path}/a.de: validation pairs dropped: 1 with more than max_length 8 subwords, "
+        "1 with length ratio above max_ratio 1.5"
+    ]
+    prepared.bitext.source.write_text("ein-sehr-langes-wort\n")
+    prepared.bitext.target.write_text("a b\n")
+    with pytest.raises(InputError, match=r"a\.de: no pair is fit for validation"):
+        source.evaluation_pairs("valid", tokenizer, None)
+    with pytest.raises(InputError, match=r"a\.en:2: more than max_length 8 subwords; data\.unfit"):
         text(tmp_path, lines[:2], Limits(8, unfit="error", unit="subwords")).encode(tokenizer)
 
 
@@ -134,7 +144,7 @@ def test_words_are_counted_as_the_model_reads_them(tmp_path):
     kept_pairs = list(text(tmp_path, [("a,b!", "a b")], Limits(3), form).clean(Counter()))
     assert kept_pairs == []
     tokenised = text(tmp_path, [("a,b!", "a b")], Limits(3), form, tokenised=True)
-    assert list(tokenised.clean(Counter())) == [("a,b!", "a b")]
+    assert list(tokenised.clean(Counter())) == [("a,b!", "a b", 1)]
 
 
 def test_the_same_is_prepared_once_and_anything_else_anew(tmp_path, cache, monkeypatch):
