@@ -23,6 +23,7 @@ from clusterformer.data.masking import (
     row_width,
 )
 from clusterformer.data.named_sets import Split
+from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.models.config import TransformerConfig
@@ -121,15 +122,20 @@ class MaskedLanguageModeling(RunningText):
         return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
 
     def text_batch(self, lines: list[str]) -> MaskedBatch:
-        """Make a batch of user text, one row a line."""
+        """Make a batch of user text, one row a line.
+
+        A blank stands for one token: of subwords with the space before it, as in running text.
+        """
         tokenizer = self.row_tokenizer
         rows = []
         for line in lines:
-            start, *parts = line.split(BLANK)
-            row = [tokenizer.start, *(tokenizer.encode(start) if start.strip() else [])]
-            for part in parts:
-                row += [tokenizer.blank, *self.tokenizer.encode(part.rstrip("\n"))]
-            rows.append([*row, tokenizer.separator])
+            *before, last = f" {line.strip()}".split(BLANK)
+            if not isinstance(self.tokenizer, ByteTokenizer):
+                before = [part.removesuffix(" ") for part in before]
+            row = [tokenizer.start]
+            for part in before:
+                row += [*self.tokenizer.encode(part), tokenizer.blank]
+            rows.append([*row, *self.tokenizer.encode(last), tokenizer.separator])
         tokens, mask = pad(rows)
         asked, real = pad([[i for i, t in enumerate(r) if t == tokenizer.blank] for r in rows])
         target = torch.zeros_like(asked).masked_fill(~real, IGNORE)

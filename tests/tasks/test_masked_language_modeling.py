@@ -64,6 +64,32 @@ def test_it_trains_and_fills_blanks(folder: Path, capsys: pytest.CaptureFixture[
         model.predict(["the cat"])
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "size", "line", "hidden"),
+    [
+        ("bytes", None, "the <mask>at sat on <mask> mat", [5, 16]),
+        ("bpe", 300, "the <mask> sat on <mask> mat", [1, 4]),
+        ("wordpiece", 600, "the <mask> sat on <mask> mat", [1, 4]),
+        ("word", None, "<mask> <mask> sat on a mat\n", [0, 1]),
+        ("bpe", 300, "<mask> <mask> sat on a mat\n", [0, 1]),
+    ],
+)
+def test_a_text_with_blanks_is_running_text_with_masked_tokens(
+    folder: Path, tokenizer, size, line: str, hidden: list[int]
+) -> None:
+    task = MaskedLanguageModeling(
+        train="text.txt", tokenizer=tokenizer, vocab_size=size, context=16
+    )
+    task.setup("fit")
+    row = task.row_tokenizer
+    tokens = row.encode("the cat sat on a mat")
+    for index in hidden:
+        tokens[index] = row.blank
+    batch = task.text_batch([line])
+    assert batch.tokens.tolist() == [[row.start, *tokens, row.separator]]
+    assert batch.asked.tolist() == [[1 + index for index in hidden]]
+
+
 def test_fewer_tokens_than_asked_for_are_told(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
