@@ -71,8 +71,8 @@ class Translation(Task):
         target_lang: Language to translate to, such as en; optional for a named data set.
         train_source: Own file of training sentences.
         train_target: Own file of their translations, line by line.
-        valid_source: Own file of validation sentences; without it, a tenth of the training
-            sentences, at most 2,000, validates instead of training.
+        valid_source: Own file of validation sentences; without it, a tenth of the different
+            training sentences, at most 2,000 pairs, validates instead of training.
         valid_target: Own file of their translations, line by line.
         test_source: Own file of test sentences; without it, the validation sentences test.
         test_target: Own file of their translations, line by line.

@@ -7,20 +7,23 @@ listed here: the files of each split, with their published counts.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
+import numpy as np
+
+from clusterformer.data.holding_out import plain_words
 from clusterformer.data.named_sets import Split, check_count, data_folder, missing_file
 from clusterformer.errors import InputError
 
 TranslationCorpus = Literal["multi30k", "iwslt14", "iwslt14-part", "wmt14", "tatoeba"]
 
 MAX_HELD_OUT = 2000
-"""Maximum number of sentences held out of training for validation."""
+"""Maximum number of pairs held out of training for validation."""
 
 
 class SentencePair(NamedTuple):
@@ -76,7 +79,7 @@ class Bitext:
         target: File of their translations; the same file where it is a TSV.
         columns: TSV: columns of source and target, from 0.
         counts: Numbers of pairs allowed; empty for any.
-        held_out: Sentences held out of training, with their translations.
+        held_out: Keys of the sentences held out of training, with their translations.
         part: "all" pairs, those "held out", or the "rest".
     """
 
@@ -84,7 +87,7 @@ class Bitext:
     target: Path
     columns: tuple[int, int] | None = None
     counts: tuple[int, ...] = ()
-    held_out: frozenset[str] = frozenset()
+    held_out: frozenset[int] = frozenset()
     part: Literal["all", "held out", "rest"] = "all"
 
     @property
@@ -99,10 +102,10 @@ class Bitext:
             InputError: if a file is missing, is not UTF-8, mixes line ends, or has another number
                 of lines than it should have.
         """
-        number = 0
+        number, wanted = 0, self.part == "held out"
         for pair in self._from_columns() if self.columns else self._from_files():
             number = pair.line
-            if self.part == "all" or (pair.source in self.held_out) == (self.part == "held out"):
+            if self.part == "all" or (_key(pair.source) in self.held_out) == wanted:
                 yield pair
         if not number:
             raise InputError(f"{self.source}: no pairs in it")
@@ -112,8 +115,10 @@ class Bitext:
     def hold_out(self) -> tuple[Bitext, Bitext]:
         """Split the pairs for training without a validation file.
 
-        About a tenth, at most `MAX_HELD_OUT`, at equal distances. Pairs with the same source stay
-        together, so that no source of one part occurs in the other.
+        About a tenth of the different sources, in equal steps through them, until their pairs are
+        `MAX_HELD_OUT`. Pairs with the same source stay together, so that no source of one part
+        occurs in the other; case, punctuation and spaces do not count. A frequent source is held
+        out no sooner than a rare one, and not at all with more pairs than that.
 
         Returns:
             The rest and the pairs held out.
@@ -121,14 +126,20 @@ class Bitext:
         Raises:
             InputError: as iteration does, or if there are too few pairs.
         """
-        total = sum(1 for pair in self if pair.source.strip() and pair.target.strip())
-        step = max(min(10, total), -(-total // MAX_HELD_OUT), 1)
-        sources = (pair.source for pair in self if pair.source.strip() and pair.target.strip())
-        held_out = frozenset(islice(sources, step - 1, None, step))
+        found = (_key(pair.source) for pair in self if pair.source.strip() and pair.target.strip())
+        keys, firsts, counts = np.unique(
+            np.fromiter(found, np.uint64), return_index=True, return_counts=True
+        )
+        order = np.argsort(firsts)
+        order = order[counts[order] <= MAX_HELD_OUT]
+        step = max(1, min(len(order), max(10, -(-counts.sum() // MAX_HELD_OUT))))
+        drawn = order[step - 1 :: step]
+        drawn = drawn[counts[drawn].cumsum() <= MAX_HELD_OUT]
+        held_out = frozenset(keys[drawn].tolist())
         rest = replace(self, held_out=held_out, part="rest")
         if not held_out or next(iter(rest), None) is None:
             raise InputError(
-                f"{self.source}: too few pairs to hold some out for validation; "
+                f"{self.source}: too few different sentences to hold some out for validation; "
                 "set data.valid_source and data.valid_target"
             )
         return rest, replace(rest, part="held out")
@@ -160,6 +171,12 @@ class Bitext:
             f"{self.source} has {sources:,} lines, {self.target} has {targets:,}; "
             "parallel files need the same number"
         )
+
+
+def _key(sentence: str) -> int:
+    """Number that sentences share which are the same without case, punctuation and spaces."""
+    words = plain_words(sentence.strip()).encode()
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big")
 
 
 def read_lines(path: Path) -> Iterator[str]:

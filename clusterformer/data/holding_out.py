@@ -30,7 +30,8 @@ def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid"
     Raises:
         InputError: if there are too few different texts.
     """
-    keys = [_plain(row.text) or number for number, row in enumerate(rows)]  # none of empty texts
+    # an empty text is the same as no other
+    keys = [plain_words(row.text) or number for number, row in enumerate(rows)]
     firsts: dict[str | int, str] = {}
     for key, row in zip(keys, rows, strict=True):
         firsts.setdefault(key, row.label)
@@ -68,11 +69,11 @@ def hold_out_pairs(
 
 def _links(pair: TextPair) -> list[str]:
     """Name the sentences of a pair, and its question, by what makes them the same."""
-    found = [f"text {plain}" for text in pair.texts if (plain := _plain(text))]
+    found = [f"text {plain}" for text in pair.texts if (plain := plain_words(text))]
     return [*found, f"question {pair.group}"] if pair.group else found
 
 
-def _plain(text: str) -> str:
+def plain_words(text: str) -> str:
     """Words of a text, without case, punctuation and spaces; a text without words as it is."""
     return " ".join(re.findall(r"\w+", text.casefold())) or text
 

@@ -166,7 +166,7 @@ class ParallelText:
             self.tokenised,
         ]
         if self.bitext.part != "all":
-            form.append(self.bitext.part)
+            form += [self.bitext.part, "of different sources"]
         identity = json.dumps([kind, self._digest, repr(form), options])
         name = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return cache_folder() / "translation" / f"{kind}-{name}"

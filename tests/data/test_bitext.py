@@ -1,11 +1,18 @@
 """Parallel text: files are read as they are, and each fault is one line of error."""
 
 import gzip
+import random
 from pathlib import Path
 
 import pytest
 
-from clusterformer.data.bitext import Bitext, SentencePair, find_bitext, translation_protocol
+from clusterformer.data.bitext import (
+    MAX_HELD_OUT,
+    Bitext,
+    SentencePair,
+    find_bitext,
+    translation_protocol,
+)
 from clusterformer.errors import InputError
 
 COUNTS = {
@@ -137,7 +144,35 @@ def test_held_out_pairs_share_no_sentence_with_the_rest(tmp_path, count):
     assert list(pairs.hold_out()[1]) == list(held_out)
 
 
+def test_frequent_sentences_are_held_out_as_rarely_as_others(tmp_path):
+    """Half of the pairs repeat 100 phrases, and one phrase has more pairs than may be held out."""
+    drawn = random.Random(0)
+    lines = [f"phrase {drawn.randrange(100)}" for _ in range(3000)]
+    lines += [f"sentence {i}" for i in range(3000)]
+    drawn.shuffle(lines)
+    text = "".join(f"{line}\n" for line in [*lines, *["ok"] * 2500]).encode()
+    parts = bitext(tmp_path, text, text).hold_out()
+    rest, held_out = ([pair.source for pair in part] for part in parts)
+    assert 300 < len(held_out) <= MAX_HELD_OUT
+    assert len({source for source in rest if source.startswith("phrase")}) >= 80
+    assert "ok" in rest
+
+
+def test_no_source_is_in_both_parts_whatever_its_case_and_punctuation(tmp_path):
+    sources = [
+        f"{word} {number}{end}"
+        for word in ("Yes", "YES", "yes")
+        for number in range(60)
+        for end in ("", " .", "! ")
+    ]
+    text = "".join(f"{source}\n" for source in sources).encode()
+    parts = bitext(tmp_path, text, text).hold_out()
+    rest, held_out = ({pair.source.lower().rstrip(" .!") for pair in part} for part in parts)
+    assert len(held_out) == 6
+    assert not held_out & rest
+
+
 @pytest.mark.parametrize("content", [b"a\n", b"a\na\na\n", b" \n \n"])
 def test_too_few_pairs_to_hold_some_out(tmp_path, content):
-    with pytest.raises(InputError, match=r"too few pairs to hold .* data\.valid_source"):
+    with pytest.raises(InputError, match=r"too few different .* data\.valid_source"):
         bitext(tmp_path, content, content).hold_out()
