@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
 from clusterformer.data.bitext import Limits, TranslationCorpus, find_bitext, translation_protocol
-from clusterformer.data.fairseq import FairseqSource
+from clusterformer.data.fairseq import FairseqSource, refuse_ignored
 from clusterformer.data.named_sets import Split
 from clusterformer.data.own_bitexts import OwnBitexts
 from clusterformer.data.parallel import ParallelTextSource, TranslationSource
@@ -43,6 +43,8 @@ from clusterformer.models.seq2seq import Seq2Seq
 from clusterformer.task import IGNORE, Output, Task
 from clusterformer.tasks.metrics import CorpusScore, Perplexity, Score
 
+_VOCAB_SIZE, _MAX_LENGTH = 8000, 250
+
 
 class SourceBatch(NamedTuple):
     """Sentences to be translated."""
@@ -64,7 +66,8 @@ class Translation(Task):
 
     Args:
         name: Named data set: multi30k, iwslt14, iwslt14-part, wmt14 or tatoeba.
-        data_bin: Folder written by fairseq-preprocess in its default format, instead of texts.
+        data_bin: Folder written by fairseq-preprocess in its default format, instead of texts: byte
+            pairs of subword-nmt, with limits in subwords, and `tokenised_bleu` as the only score.
         root: Folder of the named data sets; $CLUSTERFORMER_DATA or the user's cache by default.
         raw: Original text of multi30k instead of the tokenised, lower-cased one.
         source_lang: Language to translate from, such as de; optional for a named data set.
@@ -122,8 +125,8 @@ class Translation(Task):
         tokenised: bool = False,
         lowercase: bool | None = None,
         split_hyphens: bool = False,
-        vocab_size: int = 8000,
-        max_length: int | None = 250,
+        vocab_size: int = _VOCAB_SIZE,
+        max_length: int | None = _MAX_LENGTH,
         max_ratio: float | None = None,
         limit_unit: Literal["words", "subwords"] = "words",
         unfit: Literal["drop", "error"] = "drop",
@@ -157,9 +160,12 @@ class Translation(Task):
             )
         direction = translation_protocol(name).direction if name else (None, None)
         languages = (source_lang or direction[0], target_lang or direction[1])
+        limits = Limits(max_length, max_ratio, unfit, limit_unit)
         self.source: TranslationSource
         if data_bin is not None:
-            self.source = FairseqSource(data_bin, languages)
+            given = moses, tokenised, lowercase, split_hyphens, vocab_size != _VOCAB_SIZE
+            refuse_ignored(given, limits, Limits(_MAX_LENGTH))
+            self.source = FairseqSource(data_bin, languages, limits)
         else:
             if name:
                 tokenised = translation_protocol(name, raw=raw).tokenised
@@ -172,7 +178,7 @@ class Translation(Task):
                 find,
                 *(TextForm(language, tokens, folded, split_hyphens) for language in languages),
                 tokenised=tokenised,
-                limits=Limits(max_length, max_ratio, unfit, limit_unit),
+                limits=limits,
                 vocab_size=vocab_size,
             )
         self._compounds = name == "wmt14" and languages[1] == "de" and not split_hyphens
@@ -180,9 +186,8 @@ class Translation(Task):
         self._valid_sentences = valid_sentences
         self.search = Search(beam, length_penalty, nbest)
         self._longest = None if max_length is None else max(LONGEST, 4 * max_length)
-        self.monitor, self.mode = (
-            ("val/sacrebleu", "max") if valid_sentences else ("val/loss", "min")
-        )
+        bleu = "val/sacrebleu" if self.source.detokenises else "val/tokenised_bleu"
+        self.monitor, self.mode = (bleu, "max") if valid_sentences else ("val/loss", "min")
         self._tokenizer: Tokenizer | None = None
         self._pairs: dict[Split, TranslationDataset] = {}
 
@@ -265,7 +270,8 @@ class Translation(Task):
     @property
     def _scores(self) -> list[Score]:
         compounds: list[Score] = ["compound_bleu"] if self._compounds else []
-        return ["tokenised_bleu", *compounds, "sacrebleu", "chrf"]
+        plain: list[Score] = ["sacrebleu", "chrf"] if self.source.detokenises else []
+        return ["tokenised_bleu", *compounds, *plain]
 
     def signatures(self) -> dict[str, str]:
         return {name: score.signature for name, score in self._corpus_scores().items()}

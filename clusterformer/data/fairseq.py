@@ -7,7 +7,9 @@ A folder with `dict.LANG.txt` for both languages, and for each part `PART.SRC-TG
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 
@@ -15,10 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.data.batches import PAD
+from clusterformer.data.bitext import NO_LIMITS, Limits
 from clusterformer.data.named_sets import Split
-from clusterformer.data.parallel import TranslationSource, warn_no_test
+from clusterformer.data.parallel import (
+    TranslationSource,
+    drop,
+    warn_no_test,
+    warn_of_dropped,
+)
 from clusterformer.data.text_form import TextForm
-from clusterformer.data.tokenizers import BOS_EOS, UNK, SubwordTokenizer, Tokenizer
+from clusterformer.data.tokenizers import (
+    BOS_EOS,
+    SPECIAL_TOKENS,
+    UNK,
+    SubwordTokenizer,
+    Tokenizer,
+)
 from clusterformer.data.translation_batches import Reference, TranslationDataset
 from clusterformer.errors import InputError, reading
 
@@ -26,6 +40,8 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQ")  # magic, version, code of the integer type, number of texts
 _TYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 8: "u2", 9: "u4", 10: "u8"}
 _SPECIAL_IDS = [BOS_EOS, PAD, BOS_EOS, UNK]  # ours for fairseq's <s>, <pad>, </s> and <unk>
+_PREPARED = ("moses", "tokenised", "lowercase", "split_hyphens", "vocab_size")
+_UNKNOWN_REFERENCE = "\u2047"  # sentencepiece's; a model writes <unk>, which must match nothing
 
 
 class FairseqText(Sequence[NDArray[np.integer]]):
@@ -34,6 +50,9 @@ class FairseqText(Sequence[NDArray[np.integer]]):
     Args:
         path: Path of the `.bin` and `.idx` files, without the ending.
         ids: Our token id for each of fairseq's.
+
+    Attributes:
+        lengths: Number of tokens of each text.
     """
 
     def __init__(self, path: Path, ids: NDArray[np.int64]) -> None:
@@ -85,6 +104,12 @@ class FairseqText(Sequence[NDArray[np.integer]]):
     def __getitem__(self, index: int) -> NDArray[np.integer]:  # type: ignore[override]
         start = self._starts[index]
         return self._ids[self._tokens[start : start + self.lengths[index]]]
+
+    def select(self, indices: list[int]) -> FairseqText:
+        """Return some of the texts."""
+        found = copy(self)
+        found.lengths, found._starts = self.lengths[indices], self._starts[indices]
+        return found
 
 
 class FairseqFolder:
@@ -152,7 +177,30 @@ def _dictionary(path: Path) -> list[str]:
             raise InputError(f"{path}:{number}: {line!r}, allowed is a word and its count")
         if line:
             words.append(word)
+    if sum(word.startswith("\u2581") for word in words) > len(words) / 10:
+        raise InputError(
+            f"{path}: pieces of sentencepiece; only byte pairs of subword-nmt, with @@, are joined "
+            "to words, so a score would be one of pieces"
+        )
     return words
+
+
+def refuse_ignored(given: Sequence[object], limits: Limits, default: Limits) -> None:
+    """Refuse what the data, prepared as they are, cannot follow.
+
+    Args:
+        given: Whether each option of `_PREPARED` is given.
+        limits: Conditions on a training pair.
+        default: Those of a user who says nothing of them.
+
+    Raises:
+        InputError: with the options to leave out, or with what limits need.
+    """
+    refused = [option for option, value in zip(_PREPARED, given, strict=True) if value]
+    if refused:
+        raise InputError(f"data_bin holds texts that are prepared; leave out {', '.join(refused)}")
+    if limits.unit == "words" and limits not in (default, NO_LIMITS):
+        raise InputError("limits of data_bin count subwords; set data.limit_unit to subwords")
 
 
 class FairseqSource(TranslationSource):
@@ -161,10 +209,15 @@ class FairseqSource(TranslationSource):
     Args:
         folder: The `data-bin` folder.
         languages: Source and target language; None for the one that is found.
+        limits: Conditions on a training pair; those of words do not apply.
     """
 
-    def __init__(self, folder: str, languages: tuple[str | None, str | None]) -> None:
-        self._path, self._languages = folder, languages
+    detokenises = False
+
+    def __init__(
+        self, folder: str, languages: tuple[str | None, str | None], limits: Limits
+    ) -> None:
+        self._path, self._languages, self._limits = folder, languages, limits
         self.source_form = self.target_form = TextForm()
 
     @cached_property
@@ -190,7 +243,32 @@ class FairseqSource(TranslationSource):
             part = self._folder.part("valid")
         if part is None:
             raise InputError(f"{self._folder.folder}: no {split} part in it")
+        if split != "test" and self._limits.unit == "subwords":
+            part = self._fit(*part, split)
         sources, targets = part
         scored = range(len(targets))[:num_references]
-        texts = [tokenizer.decode(targets[index]) for index in scored]
+        texts = [_reference(tokenizer.decode(targets[index])) for index in scored]
         return TranslationDataset(sources, targets, [Reference(text, text) for text in texts])
+
+    def _fit(
+        self, sources: FairseqText, targets: FairseqText, split: Split
+    ) -> tuple[FairseqText, FairseqText]:
+        """Select the pairs within the limits; the end of a text is no subword."""
+        folder = self._folder.folder
+        dropped: Counter[str] = Counter()
+        kept = []
+        sizes = zip((sources.lengths - 1).tolist(), (targets.lengths - 1).tolist(), strict=True)
+        for index, pair in enumerate(sizes):
+            violation = self._limits.excess(pair) if min(pair) else "empty side"
+            if violation is None:
+                kept.append(index)
+            else:
+                drop(violation, f"{folder}: {split} pair {index + 1:,}", self._limits, dropped)
+        warn_of_dropped(folder, dropped, f"{split} pairs")
+        if not kept:
+            raise InputError(f"{folder}: no {split} pair is within the limits")
+        return sources.select(kept), targets.select(kept)
+
+
+def _reference(text: str) -> str:
+    return text.replace(SPECIAL_TOKENS[UNK], _UNKNOWN_REFERENCE)

@@ -11,7 +11,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -91,17 +91,7 @@ class ParallelText:
         return violation is None
 
     def _drop(self, violation: str, line: int, dropped: Counter[str]) -> None:
-        if self.limits.unfit == "error":
-            raise InputError(
-                f"{self.bitext.target}:{line}: {violation}; data.unfit: drop leaves such pairs out"
-            )
-        dropped[violation] += 1
-
-    def warn_of(self, dropped: Counter[str], pairs: str = "pairs") -> None:
-        """Count the pairs that were dropped in one line; say nothing if there are none."""
-        if dropped:
-            reasons = ", ".join(f"{count:,} with {reason}" for reason, count in dropped.items())
-            _log.warning(f"{self.bitext.source}: {pairs} dropped: {reasons}")
+        drop(violation, f"{self.bitext.target}:{line}", self.limits, dropped)
 
     def preprocess(self, pair: SentencePair) -> tuple[str, str]:
         """Bring both sides to the form of the model."""
@@ -151,7 +141,7 @@ class ParallelText:
             _write_json(folder / "dropped.json", dropped)
 
         folder = cached_folder(self._cache_path("tokens", tokenizer.state()), fill)
-        self.warn_of(Counter(_read_json(folder / "dropped.json")))
+        warn_of_dropped(self.bitext.source, _read_json(folder / "dropped.json"))
         sources, targets = (TokenStore(folder / side) for side in _SIDES)
         if not len(sources):
             raise InputError(f"{self.bitext.source}: no pair is fit for training")
@@ -182,10 +172,12 @@ class TranslationSource(ABC):
     Attributes:
         source_form: Form of the sentences.
         target_form: Form of the translations.
+        detokenises: Whether the form can be undone, which scores of plain text need.
     """
 
     source_form: TextForm
     target_form: TextForm
+    detokenises = True
 
     @abstractmethod
     def learn_tokenizer(self) -> Tokenizer:
@@ -266,7 +258,7 @@ class ParallelTextSource(TranslationSource):
             for pair, (_, target), *ids in zip(pairs, texts, *encoded, strict=True)
             if split == "test" or text.fits([side[:-1] for side in ids], pair.line, dropped)
         ]
-        rank_zero_only(text.warn_of)(dropped, "validation pairs")
+        warn_of_dropped(text.bitext.source, dropped, "validation pairs")
         if not rows:
             raise InputError(f"{text.bitext.source}: no pair is fit for validation")
         plain, tokenised, sources, targets = map(list, zip(*rows, strict=True))
@@ -298,6 +290,20 @@ class ParallelTextSource(TranslationSource):
         return ParallelText(
             bitext, self.source_form, self.target_form, self._limits, self._tokenised
         )
+
+
+def drop(violation: str, where: str, limits: Limits, dropped: Counter[str]) -> None:
+    """Count an unfit pair, or raise InputError if these are an error."""
+    if limits.unfit == "error":
+        raise InputError(f"{where}: {violation}; data.unfit: drop leaves such pairs out")
+    dropped[violation] += 1
+
+
+def warn_of_dropped(path: Path, dropped: Mapping[str, int], pairs: str = "pairs") -> None:
+    """Say in one line how many pairs were dropped and why; nothing if none was."""
+    if dropped:
+        reasons = ", ".join(f"{count:,} with {reason}" for reason, count in dropped.items())
+        rank_zero_only(_log.warning)(f"{path}: {pairs} dropped: {reasons}")
 
 
 def warn_no_test() -> None:

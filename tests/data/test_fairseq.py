@@ -170,8 +170,67 @@ def test_it_trains_and_keeps_to_its_dictionaries(tmp_path):
         use_distributed_sampler=False,
     )
     trainer.fit(ClusterFormer(FullAttention, d_model=16, num_layers=1), task)
-    assert {"val/sacrebleu", "val/loss"} <= set(trainer.callback_metrics)
+    assert {task.monitor, "val/tokenised_bleu", "val/loss"} <= set(trainer.callback_metrics)
+    assert not {"val/sacrebleu", "val/chrf"} & set(
+        trainer.callback_metrics
+    )  # these want plain text
     other = Translation(data_bin=str(tmp_path / "bin"))
     other.load_state({"tokenizer": SubwordTokenizer(["other"]).state()})
     with pytest.raises(InputError, match="not those of the checkpoint"):
         other.setup("fit")
+
+
+def test_unknown_words_of_references_match_nothing(tmp_path):
+    write(tmp_path, "train")
+    write(tmp_path, "valid")
+    task = Translation(data_bin=str(tmp_path), source_lang="en")
+    task.setup("validate")
+    [batch] = task.val_dataloader()
+    found = {
+        task.tokenizer.decode(row[row >= 0].tolist()): reference.tokenised
+        for row, reference in zip(batch.target, batch.references, strict=True)
+    }
+    assert found["ein hund"] == "ein hund"
+    assert not set(found["a <unk>"].removeprefix("a ")) & set("<unk>")
+
+
+def test_limits_count_subwords(tmp_path, caplog):
+    write(tmp_path, "train")
+    write(tmp_path, "valid")
+    task = Translation(data_bin=str(tmp_path), max_length=2, limit_unit="subwords")
+    task.setup("fit")
+    assert [row.target.tolist() for row in task.train_dataloader()] == [[[BOS_EOS + 4, BOS_EOS]]]
+    assert len(task._pairs["valid"].lengths) == 1
+    assert caplog.messages == [
+        f"{tmp_path}: {split} pairs dropped: 1 with more than max_length 2 subwords"
+        for split in ("train", "valid")
+    ]
+    for options, message in (
+        ({"unfit": "error"}, "train pair 1: more than max_length 2 subwords"),
+        ({"max_length": 1, "max_ratio": 1}, "no train pair is within the limits"),
+    ):
+        limits = {"max_length": 2, "limit_unit": "subwords", **options}
+        with pytest.raises(InputError, match=message):
+            Translation(data_bin=str(tmp_path), **limits).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"moses": True, "vocab_size": 500}, "leave out moses, vocab_size"),
+        ({"lowercase": True}, "leave out lowercase"),
+        ({"max_ratio": 1.5}, "set data.limit_unit to subwords"),
+        ({"max_length": 100}, "set data.limit_unit to subwords"),
+        ({"unfit": "error"}, "set data.limit_unit to subwords"),
+    ],
+)
+def test_options_that_change_nothing_are_refused(tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
+        Translation(data_bin=str(write(tmp_path)), **options)
+
+
+def test_pieces_of_sentencepiece_are_refused(tmp_path):
+    write(tmp_path)
+    (tmp_path / "dict.en.txt").write_text("\u2581a 3\n\u2581do 2\ng 1\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"dict\.en\.txt: pieces of sentencepiece"):
+        Translation(data_bin=str(tmp_path)).setup("fit")
