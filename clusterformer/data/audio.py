@@ -182,7 +182,8 @@ def _is_plain_wav(path: Path) -> bool:
         with wave.open(str(path), "rb") as file:
             bits = 8 * file.getsampwidth()
     except (wave.Error, EOFError) as error:
-        if "unknown format" in str(error):  # floating-point numbers, or compressed
+        # floating-point numbers, or compressed; from Python 3.12 on also "unknown extended format"
+        if str(error).startswith("unknown"):
             return False
         message = str(error) or "it ends before its header does"
         raise InputError(f"{path}: not a WAV file: {message}") from error

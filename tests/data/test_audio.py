@@ -1,6 +1,7 @@
 """Recordings are read as they were written, whatever their width, channels and rate."""
 
 import sys
+import wave
 from fractions import Fraction
 
 import numpy as np
@@ -73,6 +74,21 @@ def test_flac_and_numbers_with_a_point_are_read_by_soundfile(tmp_path) -> None:
     soundfile.write(tmp_path / "a.wav", samples * np.nan, 8000, subtype="FLOAT")
     with pytest.raises(InputError, match="no finite numbers"):
         read_audio(tmp_path / "a.wav", 8000)
+
+
+def test_an_extensible_header_of_floating_point_numbers_is_read(tmp_path, monkeypatch) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    path, samples = tmp_path / "a.wav", tones("low")
+    soundfile.write(path, samples, 8000, format="WAVEX", subtype="FLOAT")
+
+    def refusing(*_):
+        raise wave.Error("unknown extended format: 00000003-0000-0010-8000-00aa00389b71")
+
+    for python_3_12 in (False, True):
+        if python_3_12:
+            monkeypatch.setattr(wave, "open", refusing)
+        assert read_header(path) == (len(samples), 8000)
+        np.testing.assert_allclose(read_audio(path, 8000), samples, atol=1e-4)
 
 
 def test_wavs_of_over_4_gb_and_of_the_other_byte_order_are_read(tmp_path) -> None:
