@@ -142,7 +142,7 @@ class SpokenDigits(Utterances):
         return _Plan(
             [names[generator.integers(len(names))] for names in choices],
             pauses.astype(int).tolist(),
-            Fraction(speeds[int(generator.integers(len(speeds)))]).limit_denominator(20),
+            Fraction(speeds[int(generator.integers(len(speeds)))]).limit_denominator(1000),
             float(generator.uniform(strings.min_snr, strings.max_snr)),
             float(generator.uniform(-35, -15)),
         )

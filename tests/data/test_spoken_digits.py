@@ -1,6 +1,7 @@
 """Strings of digits: always the same, as long as announced, of speakers that no part shares."""
 
 import io
+import math
 import tarfile
 
 import numpy as np
@@ -63,6 +64,15 @@ def test_the_text_is_what_is_joined(root) -> None:
     digits = SpokenDigits(quiet, "test", str(root))
     for text, length in zip(digits.texts, digits.num_samples, strict=True):
         assert length % 100 == sum(WORDS.index(word) for word in text.split())
+
+
+@pytest.mark.parametrize("speed", [0.97, 1.01, 0.8])
+def test_recordings_are_played_at_the_speed_that_is_given(root, speed: float) -> None:
+    one = DigitStrings(min_digits=1, max_digits=1, min_pause=0, max_pause=0, speeds=(speed,))
+    digits = SpokenDigits(one, "train", str(root))
+    recorded = {1000 + 100 * number + digit for number in range(2) for digit in range(10)}
+    assert set(digits.num_samples) <= {math.ceil(samples / speed) for samples in recorded}
+    assert len(digits.samples(0)) == digits.num_samples[0]
 
 
 def test_other_counts_are_refused(root, monkeypatch) -> None:
