@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.retrieval import RetrievalMAP, RetrievalMRR
 
@@ -82,7 +83,7 @@ class Matching(PairLabelling):
         groups = [numbers.setdefault(pair.group, len(numbers)) for pair in examples]
         metrics = self.metrics()
         metrics.update(
-            torch.from_numpy(found.scores).sigmoid(),
+            _rankable(torch.from_numpy(found.scores)),
             torch.tensor([pair.label == "1" for pair in examples]),
             indexes=torch.tensor(groups),
         )
@@ -94,7 +95,15 @@ class Matching(PairLabelling):
         if not self._ranks:
             super().update(metrics, output, batch, network)
             return
-        # torchmetrics counts only scores above 0 as answers, so no logits. A dummy row is a wrong
-        # answer to question 0, which has no right one and is skipped.
-        scores = output.logits.float().softmax(-1)[:, 1]
+        # A dummy row is a wrong answer to question 0, which has no right one and is skipped.
+        wrong, right = output.logits.float().unbind(-1)
+        scores = _rankable(right - wrong)
         metrics.update(scores, batch.target.clamp(min=0), indexes=batch.group)
+
+
+def _rankable(margins: Tensor) -> Tensor:
+    """Map margins to 0..1 in their order: torchmetrics counts only scores above 0 as answers.
+
+    A sigmoid in float32 is 1 from a margin of 17 on, and ranks all answers beyond alike.
+    """
+    return 0.5 + 0.5 * F.softsign(margins)

@@ -38,12 +38,12 @@ def ranking(file="ranked.tsv"):
     return Matching(train=file, batch_size=8, **columns)
 
 
-def measured(rank, world_size):
-    """MAP and MRR of ANSWERS as one process of several measures them, in batches of three."""
-    groups, labels, scores = zip(*ANSWERS, strict=True)
-    tokens = [[2]] * len(ANSWERS)
+def measured(rank, world_size, answers=ANSWERS):
+    """MAP and MRR of answers as one process of several measures them, in batches of three."""
+    groups, labels, scores = zip(*answers, strict=True)
+    tokens = [[2]] * len(answers)
     data = PairDataset(tokens, tokens, list(labels), list(groups), None)
-    plan = BucketPlan([1] * len(ANSWERS), batch_size=3, shuffle=False)
+    plan = BucketPlan([1] * len(answers), batch_size=3, shuffle=False)
     task = ranking()
     metrics = task.metrics()
     for share in DistributedBatchSampler(plan, rank=rank, world_size=world_size):
@@ -64,6 +64,13 @@ def measured_together(rank, rendezvous):
 
 def test_map_and_mrr_by_hand():
     assert measured(0, 1) == pytest.approx({"map": MAP, "mrr": MRR})
+
+
+@pytest.mark.parametrize(("lower", "higher"), [(18.0, 30.0), (-120.0, -119.0), (99.0, 100.0)])
+def test_a_sure_model_ranks_its_answers(lower: float, higher: float):
+    """Probabilities of such margins are 0 or 1 in float32."""
+    assert measured(0, 1, [(1, 0, lower), (1, 1, higher)]) == {"map": 1, "mrr": 1}
+    assert measured(0, 1, [(1, 0, higher), (1, 1, lower)]) == {"map": 0.5, "mrr": 0.5}
 
 
 def test_two_processes_measure_what_one_does(tmp_path):
