@@ -21,7 +21,8 @@ from clusterformer.errors import InputError
 from clusterformer.task import IGNORE
 
 Score = Literal["tokenised_bleu", "compound_bleu", "sacrebleu", "chrf"]
-"""BLEU of tokens; the same with compounds split; BLEU and chrF of detokenised text."""
+"""BLEU of what stands between spaces; the same with compounds split; BLEU and chrF of detokenised
+text."""
 
 
 class CorpusScore(Metric):

@@ -247,6 +247,20 @@ def test_wrong_options_are_told(options, printed):
         Translation(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "compounds"),
+    [
+        ({"name": "wmt14"}, True),
+        ({"name": "wmt14", "split_hyphens": True}, False),
+        ({"name": "wmt14", "source_lang": "de", "target_lang": "en"}, False),
+        ({"name": "multi30k", "source_lang": "en", "target_lang": "de"}, False),
+    ],
+)
+def test_compounds_are_scored_where_the_guide_says_so(options, compounds: bool):
+    expected = {"tokenised_bleu", "sacrebleu", "chrf"} | ({"compound_bleu"} if compounds else set())
+    assert set(Translation(**options).signatures()) == expected
+
+
 def test_an_empty_side_of_validation_is_told(files):
     path = Path(files["valid_target"])
     lines = path.read_text().splitlines()
