@@ -83,9 +83,9 @@ _NEURAL = ("balance", "merge", "n_neighbors", "n_components", "n_init", "device"
 _USUAL = [10, 50, 100]  # numbers of clusters
 _LIMITS = {"seeds": 1000, "threads": 1024}
 _FITTING = (
-    *("n_clusters", "methods", "seeds", "hidden", "balance", "merge"),
-    *("n_neighbors", "n_components", "n_init", "map", "wandb"),
-)
+    "n_clusters", "methods", "seeds", "hidden", "balance", "merge", "n_neighbors", "n_components",
+    "n_init", "map", "wandb",
+)  # fmt: skip
 _PATHS = ("root", "runs")  # options that do not change the results
 
 

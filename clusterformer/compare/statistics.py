@@ -234,8 +234,24 @@ def _significance(
     return sign_flip_test([difference for _, difference in found])
 
 
+def mean_of_columns(results: Sequence[Result], values: Sequence[float | None]) -> float | None:
+    """Compute the mean over seeds, then over columns, of which one may have more seeds.
+
+    Args:
+        results: Runs of a row.
+        values: Value of each; those that are None are left out.
+
+    Returns:
+        The mean, or None if all are left out.
+    """
+    by_column: dict[str, list[float]] = {}
+    for result, value in zip(results, values, strict=True):
+        if value is not None:
+            by_column.setdefault(result.column, []).append(value)
+    return statistics.fmean(map(statistics.fmean, by_column.values())) if by_column else None
+
+
 def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:
-    """Compute means over seeds, then over columns, of which one may have more seeds."""
     measured: dict[str, list[float | None]] = {
         name.partition("/")[2]: [result.measures.get(name) for result in results] for name in also
     }
@@ -248,12 +264,9 @@ def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:
     }
     costs = {}
     for name, values in measured.items():
-        by_column: dict[str, list[float]] = {}
-        for result, value in zip(results, values, strict=True):
-            if value is not None:
-                by_column.setdefault(result.column, []).append(value)
-        if by_column:
-            costs[name] = statistics.fmean(map(statistics.fmean, by_column.values()))
+        mean = mean_of_columns(results, values)
+        if mean is not None:
+            costs[name] = mean
     return costs
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, format_p
-from clusterformer.compare.statistics import Summary
+from clusterformer.compare.statistics import Summary, mean_of_columns
 from clusterformer.compare.tables import format_number
 
 LEVEL = 0.05
@@ -34,7 +34,7 @@ def verdict(summary: Summary) -> str:
     shared = _shared_runs(summary, first, other)
     if shared is None:
         return f"{first} and {other} have no seed in common: there is no verdict. {_seen(summary)}"
-    means = {row: _mean_of_columns(summary, shared[row]) for row in (first, other)}
+    means = {row: _mean(runs, list(map(summary.value, runs))) for row, runs in shared.items()}
     first, other = sorted(means, key=lambda row: -sign * means[row])
     gap = abs(means[first] - means[other])
     on = " on average" if len(summary.columns) > 1 else ""
@@ -84,19 +84,19 @@ def _num_runs(summary: Summary, row: str) -> int:
     return sum(result.row == row for result in summary.results)
 
 
-def _mean_of_columns(summary: Summary, results: Sequence[Result]) -> float:
-    """Compute the mean over columns of the mean over seeds."""
-    values: dict[str, list[float]] = {}
-    for result in results:
-        values.setdefault(result.column, []).append(summary.value(result))
-    return fmean(map(fmean, values.values()))
+def _mean(results: Sequence[Result], values: Sequence[float]) -> float:
+    mean = mean_of_columns(results, values)
+    assert mean is not None
+    return mean
 
 
 def _cost(first: Sequence[Result], other: Sequence[Result]) -> str:
     """Compare time and memory; a difference below 5 % is not worth a word."""
     ratios = {}
     for cost, word in (("seconds_an_epoch", "time an epoch"), ("peak_mib", "memory")):
-        ours, theirs = (fmean(getattr(run, cost) for run in runs) for runs in (first, other))
+        ours, theirs = (
+            _mean(runs, [getattr(run, cost) for run in runs]) for runs in (first, other)
+        )
         if ours > 0 and theirs > 0:
             ratios[word] = ours / theirs
     said = [
@@ -113,7 +113,7 @@ def _significance(summary: Summary, row: str) -> str:
         return f"Whether that is chance is not tested: fewer than {MIN_SEEDS} seeds."
     p, least = min(1.0, number * test.p), min(1.0, number * test.min_p)
     told = f"p {format_p(p)}" if p < 0.001 else f"p = {format_p(p)}"
-    told += f" for the best of {number} rows" if number > 1 else ""
+    told += f" by Bonferroni over {number} rows" if number > 1 else ""
     if p < LEVEL:
         return f"The difference is significant ({told}, {test.num_pairs} pairs)."
     if least >= LEVEL:
