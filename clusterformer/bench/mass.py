@@ -48,7 +48,7 @@ def measure(reference: nn.Module, others: Mapping[str, nn.Module], batch: Any) -
         if len(self_attention(network)) != len(full):
             found = len(self_attention(network))
             raise InputError(f"{name}: {found} layers, and the reference has {len(full)}")
-        for layer, weights in enumerate(attention_weights(network, batch)):
+        for layer, weights in enumerate(attention_weights(network, batch, flat=True)):
             seen = (weights > 0).float().mean(1)
             there = (full[layer] > 0).sum(-1).clamp(min=1)
             keys = (seen.sum(-1) / there)[batch.mask].mean()
@@ -64,10 +64,16 @@ def measure(reference: nn.Module, others: Mapping[str, nn.Module], batch: Any) -
 
 
 @torch.no_grad()
-def attention_weights(network: nn.Module, batch: Any) -> Iterator[Tensor]:
+def attention_weights(network: nn.Module, batch: Any, *, flat: bool = False) -> Iterator[Tensor]:
     """Find the weights of every layer of self-attention on a batch, (B, H, N, N) each.
 
     With the rows of an identity for values the weights come out of any mechanism.
+
+    Args:
+        network: Network in evaluation mode.
+        batch: Texts of its task.
+        flat: Whether queries are a thousandth of what they are. The same keys are selected, and
+            none that is seen has a weight that vanishes in float32, as under peaked logits.
     """
     cores = self_attention(network)
     inputs: dict[AttentionCore, tuple[tuple[Tensor, ...], dict[str, Any]]] = {}
@@ -84,6 +90,7 @@ def attention_weights(network: nn.Module, batch: Any) -> Iterator[Tensor]:
             hook.remove()
     for core in cores:
         (q, k, v), rest = inputs.pop(core)
+        q = q * 1e-3 if flat else q
         length, width = v.shape[2:]
         parts = []
         for start in range(0, length, width):

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from clusterformer.attention import AttentionCore, FullAttention, LocalAttention
+from clusterformer.attention import (
+    AttentionCore,
+    FullAttention,
+    LocalAttention,
+    MultiHeadAttention,
+)
 from clusterformer.bench import mass
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
@@ -47,6 +52,17 @@ def test_all_keys_hold_all_mass_and_a_window_that_of_its_keys(task: Recall) -> N
         assert row["keys"] == pytest.approx(float(share.mean()), abs=1e-6)
         expected = (weights * near).sum(-1).mean()
         assert row["mass"] == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_keys_whose_weight_vanishes_are_seen(task: Recall) -> None:
+    full, window = network(task, FullAttention), network(task, LocalAttention, window=4)
+    (batch, _) = mass.read_batches(task, 2)
+    before = [row["keys"] for row in mass.measure(full, {"window": window}, batch)]
+    with torch.no_grad():
+        for layer in window.modules():
+            if isinstance(layer, MultiHeadAttention):
+                layer.q_proj.weight.mul_(1e3)
+    assert [row["keys"] for row in mass.measure(full, {"window": window}, batch)] == before
 
 
 def test_the_weights_of_full_attention_come_out(task: Recall) -> None:
