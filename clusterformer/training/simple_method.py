@@ -31,12 +31,12 @@ def fit_simple(task: Task, name: str, run: Run, config: Mapping[str, Any]) -> di
     Raises:
         InputError: if the task has no method of that name, or its data are bad.
     """
-    methods = task.baselines()
-    if name not in methods:
-        known = ", ".join(methods) or "none"
-        raise InputError(f"{type(task).__name__} has no method {name!r}; it has: {known}")
-    run.prepare(to_yaml(config), config.get("seed_everything", 0))
     try:
+        methods = task.baselines()
+        if name not in methods:
+            known = ", ".join(methods) or "none"
+            raise InputError(f"{type(task).__name__} has no method {name!r}; it has: {known}")
+        run.prepare(to_yaml(config), config.get("seed_everything", 0))
         begun = time.monotonic()
         with making("options"):
             found = methods[name]()

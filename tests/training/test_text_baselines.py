@@ -121,7 +121,7 @@ def test_an_unknown_method_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(command) == 2
     printed = capsys.readouterr().err
     assert "Partner has no method 'SVM'; it has: linear, bag of tokens" in printed
-    assert not list(tmp_path.rglob("config.yaml"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
