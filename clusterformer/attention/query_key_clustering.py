@@ -20,7 +20,7 @@ from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import cluster_chunks, near_blocks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
-from clusterformer.kernels.ordering import ceil_div, count_up_to
+from clusterformer.kernels.ordering import ceil_div, count_up_to, stable_order
 from clusterformer.kernels.rows import repeat_rows
 
 Origin = Literal["learnt", "random"]
@@ -224,16 +224,24 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
     def _probe(
         self, values: Tensor, far_q: Tensor, far_k: Tensor, value: Tensor, key_mask: Tensor | None
     ) -> Tensor:
-        """Replace the values of random tokens, the same in all texts, by those of all keys."""
+        """Replace the values of random real tokens of each text by those of all keys.
+
+        All texts take the first of their real tokens in one random order of positions.
+        """
         length, device = far_k.shape[2], far_k.device
-        chosen = torch.randperm(length, device=device)[: self.probes]
-        position = torch.arange(length, device=device)
-        own = position == chosen[:, None]  # (probes, N)
-        mask = (position <= chosen[:, None] if self.causal else own | True)[None, None]
+        order = torch.randperm(length, device=device)
         if key_mask is not None:
-            mask = (mask & key_mask[:, None, None]) | own
-        probed = F.scaled_dot_product_attention(far_q[:, :, chosen], far_k, value, attn_mask=mask)
-        return values.index_copy(2, chosen, probed)
+            order = order[stable_order((~key_mask[:, order]).long())]  # (B, N), padding last
+        chosen = order.view(-1, length)[:, : self.probes]  # (B, probes); (1, probes) if unmasked
+        position = torch.arange(length, device=device)
+        own = position == chosen[..., None]  # (B, probes, N)
+        mask = position <= chosen[..., None] if self.causal else own | True
+        if key_mask is not None:
+            mask = (mask & key_mask[:, None]) | own
+        index = chosen[:, None, :, None].expand(*far_q.shape[:2], -1, far_q.shape[3])
+        query = far_q.gather(2, index)
+        probed = F.scaled_dot_product_attention(query, far_k, value, attn_mask=mask[:, None])
+        return values.scatter(2, index, probed)
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         causal, local = bool(self.causal), self.local_heads

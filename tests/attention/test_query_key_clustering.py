@@ -201,6 +201,43 @@ def test_probes_teach_the_spaces() -> None:
         assert weight.grad.any()
 
 
+@pytest.mark.parametrize("real", [4, 9, 20])
+def test_padding_takes_no_probe_from_a_text(real: int) -> None:
+    """A text has as many teachers alone as beside a longer one, all of them real tokens."""
+    options = {**SMALL, "local_heads": 0, "dense_length": 0, "probes": 9}
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, **options)
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    hidden, mask = torch.randn(2, LENGTH, WIDTH), torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[0] = (torch.arange(LENGTH) - 15).abs() <= real // 2
+    mask[0, 15] = real % 2 == 1
+    text = mask[0].nonzero()[:, 0]
+
+    def teaches(values: Tensor) -> Tensor:
+        """Tell which tokens of the first text, (N,), give W_q a gradient."""
+        weight, tokens = core.query_space.weight, values[0].square().sum((0, 2))
+        grads = [torch.autograd.grad(token, weight, retain_graph=True)[0] for token in tokens]
+        return torch.stack([grad.any() for grad in grads])
+
+    alone, _ = core(*(x[:1, :, text] for x in (q, k, v)), hidden=hidden[:1, text])
+    beside, _ = core(q, k, v, hidden=hidden, key_mask=mask)
+    assert teaches(alone).sum() == min(real, 9)
+    assert teaches(beside)[mask[0]].sum() == min(real, 9)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_full_text_has_the_same_probes_beside_a_padded_one(causal: bool) -> None:
+    options = {**SMALL, "dense_length": 0, "probes": 9}
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=causal, **options)
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    hidden, mask = torch.randn(2, LENGTH, WIDTH), torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[0, 12:] = False
+    found = []
+    for key_mask in (None, mask):
+        torch.manual_seed(3)
+        found.append(core(q, k, v, hidden=hidden, key_mask=key_mask)[0][1])
+    torch.testing.assert_close(*found)
+
+
 def test_random_clusters_learn_how_to_attend_and_not_to_whom() -> None:
     core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, clusters="random", **SMALL)
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
