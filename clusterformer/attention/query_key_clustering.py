@@ -62,7 +62,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         dense_length: Number of first tokens that attend to all before them. Without causality:
             length up to which a text has full attention.
         probes: Number of tokens of a text that attend to all (before them) in training; all tokens
-            of a text that has no more. `keys_seen` does not count what they see.
+            of a text that has no more. `keys_seen` does not count what they see, except in a
+            training batch whose texts all have up to `probes` tokens: these heads select nothing
+            there, and count as seeing all.
         local_heads: Number of heads that attend to near tokens instead; None: half of them,
             rounded down.
         local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the
