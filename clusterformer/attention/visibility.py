@@ -5,8 +5,10 @@ J blocks that a block sees
 
 `keys_seen` of a token is the share of the real tokens of its sequence whose keys take part in the
 softmax of its output, the token itself among them. Where attention is causal it is the share of the
-tokens up to itself. So full attention has 1 in both forms, and so have mechanisms that approximate
-the weights of all keys (clustered, improved clustered and multipole attention): they select none.
+tokens up to itself. So full attention has 1 in both forms, shared-QK too, and so have mechanisms
+that approximate the weights of all keys (clustered, improved clustered and multipole attention):
+they select none. NSA has 1 although it selects: it reads some tokens one by one, and all in the
+means of their blocks.
 A key counts once, however often it is met; padding never counts; a key of negligible weight counts.
 
 The functions here count from the blocks or clusters of a mechanism; no N x N matrix is made.
