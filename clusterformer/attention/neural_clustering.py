@@ -29,7 +29,8 @@ from clusterformer.masks import padded_last
 PAPER_FORM: dict[str, Any] = {
     "coupling": False, "similarity": "dot", "look_ahead": 0, "dense_length": 0,
 }  # fmt: skip
-"""Options of `NeuralClusteringAttention` that give the paper's form, equation by equation."""
+"""Options of `NeuralClusteringAttention` that give the paper's form, but for the divisor that its
+`similarity` names."""
 
 NUM_CLUSTERS, BLOCK_SIZE, DENSE_LENGTH = 16, 64, 512
 """Defaults; up to 512 tokens full attention takes no longer on CPU, see `bench regret`."""
@@ -91,7 +92,8 @@ class NeuralClusteringAttention(ClusterDecoding):
         alpha: Initial value of the learned strength of the coupling, above 0. It also raises the
             weight of a token on itself: 2 suits long texts, less suits sentences.
         similarity: Similarity phi of eq. 2: "cosine" in a space of `cluster_width`, or "dot", the
-            paper's inner product in d_model with W^C folded into the centroids.
+            paper's inner product in d_model with W^C folded into the centroids. Eq. 2 divides it by
+            sqrt(E), as attention divides its scores; the losses (eq. 6, 11) do not.
         cluster_width: Width of the clustering space (F) for "cosine".
         temperature: Divisor of the cosine in eq. 2.
         chunk_size: Number of tokens in a chunk with `causal=True`.
