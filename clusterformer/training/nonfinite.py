@@ -40,12 +40,12 @@ def first_nonfinite(network: nn.Module, batch: Any) -> str:
         network(batch)
     for handle in handles:
         handle.remove()
+    # outputs differ between processes, which must all gather the same divided gradients
+    gradients = [(name, p.grad) for name, p in network.named_parameters() if p.grad is not None]
+    spoilt = next((name for name, grad in reversed(gradients) if not _finite(grad)), None)
     if found:
         return f"the output of {found[0]}"
-    for name, parameter in reversed(list(network.named_parameters())):
-        if parameter.grad is not None and not _finite(parameter.grad):
-            return f"the gradient of {name}"
-    return "the loss"
+    return f"the gradient of {spoilt}" if spoilt else "the loss"
 
 
 def nonfinite_error(model: LightningModule, network: nn.Module, batch: Any) -> InputError:

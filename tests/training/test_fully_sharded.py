@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import pickle
 import signal
 import time
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from together import start_together, train_together
+from torch import nn
 from toy_command import TOY, error_of
+from toy_task import Net, Toy
 
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
 from clusterformer.training.checkpoints import read
 from clusterformer.training.shard_files import checksums, read_whole, write_shards
 
@@ -178,6 +182,27 @@ def test_a_killed_process_loses_no_example(tmp_path: Path) -> None:
     assert set(train_together(2, resume, log)) == {0}, log.read_text()
     assert_every_example_once(notes)
     assert losses(tmp_path / "toy" / "1") == pytest.approx(losses(whole / "toy" / "1"), rel=1e-3)
+
+
+def test_nan_in_the_batch_of_one_process_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(task: Toy, config: TransformerConfig) -> nn.Module:
+        network = Net(config)
+        if task.rank == 1:
+            network.head.register_forward_hook(lambda _, __, output: output * math.nan)
+        return network
+
+    monkeypatch.setattr(Toy, "build", build)
+    log = tmp_path / "log"
+    command = [*COMMAND, "--trainer.strategy=fsdp2", f"--runs={tmp_path}"]
+    codes = train_together(2, command, log)
+    assert codes[0] == 2, log.read_text()
+    assert codes[1] != 0
+    printed = [line for line in log.read_text().splitlines() if "error:" in line]
+    assert len(printed) == 1, log.read_text()
+    assert "not finite at step 0" in printed[0]
+    assert "NaN or infinity first in the output of head" in printed[0]
 
 
 @pytest.mark.slow
