@@ -27,7 +27,7 @@ from clusterformer.structure import require_structure
 SHARDS = "shards"
 """Key of a checkpoint whose tensors lie in a folder."""
 
-_FOLDER = re.compile(r"[\w.=-]+\.shards")
+_FOLDER = re.compile(r"[\w.=+-]+\.shards")
 
 
 class Shards(TypedDict):

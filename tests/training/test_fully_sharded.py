@@ -127,6 +127,15 @@ def test_a_run_goes_on_with_another_number_of_processes(
     assert_every_example_once(tmp_path / "notes")
 
 
+@pytest.mark.parametrize("score", [0.5, 9.143e11, -3.2e9, 1e-7, math.nan])
+def test_shards_of_a_kept_checkpoint_of_any_score_are_read(score: float, tmp_path: Path) -> None:
+    checkpoint = tmp_path / f"step6_{score:.6g}.ckpt"
+    folder = tmp_path / f"{checkpoint.stem}-ab12cd34.shards"
+    write_shards({"model/a": torch.arange(3.0)}, folder)
+    entry = {"folder": folder.name, "files": checksums(folder), "scalars": []}
+    assert torch.equal(read_whole(checkpoint, entry)["model/a"], torch.arange(3.0))
+
+
 def test_a_changed_shard_is_refused_and_nothing_in_it_is_executed(tmp_path: Path) -> None:
     tensors = {"model/a": torch.arange(6.0).reshape(2, 3), "model/b": torch.tensor([2.0])}
     folder = tmp_path / "last-1.shards"
