@@ -178,6 +178,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._plan, self._rank, self._world_size = plan, rank, world_size
         self._epoch, self._start = epoch, start
 
+    def take_whole(self) -> None:
+        """Give this process whole global batches instead of its share."""
+        self._rank, self._world_size = 0, 1
+
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch`; the current epoch continues at `start`. Lightning calls this."""
         if epoch != self._epoch:

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 from clusterformer.attention import NeuralClusteringAttention
+from clusterformer.data.batches import DistributedBatchSampler
 from clusterformer.huggingface.calibration import Calibrated, calibrating
 from clusterformer.huggingface.dispatch import slots
 from clusterformer.models.config import TransformerConfig
@@ -30,8 +31,8 @@ def calibrate_task(
 
     Nothing happens unless a training begins, its model is a pretrained one with
     `NeuralClusteringAttention` that is new to it, and some of the texts are long enough to have
-    clusters. Of several processes each fits to texts of its own; all begin with the first one's
-    weights.
+    clusters. Of several processes each fits to the same whole batches, and all begin with the first
+    one's weights.
 
     Args:
         network: The task's network; changed in place.
@@ -79,8 +80,11 @@ def _say(report: list[Calibrated], texts: int) -> None:
 
 def _batches(task: Task, texts: int, longest: int) -> Iterator[Any]:
     """Yield training batches with texts of more than `longest` tokens, until they hold enough."""
-    count = 0
-    for batch in islice(task.train_dataloader(), texts):
+    count, loader = 0, task.train_dataloader()
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, DistributedBatchSampler):  # a task need not use ours
+        sampler.take_whole()
+    for batch in islice(loader, texts):
         if count >= texts:
             return
         lengths = batch.mask.sum(1)
