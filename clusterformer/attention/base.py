@@ -253,6 +253,8 @@ class MultiHeadAttention(nn.Module):
                 name = f"{type(self.core).__name__}(causal={self.core.causal!r})"
                 raise ValueError(f"{name} has no cross-attention")
             self._check(memory, memory_mask, "memory", "memory_mask")
+            if len(memory) != len(x):
+                raise ValueError(f"memory must have {len(x)} rows like x, got {len(memory)}")
             source, source_mask = memory, memory_mask
             if memory_mask is not None:
                 source = memory.masked_fill(~memory_mask[..., None], 0.0)
