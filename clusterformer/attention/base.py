@@ -67,6 +67,8 @@ class AttentionCore(nn.Module, ABC):
             query; a decoder may attend to its memory only through such a mechanism.
         causal_forms: Values of `causal` that the mechanism supports.
         sees_all: True if every key takes part in every output: the mechanism selects no keys.
+        shares_sequence: True if other processes hold the rest of each sequence; this one then takes
+            part even if it holds no token.
         rotary_base: Base of the positions by which the layer rotates queries and keys; None if it
             rotates none.
     """
@@ -76,6 +78,7 @@ class AttentionCore(nn.Module, ABC):
     shared_qk: ClassVar[bool] = False
     causal_forms: ClassVar[tuple[Causal, ...]] = (False,)
     sees_all: ClassVar[bool] = False
+    shares_sequence: ClassVar[bool] = False
 
     def __init__(self, d_model: int, num_heads: int, *, causal: Causal = False) -> None:
         super().__init__()
@@ -229,7 +232,7 @@ class MultiHeadAttention(nn.Module):
         """Attend within x, or from x to `memory`.
 
         Args:
-            x: Hidden states, (B, N, E).
+            x: Hidden states, (B, N, E); B or N may be 0, and no grouping comes back then.
             key_mask: (B, N) bool, True at real tokens; None means all real. Values at padding, NaN
                 included, affect no output.
             memory: Hidden states to attend to instead of x (cross-attention), (B, M, E).
@@ -258,6 +261,8 @@ class MultiHeadAttention(nn.Module):
             source, source_mask = memory, memory_mask
             if memory_mask is not None:
                 source = memory.masked_fill(~memory_mask[..., None], 0.0)
+        if not x.numel() and not self.core.shares_sequence:
+            return Attended(self.out_proj(x), None)
         q = self._split(self.q_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(source))
         if self.rotary_base is not None and memory is None:

@@ -32,6 +32,7 @@ class ParallelClustering(NeuralClusteringAttention):
     `parallelize` makes it of a `NeuralClusteringAttention`, strictly causal or not causal.
     """
 
+    shares_sequence = True
     group: SequenceGroup
 
     def forward(

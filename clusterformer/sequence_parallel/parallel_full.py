@@ -22,6 +22,7 @@ class ParallelFullAttention(FullAttention):
     `parallelize` makes it of a `FullAttention`.
     """
 
+    shares_sequence = True
     group: SequenceGroup
 
     def forward(

@@ -32,6 +32,13 @@ def test_any_length_gives_a_value_to_every_token(cls, causal, length: int) -> No
 
 
 @every_form
+@pytest.mark.parametrize("shape", [(2, 0), (0, 8), (0, 0)], ids=str)
+def test_no_text_and_no_token_give_no_values(cls, causal, shape: tuple[int, int]) -> None:
+    layer, x = build(cls, causal), torch.zeros(*shape, WIDTH)
+    assert layer(x, torch.ones(shape, dtype=torch.bool)).values.shape == x.shape
+
+
+@every_form
 def test_no_token_is_an_orphan(cls, causal) -> None:
     """If every value vector is the same, so is every mixture; an orphan would stand out."""
     layer = build(cls, causal)
