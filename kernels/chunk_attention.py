@@ -57,7 +57,7 @@ def chunk_attention(
             without additional columns; padding must be last.
 
     Returns:
-        (B, H, N, D) in the dtype of q; 0 at padding.
+        (B, H, N, D) in the dtype of q; 0 at padding behind the first `prefix` tokens.
 
     Cost: O(N J S (D + A)) time; O(N D) memory, O(N J D) for the reference on a GPU.
     """

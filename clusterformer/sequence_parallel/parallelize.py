@@ -29,9 +29,10 @@ def parallelize(network: Network, group: SequenceGroup) -> Network:
         group: The processes.
 
     Raises:
-        ValueError: if an attention has global tokens or exploration, or is causal="masked", or is
-            neither full attention nor neural clustering attention, or if the processes do not
-            divide the heads of full attention. Nothing has changed then.
+        ValueError: if an attention has global tokens, exploration, several clusterings or
+            clusters="k-means", or is causal="masked", or is neither full attention nor neural
+            clustering attention, or if the processes do not divide the heads of full attention.
+            Nothing has changed then.
     """
     layers = [module for module in network.modules() if isinstance(module, MultiHeadAttention)]
     kinds = [_parallel(layer.core, group) for layer in layers]

@@ -184,6 +184,7 @@ def refuse(rank: int, store: str) -> None:
         (clusters(causal="masked"), 'got causal="masked"'),
         (clusters(num_clusterings=2), "needs num_clusterings=1, got 2"),
         (clusters(exploration=0.5), "needs exploration=0, got 0.5"),
+        (clusters(clusters="k-means", coupling=False), 'got "k-means"'),
     ):
         with pytest.raises(ValueError, match=message):
             parallelize(MultiHeadAttention(core), SequenceGroup())
