@@ -6,6 +6,7 @@ B pairs   N tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +60,12 @@ class PairLabelling(Labelling):
         second_column: Column of the second text in own files, by name or by number from 1; found
             by name (`second`) or contents by default.
         options: Options of `Labelling`.
+
+    Attributes:
+        scored: Whether labels are numbers on a scale, of which training may lack some.
     """
+
+    scored = False
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class PairLabelling(Labelling):
 
     def read(self, split: Split) -> list[TextPair]:
         if self._name is None:
-            return self.own_files(split, read_pairs, hold_out_pairs)
+            return self.own_files(split, read_pairs, partial(hold_out_pairs, scored=self.scored))
         return read_pair_corpus(self._name, split, root=self._root)
 
     def encoded(

@@ -47,6 +47,7 @@ class Similarity(PairLabelling):
 
     monitor = "val/spearman"
     state_type: Any = SimilarityState
+    scored = True
 
     def __init__(self, name: SimilarityCorpus | None = None, **options: Any) -> None:
         super().__init__(name, **options)

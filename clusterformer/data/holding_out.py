@@ -24,8 +24,8 @@ _MAX_LABELS = 100
 def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid",)) -> list[Row]:
     """Return one split of `rows`: about a tenth for each of `held_out`, the rest for training.
 
-    Every split has nearly the same share of each label. No text of one split occurs in another;
-    case, punctuation and spaces do not count.
+    Every split has nearly the same share of each label; a label of too few texts for that trains.
+    No text of one split occurs in another; case, punctuation and spaces do not count.
 
     Raises:
         InputError: if there are too few different texts.
@@ -36,22 +36,24 @@ def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid"
     for key, row in zip(keys, rows, strict=True):
         firsts.setdefault(key, row.label)
     tenth_of = dict(zip(firsts, deal([*firsts.values()], _TENTHS), strict=True))
-    found = _select(rows, [tenth_of[key] for key in keys], split, held_out)
-    if rows and not found:
+    labels = [row.label for row in rows]
+    tenths = _train_all_labels(keys, labels, [tenth_of[key] for key in keys], len(held_out))
+    if rows and {*range(len(held_out))} - {*tenths}:
         raise InputError(
-            f"{rows[0].where}: too few different texts, {len(firsts)}, to hold some out to "
-            f"{' and '.join(held_out)}; give files for that"
+            f"{rows[0].where}: too few different texts, {len(firsts)} of {len(set(labels))} "
+            f"labels, to hold some out to {' and '.join(held_out)}; give files for that"
         )
-    return found
+    return _select(rows, tenths, split, held_out)
 
 
 def hold_out_pairs(
-    pairs: list[TextPair], split: Split, held_out: Sequence[Split]
+    pairs: list[TextPair], split: Split, held_out: Sequence[Split], *, scored: bool = False
 ) -> list[TextPair]:
     """Return one split of `pairs`: about a tenth for each of `held_out`, the rest for training.
 
     No sentence of one split, be it the first or the second of its pair, occurs in another; case,
     punctuation and spaces do not count. The candidates of one question stay together as well.
+    Training has every label, unless labels are numbers on a scale (`scored`).
 
     Raises:
         InputError: if the pairs are linked through their sentences into too few groups.
@@ -64,7 +66,11 @@ def hold_out_pairs(
             f"{pairs[0].where}: shared texts link all pairs into {max(groups) + 1} groups, too few "
             f"to hold some out to {' and '.join(held_out)}; give files for that"
         )
-    return _select(pairs, _deal_groups(groups, [pair.label for pair in pairs]), split, held_out)
+    labels = [pair.label for pair in pairs]
+    tenths = _deal_groups(groups, labels)
+    if not scored:
+        tenths = _train_all_labels(groups, labels, tenths, len(held_out))
+    return _select(pairs, tenths, split, held_out)
 
 
 def _links(pair: TextPair) -> list[str]:
@@ -124,6 +130,16 @@ def _deal_groups(groups: Sequence[int], labels: Sequence[str]) -> list[int]:
         part_of[group] = part
         filled[part] += counts[group]
     return part_of[np.asarray(groups)].tolist()
+
+
+def _train_all_labels(
+    groups: Sequence[str | int], labels: Sequence[str], tenths: list[int], num_held_out: int
+) -> list[int]:
+    """Move the groups of labels that no training example has to the last tenth, which trains."""
+    pairs = zip(labels, tenths, strict=True)
+    trained = {label for label, tenth in pairs if tenth >= num_held_out}
+    moved = {g for g, label in zip(groups, labels, strict=True) if label not in trained}
+    return [_TENTHS - 1 if g in moved else t for g, t in zip(groups, tenths, strict=True)]
 
 
 def _select(

@@ -142,7 +142,9 @@ def test_copies_of_a_text_stay_together():
     plain = [{row.text.strip("!") for row in part} for part in parts]
     assert all(plain)
     assert sum(map(len, plain)) == 60
-    with pytest.raises(InputError, match="too few different texts, 1, to hold some out to valid"):
+    with pytest.raises(
+        InputError, match="too few different texts, 1 of 1 labels, to hold some out to valid"
+    ):
         hold_out([Row("same", "a", "t.csv:2")] * 30, "train")
 
 
@@ -258,7 +260,7 @@ def test_no_sentence_is_on_both_sides_of_a_split_whichever_side_of_its_pair():
 
 def test_scores_instead_of_labels_cost_no_memory():
     pairs = [TextPair(f"p{i}", f"h{i}", f"{i / 7:.4f}", "") for i in range(20_000)]
-    assert len(hold_out_pairs(pairs, "valid", ["valid"])) == 2_000
+    assert len(hold_out_pairs(pairs, "valid", ["valid"], scored=True)) == 2_000
 
 
 def test_what_links_nearly_all_pairs_trains():
