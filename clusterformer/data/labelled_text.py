@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import math
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -303,9 +304,10 @@ def _json_fields(path: Path, content: str, columns: _Columns) -> Iterator[_Field
             if not isinstance(text, str):
                 raise InputError(f"{path}:{number}: {column} is {text!r:.200}, allowed is a string")
         for column, name in zip(columns.names, names, strict=True):
-            if not isinstance(name, str | int):
+            is_finite = not isinstance(name, float) or math.isfinite(name)
+            if not (isinstance(name, str | int | float) and is_finite):
                 raise InputError(
-                    f"{path}:{number}: {column} is {name!r:.200}, allowed is a string or an integer"
+                    f"{path}:{number}: {column} is {name!r:.200}, allowed is a string or a number"
                 )
         named = [str(name) for name in names]
         yield _fields(path, number, texts, named, columns)

@@ -52,11 +52,13 @@ def test_csv_documents_may_be_long(write):
     assert read_rows(write("a.csv", f"text,label\n{long},x\n"))[0].text == long
 
 
-def test_json_lines_take_keys_and_integer_labels(write):
+def test_json_lines_take_keys_and_labels_that_are_numbers(write):
     path = write("a.jsonl", '{"body": "good\\none", "y": 1}\n')
     assert read_rows(path, text_column="body", label_column="y") == [
         ("good\none", "1", f"{path}:1")
     ]
+    scored = write("b.jsonl", '{"text": "good", "label": 3.8}\n')
+    assert read_rows(scored)[0].label == "3.8"
 
 
 @pytest.mark.parametrize("name", ["a.tsv.gz", "a.b.tsv.gz"])
@@ -90,7 +92,8 @@ def test_encoding_can_be_chosen(write):
         ("a.jsonl", "[1]\n", {}, "a.jsonl:1: found a JSON list"),
         ("a.jsonl", '{"text": "good"}\n', {}, r"a.jsonl:1: no key 'label', there are \['text'\]"),
         ("a.jsonl", '{"text": 3, "label": 1}\n', {}, "a.jsonl:1: text is 3"),
-        ("a.jsonl", '{"text": "a", "label": 0.5}\n', {}, "a.jsonl:1: label is 0.5"),
+        ("a.jsonl", '{"text": "a", "label": NaN}\n', {}, "a.jsonl:1: label is nan, allowed is a"),
+        ("a.jsonl", '{"text": "a", "label": [1]}\n', {}, "a.jsonl:1: label is .1., allowed is"),
         ("a.jsonl", "[" * 100_000, {}, "a.jsonl:1: nested too deeply"),
         (
             "a.jsonl",
