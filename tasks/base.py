@@ -217,7 +217,12 @@ class Labelling(Task):
         files = (self._files["train"], self._files[split])
         known = next((file for file in files if file and Path(file).expanduser().exists()), "")
         named = {name: self._columns[name] for name in COLUMNS if name in self._columns}
-        self._columns |= find_columns(known or str(files[0]), named, self._columns["encoding"])
+        self._columns |= find_columns(
+            known or str(files[0]),
+            named,
+            self._columns["encoding"],
+            header_line=self._columns["header"],
+        )
         file = self._files[split]
         if file is not None and split != "train":
             return read(file, **self._columns)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from clusterformer.data.labelled_text import Column, read_table
+from clusterformer.data.labelled_text import Column, read_table, table_format
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ def find_columns(
     columns: Mapping[str, Column | None],
     encoding: str = "utf-8",
     *,
+    header_line: bool = False,
     prefix: str = "data.",
 ) -> dict[str, Column]:
     """Choose a column for each option that names none.
@@ -34,12 +35,14 @@ def find_columns(
     A column with the option's usual name (`text`, `first`, `second`, `label`) is taken. Else the
     columns decide: texts are of several words and mostly differ; labels are short and each occurs
     several times. If there are as many such columns as needed, no more and no fewer, they are
-    taken in their order, and a note says so.
+    taken in their order, and a note says so. Line 1 is then the header: nothing is found where it
+    may be an example, since it reads as one or another column is given by number.
 
     Args:
         path: Own training file.
         columns: Columns by option, such as {"text_column": None, "label_column": "stars"}.
         encoding: Encoding of the file.
+        header_line: Whether line 1 is a header although a column is given by number.
         prefix: Beginning of the options' names, for messages.
 
     Returns:
@@ -60,16 +63,20 @@ def find_columns(
             names.remove(usual)
     values = {name: [str(row[header.index(name)]).strip() for row in rows] for name in names}
     wanted = [option for option, column in chosen.items() if column is None]
+    has_header = header_line or table_format(Path(path)) == ".jsonl"
+    numbered = any(str(column).isdecimal() and column not in header for column in columns.values())
     for is_label in (False, True):
         options = [option for option in wanted if (option == "label_column") == is_label]
         found = [name for name in names if (_is_label if is_label else _is_text)(values[name])]
-        if options and (len(found) != len(options) or _is_row(header, rows, found)):
+        doubtful = not has_header and (numbered or _is_row(header, rows, found))
+        if options and (len(found) != len(options) or doubtful):
             raise _undecided(path, [prefix + option for option in options], header)
         chosen |= dict(zip(options, found, strict=False))
     if wanted:
         said = ", ".join(
             f"{chosen[option]!r} as {option.removesuffix('_column')}" for option in wanted
         )
+        said += "" if has_header else "; line 1 is the header"
         rank_zero_only(_log.info)(f"{path}: using column {said}")
     return {option: column for option, column in chosen.items() if column is not None}
 
@@ -89,10 +96,10 @@ def _is_label(values: Sequence[str]) -> bool:
 
 
 def _is_row(header: Sequence[str], rows: Sequence[Sequence[str]], found: Sequence[str]) -> bool:
-    """Tell whether the first line is no header: it has a long text, or a label of other lines."""
+    """Tell whether the first line is no header: it has a text, or a label of other lines."""
     for name in found:
         column = header.index(name)
-        if len(name.split()) > 2 * _MIN_WORDS or any(row[column] == name for row in rows):
+        if len(name.split()) >= _MIN_WORDS or any(row[column] == name for row in rows):
             return True
     return False
 

@@ -64,7 +64,9 @@ def test_one_text_and_one_label_are_found_and_said(tmp_path, caplog, ending):
     with caplog.at_level("INFO"):
         found = find_columns(path, TEXT)
     assert found == {"text_column": "review", "label_column": "stars"}
-    assert caplog.messages == [f"{path}: using column 'review' as text, 'stars' as label"]
+    header = "" if ending == "jsonl" else "; line 1 is the header"
+    said = f"{path}: using column 'review' as text, 'stars' as label{header}"
+    assert caplog.messages == [said]
 
 
 def test_usual_names_come_first_and_named_columns_stay(tmp_path, caplog):
@@ -109,3 +111,23 @@ def test_a_missing_header_line_is_noticed(tmp_path):
     path = write(tmp_path / "a.csv", {"pos": "label", "a film": "text"})
     with pytest.raises(InputError, match="to the number of a column"):
         find_columns(path, TEXT)
+
+
+def test_a_text_is_not_taken_for_a_name(tmp_path):
+    path = write(tmp_path / "a.csv", {"a good film": "text"})
+    with pytest.raises(InputError, match="without a header line, to the number of a column"):
+        find_columns(path, {"text_column": None})
+    for name, ending in (("Review Text", "csv"), ("what the reader wrote", "jsonl")):
+        path = write(tmp_path / f"b.{ending}", {name: "text"})
+        assert find_columns(path, {"text_column": None}) == {"text_column": name}
+
+
+@pytest.mark.parametrize("number", [2, "2"])
+def test_a_column_by_number_leaves_no_other_to_be_found_without_a_header_line(tmp_path, number):
+    path = write(tmp_path / "a.tsv", {"good film": "text", "maybe": "label"})
+    given = {"text_column": None, "label_column": number}
+    with pytest.raises(InputError, match=r"cannot tell .* for data\.text_column; set"):
+        find_columns(path, given)
+    assert find_columns(path, given, header_line=True)["text_column"] == "good film"
+    path = write(tmp_path / "b.tsv", {"text": "text", "maybe": "label"})
+    assert find_columns(path, given)["text_column"] == "text"
