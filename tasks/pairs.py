@@ -142,7 +142,7 @@ def split_pair(line: str) -> tuple[str, str]:
     Raises:
         InputError: if there are not two of them with one tab between.
     """
-    first, tab, second = line.rstrip("\n").partition("\t")
+    first, tab, second = line.partition("\t")
     if not (first.strip() and second.strip()) or "\t" in second:
         found = "no tab" if not tab else f"{line.count(chr(9))} tabs"
         raise InputError(f"{found} in {line!r}; a line holds two texts with one tab between them")

@@ -37,7 +37,8 @@ class Table:
 
     Attributes:
         layout: Layout of the file.
-        texts: Text of each row; a tab between those of a pair; empty if a text is empty.
+        texts: Text of each row as it stands; of a pair both with a tab between, tabs within them as
+            spaces; empty if a text is empty.
 
     Raises:
         InputError: if the file cannot be read, or has no such column.
@@ -62,12 +63,13 @@ class Table:
         self.texts = []
         for row in self._rows:
             found = (row[position] for position in positions)
-            texts = [str(_plain(value)).strip() for value in found]
+            texts = [str(_plain(value)) for value in found]
+            is_whole = all(text.strip() for text in texts)
             if len(texts) > 1:
-                texts = [" ".join(text.split()) for text in texts]
-            if are_paths and texts[0]:
-                texts = [str(file.parent / expanded(texts[0]))]
-            self.texts.append("\t".join(texts) if all(texts) else "")
+                texts = [text.replace("\t", " ") for text in texts]
+            if are_paths and is_whole:
+                texts = [str(file.parent / expanded(texts[0].strip()))]
+            self.texts.append("\t".join(texts) if is_whole else "")
 
     def where(self, row: int) -> str:
         """Return the file and the line of a row."""

@@ -11,6 +11,9 @@ from toy_command import error_of
 
 from clusterformer.cli.main import main
 from clusterformer.cli.predict import _arrivals
+from clusterformer.cli.predict_table import Table
+from clusterformer.data.labelled_text import read_pairs, read_rows
+from clusterformer.tasks.pairs import split_pair
 
 NETWORK = ["--model.attention=FullAttention", "--model.d_model=8", "--model.num_heads=2"]
 NETWORK += ["--model.num_layers=1", "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
@@ -57,6 +60,20 @@ def test_a_csv_keeps_its_columns(run: Path, tmp_path: Path, capsys) -> None:
     assert [row[:3] for row in rows] == ROWS
     assert rows[1][3:] == ["", ""]
     assert all(row[3] in "01" and float(row[4]) >= 0.5 for row in (rows[0], rows[2]))
+
+
+def test_texts_are_those_that_training_reads(tmp_path: Path) -> None:
+    rows = [["  two  spaces ", "a line\n", "x"], ["\u00a0no break", "", "y"], ["a\tb", " c", "x"]]
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["first", "second", "label"], *rows])
+    texts = Table(str(path), {"text_column": "first"}).texts
+    assert texts == [row.text for row in read_rows(path, text_column="first")]
+    pairs = Table(str(path), {"first_column": None, "second_column": None}).texts
+    whole = [pair.texts for pair in read_pairs(path, allow_empty=True)]
+    assert split_pair(pairs[0]) == whole[0]
+    assert pairs[1] == ""
+    assert split_pair(pairs[2]) == ("a b", " c")
 
 
 @pytest.mark.parametrize("layout", ["csv", "tsv"])
