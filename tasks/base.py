@@ -293,7 +293,7 @@ class Labelling(Task):
     def cut_rows(self) -> TextRows:
         """`rows` with this program's `max_length`; a test may have another than the training."""
         limit = self._max_length
-        return self.rows if limit is None else self.rows._replace(max_length=limit)
+        return self.rows if limit is None else self.rows.cut_to(limit)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -12,6 +12,7 @@ from clusterformer.data.frames import Frame
 from clusterformer.data.pretrained import Pretrained, open_pretrained
 from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import Tokenizer, tokenizer_from_state
+from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedEncoder, read_num_positions
 
@@ -70,6 +71,22 @@ class TextRows(NamedTuple):
         if self.max_length is None or self.framed or not self.joint:
             return self.max_length
         return 2 * self.max_length + 1
+
+    def cut_to(self, limit: int) -> TextRows:
+        """Return these rows with another maximum number of tokens.
+
+        Raises:
+            InputError: if the pretrained model has fewer positions.
+        """
+        own = self.max_length or 0
+        if self.pretrained is not None and limit > own:
+            positions = read_num_positions(self.pretrained.config)
+            if positions is not None and limit > max(positions, own):
+                raise InputError(
+                    f"data.max_length is {limit}, the pretrained model of this run has "
+                    f"{max(positions, own)} positions; only a training extends them"
+                )
+        return self._replace(max_length=limit)
 
     @property
     def pair(self) -> Frame:

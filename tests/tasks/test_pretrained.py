@@ -23,6 +23,7 @@ from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedEncoder, read_num_positions
 from clusterformer.models.pretrained_options import warn_of_ignored
+from clusterformer.tasks.classification import Classification
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, read
 from clusterformer.training.optimizer import make_optimizer
 
@@ -144,6 +145,23 @@ def test_a_longer_text_is_cut_and_counted(
     assert len(printed) == 1
     assert "longer than max_length 10 tokens" in printed[0]
     assert int(printed[0].split()[1]) <= sum(len(row) > 8 for row in rows)
+
+
+@pytest.mark.parametrize("trained", [10, 40])
+def test_a_test_may_be_as_long_as_the_model_has_positions(
+    trained: int, bert: Path, texts: Path
+) -> None:
+    task = Classification(train=str(texts), max_length=trained)
+    task.pretrained = str(bert)
+    task.setup("fit")
+    for limit in (32, 40, 41):
+        longer = Classification(train=str(texts), max_length=limit)
+        longer.load_state(task.state())
+        if limit <= max(32, trained):
+            longer.setup("test")
+            continue
+        with pytest.raises(InputError, match=rf"max_length is {limit}, .* has (32|40) positions"):
+            longer.setup("test")
 
 
 @pytest.mark.parametrize(
