@@ -22,6 +22,7 @@ from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.tasks.base import Labelling
 from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.similarity import Similarity
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.parser import instantiate, make_parser
 from clusterformer.training.saved import Saved, averaged, open_saved, restore
@@ -141,7 +142,7 @@ class TrainedModel:
         """
         if not probabilities:
             return self._records(inputs, self.task.predictions)
-        if not isinstance(self.task, Labelling):
+        if not isinstance(self.task, Labelling) or isinstance(self.task, Similarity):
             raise InputError(
                 f"{self.path}: probabilities are for tasks with labels, this is a run of "
                 f"{type(self.task).__name__}"

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 import clusterformer
 from clusterformer.cli.main import main
 from clusterformer.data.frames import Frame
+from clusterformer.errors import InputError
 from clusterformer.models.transformer import Output, StackOutput
 from clusterformer.task import IGNORE
 from clusterformer.tasks.pairs import pair_batch
@@ -61,8 +62,11 @@ def test_similarity_is_learnt_as_a_number(
     run = tmp_path / "similarity" / "1"
     results = json.loads((run / "results.json").read_text())["results"]
     assert {"test/spearman", "test/pearson"} <= set(results)
-    [record, other] = clusterformer.load(run).predict([("a film", "a film"), ("a", "the plot")])
+    model = clusterformer.load(run)
+    [record, other] = model.predict([("a film", "a film"), ("a", "the plot")])
     assert set(record) == {"score"}
+    with pytest.raises(InputError, match="tasks with labels, this is a run of Similarity"):
+        model.predict([("a film", "a film")], probabilities=True)
     if pretrained and joint == "false":  # the cosine of a text with itself
         assert record["score"] == pytest.approx(5.0, abs=1e-4)
         assert other["score"] < 5.0
