@@ -34,6 +34,8 @@ def confusion_map(
     names = [label if len(label) <= 20 else f"{label[:19]}…" for label in labels]
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)
+    for name in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        name.set_parse_math(False)
     axes.tick_params(labelsize=8, length=0, labelcolor=INK, labelfontfamily=installed_fonts())
     axes.set_xlabel("predicted", fontsize=9, color=QUIET)
     axes.set_ylabel("label", fontsize=9, color=QUIET)

@@ -11,6 +11,7 @@ from clusterformer.plots import (
     AccuracyCurve,
     accuracy_curve,
     attention_map,
+    confusion_map,
     learning_curves,
     spectrogram_clusters,
     token_clusters,
@@ -37,6 +38,12 @@ def is_png(path: Path) -> bool:
 def test_any_text_is_drawn(tokens: list[str], tmp_path: Path) -> None:
     clusters = [0] * 4 if len(tokens) == 4 else list(range(len(tokens)))
     token_clusters(tokens, clusters, tmp_path / "a.png", title="cost: $5 or $7_x")
+    assert is_png(tmp_path / "a.png")
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_are_no_formulas(tmp_path: Path) -> None:
+    confusion_map(np.eye(3), ["$\\foo$", "x_$1^$", "$5-$10"], tmp_path / "a.png")
     assert is_png(tmp_path / "a.png")
 
 
