@@ -78,6 +78,7 @@ class MaskedLanguageModeling(RunningText):
             )
         require_at_least(8, context=self._context)
         self._share, self._pairs, self.lowercase = mask_share, next_sentence, lowercase
+        self._num_positions: int | None = None  # of a network with learned positions
 
     # Data
 
@@ -113,38 +114,47 @@ class MaskedLanguageModeling(RunningText):
         )  # fmt: skip
 
     def check_text(self, line: str) -> None:
-        """Refuse a line without a blank."""
+        """Refuse a line without a blank, or one longer than learned positions reach."""
         if BLANK not in line:
             raise InputError(f"no {BLANK} in {line!r:.80}; a line holds one for each hidden token")
+        limit = self._num_positions
+        if limit is not None and (length := len(self._row(line))) > limit:
+            raise InputError(
+                f"a text of {length} tokens is longer than the {limit} learned positions of the "
+                "model; shorten it, or train with rotary or sinusoidal positions"
+            )
 
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
         """Make batches of user text in its order, one row a line, with blanks to be filled."""
         return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
 
     def text_batch(self, lines: list[str]) -> MaskedBatch:
-        """Make a batch of user text, one row a line.
-
-        A blank stands for one token: of subwords with the space before it, as in running text.
-        """
-        tokenizer = self.row_tokenizer
-        rows = []
-        for line in lines:
-            *before, last = f" {line.strip()}".split(BLANK)
-            if not isinstance(self.tokenizer, ByteTokenizer):
-                before = [part.removesuffix(" ") for part in before]
-            row = [tokenizer.start]
-            for part in before:
-                row += [*self.tokenizer.encode(part), tokenizer.blank]
-            rows.append([*row, *self.tokenizer.encode(last), tokenizer.separator])
+        """Make a batch of user text, one row a line."""
+        rows, blank = [self._row(line) for line in lines], self.row_tokenizer.blank
         tokens, mask = pad(rows)
-        asked, real = pad([[i for i, t in enumerate(r) if t == tokenizer.blank] for r in rows])
+        asked, real = pad([[i for i, t in enumerate(r) if t == blank] for r in rows])
         target = torch.zeros_like(asked).masked_fill(~real, IGNORE)
         follows = torch.full((len(rows),), IGNORE)
         return MaskedBatch(tokens, mask, target, asked, torch.zeros_like(mask), follows)
 
+    def _row(self, line: str) -> list[int]:
+        """Tokens of a line of user text.
+
+        A blank stands for one token: of subwords with the space before it, as in running text.
+        """
+        tokenizer = self.row_tokenizer
+        *before, last = f" {line.strip()}".split(BLANK)
+        if not isinstance(self.tokenizer, ByteTokenizer):
+            before = [part.removesuffix(" ") for part in before]
+        row = [tokenizer.start]
+        for part in before:
+            row += [*self.tokenizer.encode(part), tokenizer.blank]
+        return [*row, *self.tokenizer.encode(last), tokenizer.separator]
+
     # Network, loss and metrics
 
     def build(self, config: TransformerConfig) -> MaskedLanguageModel:
+        self._num_positions = self._context if config.positions == "learned" else None
         return MaskedLanguageModel(
             config,
             vocab_size=self.row_tokenizer.vocab_size,

@@ -90,6 +90,20 @@ def test_a_text_with_blanks_is_running_text_with_masked_tokens(
     assert batch.asked.tolist() == [[1 + index for index in hidden]]
 
 
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_a_text_beyond_learned_positions_is_refused_by_itself(folder: Path, positions: str) -> None:
+    task = MaskedLanguageModeling(train="text.txt", tokenizer="word", context=16)
+    task.setup("fit")
+    task.build(TransformerConfig(FullAttention, d_model=8, num_heads=2, positions=positions))
+    task.check_text(" ".join(["<mask>"] * 14))
+    long = " ".join(["<mask>"] * 15)
+    if positions == "rotary":
+        task.check_text(long)
+        return
+    with pytest.raises(InputError, match=r"^a text of 17 tokens is longer than the 16 learned"):
+        task.check_text(long)
+
+
 def test_fewer_tokens_than_asked_for_are_told(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
