@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ from typing import Any
 from clusterformer.cli.predict import cell
 from clusterformer.data.audio import expanded
 from clusterformer.data.columns import find_columns
-from clusterformer.data.labelled_text import FORMATS, Column, read_table, table_format
+from clusterformer.data.labelled_text import (
+    FORMATS,
+    Column,
+    read_table,
+    require_one,
+    table_format,
+)
 from clusterformer.errors import InputError
 
 _ABSENT = object()
@@ -82,6 +89,7 @@ class Table:
 
     def _position(self, path: str, column: str) -> int:
         if column in self._header and self._has_header:
+            require_one(path, self._header, column)
             return self._header.index(column)
         if column.isdecimal() and 1 <= int(column) <= len(self._header):
             return int(column) - 1
@@ -89,7 +97,14 @@ class Table:
         raise InputError(f"{path}:1: no column {column!r}, there are {found:.500}")
 
     def header(self, layout: str, names: list[str]) -> str:
-        """Return the header line of the output, empty if it has none."""
+        """Return the header line of the output, empty if it has none.
+
+        Raises:
+            InputError: if two columns share a name, of which JSON would keep one.
+        """
+        if layout == "jsonl" and self._has_header:
+            for name in self._header:
+                require_one(self._path, self._header, name)
         if layout == "jsonl" or not self._has_header:
             return ""
         return _line(layout, [*self._header, *self._new(names)])
@@ -122,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 def _line(layout: str, fields: list[Any]) -> str:
     if layout == "tsv":
-        return "\t".join(" ".join(str("" if v is None else v).split()) for v in fields)
+        return "\t".join(re.sub(r"\r\n|[\t\r\n]", " ", str("" if v is None else v)) for v in fields)
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(fields)
     return line.getvalue().removesuffix("\n")

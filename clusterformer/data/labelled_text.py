@@ -288,7 +288,18 @@ def _index(path: Path, first: list[str], column: Column) -> int:
             f"{path}:1: no column {column!r}, the header line has {f'{first}':.500}; "
             "without a header line, give the columns by number"
         )
+    require_one(path, first, column)
     return first.index(column)
+
+
+def require_one(path: str | Path, header: list[str], column: str) -> None:
+    """Refuse a name of several columns.
+
+    Raises:
+        InputError: if the header line has it more than once.
+    """
+    if (count := header.count(column)) > 1:
+        raise InputError(f"{path}:1: {count} columns are called {column!r}; rename all but one")
 
 
 def _json_fields(path: Path, content: str, columns: _Columns) -> Iterator[_Fields]:

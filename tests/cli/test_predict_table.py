@@ -117,6 +117,12 @@ def test_values_of_json_pass_through(run: Path, tmp_path: Path, capsys) -> None:
         ]  # fmt: skip
 
 
+def test_spaces_of_a_tsv_pass_through(run: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.tsv").write_text("note\ttext\n two  spaces \ta film\n")
+    _, line = predicted(run, tmp_path / "a.tsv", capsys).splitlines()
+    assert line.startswith(" two  spaces \ta film\t")
+
+
 def test_without_a_header_line_columns_have_numbers(run: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.tsv").write_text("1\tgood film\n2\tbad film\n")
     lines = predicted(run, tmp_path / "a.tsv", capsys, "--text_column=2").splitlines()
@@ -138,6 +144,8 @@ def test_no_column_of_the_output_hides_one_of_the_input(run: Path, tmp_path: Pat
         ("a.csv", "x,y\n1\n", ("--text_column=x",), "a.csv:2: 1 columns, line 1 has 2"),
         ("a.csv", "", ("--text_column=1",), "a.csv: empty, allowed is a table with texts"),
         ("a.jsonl", "[" * 10_000, (), "a.jsonl:1: nested too deeply"),
+        ("a.csv", "x,x\n1,2\n", ("--text_column=x",), "a.csv:1: 2 columns are called 'x'; rename"),
+        ("a.csv", "text,n,n\n1,2,3\n", ("--format=jsonl",), "a.csv:1: 2 columns are called 'n'"),
         ("a.txt", "x", ("--text_column=x",), "unknown ending '.txt'"),
         ("a.csv", "x\n1\n", ("--first_column=x",), "--first_column is not for Classification"),
         ("a.csv", "x\n1\n", ("--format=xml",), "--format is tsv or csv or jsonl, got 'xml'"),

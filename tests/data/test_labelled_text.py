@@ -82,6 +82,7 @@ def test_encoding_can_be_chosen(write):
         ("a.tsv", "1\tgood\n\tbad\n", NUMBERED, "a.tsv:2: nothing in column 1"),
         ("a.tsv", "1\tgood\n", {"text_column": 3, "label_column": 1}, "no column 3, there are 2"),
         ("a.tsv", "1\tgood\n", {}, "a.tsv:1: no column 'text', the header line has"),
+        ("a.csv", "text,label,label\na,1,2\n", {}, "a.csv:1: 2 columns are called 'label'; rename"),
         ("a.tsv", "", NUMBERED, "a.tsv:1: no column 2, there are 0"),
         ("a.tsv", "text\tlabel\n", {}, "a.tsv: no examples"),
         ("a.tsv", b"1\tgood\n0\tcaf\xe9\n", NUMBERED, "a.tsv:2: bytes e9 are not utf-8"),
