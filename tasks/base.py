@@ -279,7 +279,7 @@ class Labelling(Task):
             if example.label not in numbers:
                 raise InputError(
                     f"{example.where}: label {example.label!r} is not among those of the training "
-                    f"data, {', '.join(self._labels)}"
+                    f"data, {', '.join(self._labels):.500}"
                 )
         return [numbers[example.label] for example in examples]
 

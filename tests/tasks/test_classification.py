@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from clusterformer.attention import FullAttention
+from clusterformer.data.labelled_text import Row
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.module import ClusterFormer
@@ -245,3 +246,11 @@ def test_real_news_loads_in_seconds_and_pads_little(data_root):
     assert max(mask.numel() for mask in masks) <= 32_000
     assert sum(int(mask.sum()) for mask in masks) > 0.93 * sum(mask.numel() for mask in masks)
     assert len(task.state()["labels"]) == 20
+
+
+def test_the_error_of_an_unknown_label_lists_some_of_very_many() -> None:
+    task = Classification(train="t.csv")
+    task._labels = [f"{number / 7:.3f}" for number in range(300)]
+    with pytest.raises(InputError, match=r"t.csv:2: label 'x' is not among .*0\.143") as error:
+        task.targets([Row("a film", "x", "t.csv:2")])
+    assert len(str(error.value)) < 600
