@@ -155,7 +155,9 @@ class TrainedModel:
         ]
 
     def _records(self, inputs: Iterable[Any], predictions: Predictions) -> list[dict[str, Any]]:
-        lines = [_line(each) for each in inputs]
+        if isinstance(inputs, str | Path):
+            raise InputError(f"inputs must be a list, got one text, {str(inputs)!r:.80}")
+        lines = [_line(number, each) for number, each in enumerate(inputs, start=1)]
         for number, line in enumerate(lines, start=1):
             self._check(number, line)
         records: list[dict[str, Any]] = []
@@ -343,9 +345,11 @@ class TrainedModel:
         )
 
 
-def _line(given: Any) -> str:
+def _line(number: int, given: Any) -> str:
     """Write an input as the line of text that a task reads: columns with tabs between."""
     if isinstance(given, str | Path):
         return str(given)
     columns = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(columns, Iterable):
+        raise InputError(f"input {number}: got {given!r:.80}, allowed are texts, pairs and points")
     return "\t".join(str(column) for column in columns)

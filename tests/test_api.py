@@ -66,6 +66,9 @@ def test_loading_draws_no_random_number(run: Path) -> None:
         (lambda run: clusterformer.load(run, average=3), "train with --keep 3"),
         (lambda run: clusterformer.load(run).translate(["x"]), "translate needs a run of Trans"),
         (lambda run: clusterformer.load(run).generate("x"), "generate needs a run of Language"),
+        (lambda run: clusterformer.load(run).predict("1 2"), "must be a list, got one text, '1 2'"),
+        (lambda run: clusterformer.load(run).predict(["1", None]), "input 2: got None, allowed"),
+        (lambda run: clusterformer.load(run).predict([float("nan")]), "input 1: got nan, allowed"),
     ],
 )
 def test_what_cannot_be_is_one_line(
