@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from tiny_pretrained import WORDS, write_bert
 
 pytest.importorskip("transformers")
@@ -134,7 +135,11 @@ def test_the_card_says_what_it_is(run: Path, tmp_path: Path) -> None:
         assert f"Auto{kind}.from_pretrained(FOLDER, trust_remote_code=True)" in card
     assert "NeuralClusteringAttention(num_clusters=3" in card
     assert "labels: bad, good" in card
-    assert "It was trained from random weights." in card
+    base = yaml.safe_load((run / "config.yaml").read_text())["model"]["pretrained"]
+    start = (
+        "It started from the pretrained model" if base else "It was trained from random weights."
+    )
+    assert start in card
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert config["attention"]["init_args"]["num_clusters"] == 3
 
