@@ -9,6 +9,9 @@ a power law, as those between repeated words of a language do.
 By chance a key may stand among the random tokens before its question too, with another token
 behind it; the smaller the vocabulary, the more often. Then only its place tells which is meant.
 
+In Zoology's texts a block of two tokens, counted from the first, is a pair. A mechanism that reads
+blocks in short then has key and value in one; `shifted` takes this gift away.
+
 B batch   N tokens   A pairs
 """
 
@@ -53,6 +56,8 @@ class Recall(GeneratedTask):
         also_train: Other lengths and numbers of pairs; every further batch of training has the next
             of these sizes, and as many tokens. Zoology trains on several sizes too.
         short_batches: Number of first batches that have the sizes of `also_train` only.
+        shifted: Whether a random token stands before the pairs, so that no block of two tokens,
+            counted from the first, holds a pair.
         options: Options of `GeneratedTask`.
     """
 
@@ -68,6 +73,7 @@ class Recall(GeneratedTask):
         power: float = 0.01,
         also_train: list[tuple[int, int]] | None = None,
         short_batches: int = 0,
+        shifted: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -78,7 +84,7 @@ class Recall(GeneratedTask):
         require_sizes(short_batches, also_train)
         self._short_batches = short_batches
         self._length, self._num_pairs = length, num_pairs
-        self._vocab_size, self._power = vocab_size, power
+        self._vocab_size, self._power, self._shift = vocab_size, power, int(shifted)
         self._trained_length = length  # for learned positions, whatever a test has
 
     @property
@@ -90,17 +96,20 @@ class Recall(GeneratedTask):
         return self._vocab_size
 
     def texts(self, *stream: int) -> RecallTexts:
-        return RecallTexts(self._length, self._num_pairs, self._vocab_size, self._power, stream)
+        return self._of_size((self._length, self._num_pairs), stream)
 
     def train_texts(self, *stream: int) -> SeveralLengths:
         sizes = [(self._length, self._num_pairs), *self._also_train]
-        parts = [
-            RecallTexts(
-                *size, self._vocab_size, self._power, stream, max(1, self._length // size[0])
-            )
-            for size in sizes
-        ]
+        parts = [self._of_size(size, stream, max(1, self._length // size[0])) for size in sizes]
         return SeveralLengths(parts, self._batch_size, self._short_batches)
+
+    def _of_size(
+        self, size: tuple[int, int], stream: tuple[int, ...], copies: int = 1
+    ) -> RecallTexts:
+        length, num_pairs = size
+        return RecallTexts(
+            length, num_pairs, self._vocab_size, self._power, stream, copies, self._shift
+        )
 
     def build(self, config: TransformerConfig) -> AskedTokens:
         return AskedTokens(config, vocab_size=self._vocab_size, max_length=self._trained_length)
@@ -126,7 +135,8 @@ class Recall(GeneratedTask):
         return [{"values": row.tolist()} for row in network(batch).logits.argmax(-1)]
 
     def links(self, batch: AskingBatch, index: int) -> list[tuple[int, int]]:
-        return [(2 * pair + 1, at) for pair, at in enumerate(batch.asked[index].tolist())]
+        first = 1 + self._shift
+        return [(2 * pair + first, at) for pair, at in enumerate(batch.asked[index].tolist())]
 
 
 class RecallTexts(GeneratedTexts):
@@ -139,6 +149,7 @@ class RecallTexts(GeneratedTexts):
         power: Exponent of the power law of distances.
         stream: Numbers that name this list of texts.
         copies: Number of texts that are made from one index.
+        shift: Number of random tokens before the pairs, 0 or 1.
     """
 
     def __init__(
@@ -149,8 +160,10 @@ class RecallTexts(GeneratedTexts):
         power: float,
         stream: tuple[int, ...],
         copies: int = 1,
+        shift: int = 0,
     ) -> None:
         super().__init__(stream, copies)
+        self._shift = shift
         self._length, self._num_pairs, self._vocab_size = length, num_pairs, vocab_size
         space = length // 2 - num_pairs  # every other token behind the pairs may ask
         chance = np.arange(1, space + 1) ** (power - 1)
@@ -161,7 +174,8 @@ class RecallTexts(GeneratedTexts):
             zero = torch.zeros(1, 1, dtype=torch.long)
             return AskingBatch(zero, zero.bool(), zero + IGNORE, zero)
         pairs, half = self._num_pairs, self._vocab_size // 2
-        count = len(indices) * self._copies
+        count, shift = len(indices) * self._copies, self._shift
+        end = shift + 2 * pairs
         tokens = np.empty((count, self._length), dtype=np.int64)
         values, asked = (np.empty((count, pairs), dtype=np.int64) for _ in range(2))
         for row, generator in enumerate(self.generators(indices)):
@@ -169,8 +183,8 @@ class RecallTexts(GeneratedTexts):
             keys = 1 + generator.choice(half - 1, pairs, replace=False)
             values[row] = half + generator.choice(self._vocab_size - half, pairs, replace=False)
             gaps = generator.choice(len(self._chance), pairs, replace=False, p=self._chance)
-            asked[row] = 2 * (pairs + gaps)
-            tokens[row, 0 : 2 * pairs : 2], tokens[row, 1 : 2 * pairs : 2] = keys, values[row]
+            asked[row] = shift + 2 * (pairs + gaps)
+            tokens[row, shift:end:2], tokens[row, shift + 1 : end : 2] = keys, values[row]
             tokens[row, asked[row]] = keys
         found = torch.from_numpy(tokens)
         mask = torch.ones_like(found, dtype=torch.bool)

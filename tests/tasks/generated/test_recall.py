@@ -39,6 +39,18 @@ def test_each_key_comes_twice_and_its_value_is_the_answer() -> None:
         assert len(set(asked.tolist())) == 8
 
 
+def test_no_block_of_two_tokens_holds_a_pair_of_shifted_texts() -> None:
+    plain, moved = (
+        Recall(length=16, num_pairs=3, vocab_size=64, shifted=shifted).texts(0)[list(range(50))]
+        for shifted in (False, True)
+    )
+    assert torch.equal(moved.tokens[:, 1:7], plain.tokens[:, :6])
+    assert torch.equal(moved.target, plain.target)
+    assert torch.equal(moved.asked, plain.asked + 1)
+    assert moved.asked.max() == 15
+    assert torch.equal(moved.tokens.gather(1, moved.asked), plain.tokens[:, :6:2])
+
+
 def test_accuracy_clear_leaves_out_keys_that_stand_before_by_chance() -> None:
     task = Recall(length=12, num_pairs=2, vocab_size=16)
     #       pairs       random   asked: 1, 1 stands at 5 too; 2, at 11 only behind its question
