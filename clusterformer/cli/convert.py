@@ -35,7 +35,7 @@ starts a training from it. Killed, the same command goes on from FOLDER.checkpoi
   --max_length 512      tokens of a text; positions are extended if the model has fewer
   --steps 400           steps of training; 0 fits the clusters alone
   --batch_size 8        texts of a step
-  --lr 2e-4             learning rate of the weights that there were; five times that for new ones
+  --lr 2e-4             learning rate of the pretrained weights; new ones have five times that
   --calibration 160     texts that the clusters are fitted to; 0 to start from random clusters
   --dtype fp32          fp32, or bf16: autocast
   --device cpu          cpu or cuda;  --threads N;  --seed 0

@@ -7,7 +7,7 @@ usage: clusterformer fit --config NAME_OR_FILE [options]
 
 Train a model. Metrics, pictures and checkpoints go to a new directory, runs/NAME/NUMBER.
 
-  --config FILE                   YAML file, or a shipped name such as mr.yaml; the last one wins
+  --config FILE                   YAML file, or a shipped name (mr.yaml); several go over each other
   --resume RUN                    continue a killed or finished run from its last checkpoint
   --trust PACKAGE                 with --resume: let the run import classes of that package too
   --runs DIR                      parent of the run directories (default: runs)
