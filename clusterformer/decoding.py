@@ -1,10 +1,10 @@
-"""Decoding of texts by a network, token by token: greedy, sampled, or by beam search.
+"""Decoding of texts by a network, token by token: greedy, drawn, or by beam search.
 
 B batch of texts   V vocabulary
 
 The rows of a state are hypotheses: B * beam of them, those of a text one after the other.
 
-Each function takes `step(tokens (rows,), state) -> (logits (rows, V), state)` and the state before
+Each search takes `step(tokens (rows,), state) -> (logits (rows, V), state)` and the state before
 the first token, as any network with `start` and `step` gives them. A finished text leaves the
 batch. Padding, token 0, is never chosen, and no text is empty.
 """
@@ -73,28 +73,15 @@ def decode(
     eos: int,
     max_length: int | Tensor,
 ) -> list[list[Hypothesis]]:
-    """Find the best texts, greedily or by beam search; the arguments are those of `beam_search`.
-
-    Returns:
-        For each text `search.nbest` hypotheses, best first; fewer if there are no more.
-    """
+    """Find the best texts, greedily or by beam search: arguments and result of `beam_search`."""
     if search.beam == 1:
         return [[one] for one in greedy(step, state, first, eos=eos, max_length=max_length)]
-    return beam_search(
-        step,
-        state,
-        first,
-        eos=eos,
-        max_length=max_length,
-        beam=search.beam,
-        length_penalty=search.length_penalty,
-        nbest=search.nbest,
-    )
+    return beam_search(step, state, first, search, eos=eos, max_length=max_length)
 
 
 @torch.inference_mode()
 def greedy(
-    step: Step, state: State, first: Tensor, *, eos: int | None, max_length: int | Tensor
+    step: Step, state: State, first: Tensor, *, eos: int, max_length: int | Tensor
 ) -> list[Hypothesis]:
     """Take the likeliest token at every step.
 
@@ -102,80 +89,12 @@ def greedy(
         step: Step function of the network.
         state: State before the first token, one row a text.
         first: (B,), token that each text's decoder reads first.
-        eos: End mark; None if texts have none and all get `max_length` tokens.
+        eos: End mark.
         max_length: Maximum number of tokens before the end mark, at least 1; one number or (B,).
 
     Returns:
         One hypothesis a text.
     """
-    return _unroll(step, state, first, eos, max_length, lambda scores: scores.argmax(-1))
-
-
-@torch.inference_mode()
-def sample(
-    step: Step,
-    state: State,
-    first: Tensor,
-    *,
-    eos: int | None,
-    max_length: int | Tensor,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    generator: torch.Generator | None = None,
-) -> list[Hypothesis]:
-    """Draw tokens from softmax(logits / temperature), cut to its nucleus (Holtzman et al., 2020).
-
-    Args:
-        step: Step function of the network.
-        state: State before the first token, one row a text.
-        first: (B,), token that each text's decoder reads first.
-        eos: End mark; None if texts have none and all get `max_length` tokens.
-        max_length: Maximum number of tokens before the end mark, at least 1; one number or (B,).
-        temperature: Divisor of the logits, above 0; below 1 sharpens, above 1 flattens.
-        top_p: Probability, above 0 and at most 1, of the nucleus: the likeliest tokens that
-            together have it.
-        generator: Source of the random numbers.
-
-    Returns:
-        One hypothesis a text; scores are log-probabilities of the network, before temperature.
-    """
-    return _unroll(
-        step, state, first, eos, max_length, lambda x: draw(x, temperature, top_p, generator)
-    )
-
-
-def draw(
-    scores: Tensor,
-    temperature: float,
-    top_p: float,
-    generator: torch.Generator | None = None,
-    *,
-    top_k: int | None = None,
-) -> Tensor:
-    """Draw a token a row (rows,) from log-probabilities or logits (rows, V), as `sample` does."""
-    if temperature <= 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}; near 0 use greedy")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
-    gaps = scores - scores.amax(-1, keepdim=True)  # at most 0: no temperature overflows
-    divisor = max(temperature, torch.finfo(scores.dtype).tiny)
-    likeliest, order = (gaps / divisor).softmax(-1).sort(-1, descending=True)
-    # the token that crosses top_p still belongs to the nucleus
-    nucleus = likeliest.masked_fill(likeliest.cumsum(-1) - likeliest >= top_p, 0.0)
-    if top_k is not None:
-        nucleus[:, top_k:] = 0.0
-    return order.gather(-1, nucleus.multinomial(1, generator=generator))[:, 0]
-
-
-def _unroll(
-    step: Step,
-    state: State,
-    first: Tensor,
-    eos: int | None,
-    max_length: int | Tensor,
-    choose: Callable[[Tensor], Tensor],
-) -> list[Hypothesis]:
-    """Follow one hypothesis a text; `choose` maps log-probabilities (rows, V) to tokens (rows,)."""
     count, tokens = len(first), first
     limits = _limits(max_length, first)
     texts = torch.arange(count, device=first.device)  # text of each row
@@ -185,13 +104,9 @@ def _unroll(
     while True:
         logits, state = step(tokens, state)
         scores = _scores(logits, limits, len(history), eos)
-        tokens = choose(scores)
+        tokens = scores.argmax(-1)
         total = total + scores.gather(-1, tokens[:, None])[:, 0]
-        if eos is None:
-            history.append(tokens)
-            done = limits == len(history)
-        else:
-            done = tokens == eos
+        done = tokens == eos
         if done.any():
             past = torch.stack(history, 1)
             for row in done.nonzero()[:, 0].tolist():
@@ -202,8 +117,35 @@ def _unroll(
             state = state.select(kept, kept)
             tokens, total, limits, texts = tokens[kept], total[kept], limits[kept], texts[kept]
             history = list(past[kept].unbind(1))
-        if eos is not None:
-            history.append(tokens)
+        history.append(tokens)
+
+
+def draw(
+    scores: Tensor,
+    temperature: float,
+    top_p: float,
+    generator: torch.Generator | None = None,
+    *,
+    top_k: int | None = None,
+) -> Tensor:
+    """Draw a token a row (rows,) from softmax(scores / temperature), cut to its nucleus.
+
+    Args:
+        scores: Log-probabilities or logits, (rows, V).
+        temperature: Divisor, above 0; below 1 sharpens, above 1 flattens.
+        top_p: Probability, above 0 and at most 1, of the nucleus (Holtzman et al., 2020): the
+            likeliest tokens that together have it.
+        generator: Source of the random numbers.
+        top_k: Maximum number of tokens to draw from, the likeliest.
+    """
+    gaps = scores - scores.amax(-1, keepdim=True)  # at most 0: no temperature overflows
+    divisor = max(temperature, torch.finfo(scores.dtype).tiny)
+    likeliest, order = (gaps / divisor).softmax(-1).sort(-1, descending=True)
+    # the token that crosses top_p still belongs to the nucleus
+    nucleus = likeliest.masked_fill(likeliest.cumsum(-1) - likeliest >= top_p, 0.0)
+    if top_k is not None:
+        nucleus[:, top_k:] = 0.0
+    return order.gather(-1, nucleus.multinomial(1, generator=generator))[:, 0]
 
 
 @torch.inference_mode()
@@ -211,36 +153,31 @@ def beam_search(
     step: Step,
     state: State,
     first: Tensor,
+    search: Search,
     *,
     eos: int,
     max_length: int | Tensor,
-    beam: int = 5,
-    length_penalty: float = 1.0,
-    nbest: int = 1,
 ) -> list[list[Hypothesis]]:
     """Search for the best texts among `beam` hypotheses for each, extended side by side.
 
     Score of a hypothesis, as in fairseq: log-probability / length ** length_penalty, the end mark
-    counted. A text is done when `beam` hypotheses have ended, or when `nbest` have and no live one
-    can still beat them: log-probabilities only fall, so a live one reaches at most its own divided
-    by the largest divisor it may get.
+    counted: a penalty of 0 compares log-probabilities, which favours short texts, one of 1 their
+    mean over tokens. A text is done when `beam` hypotheses have ended, or when `nbest` have and no
+    live one can still beat them: log-probabilities only fall, so a live one reaches at most its own
+    divided by the largest divisor it may get.
 
     Args:
         step: Step function of the network.
         state: State before the first token, one row a text.
         first: (B,), token that each text's decoder reads first.
+        search: Options.
         eos: End mark.
         max_length: Maximum number of tokens before the end mark, at least 1; one number or (B,).
-        beam: Number of hypotheses for each text.
-        length_penalty: Exponent of the length: 0 compares log-probabilities, which favours short
-            texts; 1 compares their mean over tokens.
-        nbest: Number of hypotheses to return, at most `beam`.
 
     Returns:
         For each text `nbest` hypotheses, best first; fewer if there are no more.
     """
-    if not 1 <= nbest <= beam:
-        raise ValueError(f"nbest must be in 1..beam, got {nbest} with beam = {beam}")
+    beam, length_penalty, nbest = search.beam, search.length_penalty, search.nbest
     count, device = len(first), first.device
     limits = _limits(max_length, first)
     ended: list[list[Hypothesis]] = [[] for _ in range(count)]
@@ -327,15 +264,14 @@ def _limits(max_length: int | Tensor, first: Tensor) -> Tensor:
     return limits
 
 
-def _scores(logits: Tensor, limits: Tensor, length: int, eos: int | None) -> Tensor:
+def _scores(logits: Tensor, limits: Tensor, length: int, eos: int) -> Tensor:
     """Log-probabilities (rows, V) after `length` tokens, -inf for tokens not allowed now."""
     scores = logits.float().log_softmax(-1)
     scores[:, PAD] = float("-inf")
-    if eos is not None:
-        if length == 0:
-            scores[:, eos] = float("-inf")
-        if (late := limits <= length).any():
-            end = scores[:, eos].clone()
-            scores[late] = float("-inf")
-            scores[:, eos] = end
+    if length == 0:
+        scores[:, eos] = float("-inf")
+    if (late := limits <= length).any():
+        end = scores[:, eos].clone()
+        scores[late] = float("-inf")
+        scores[:, eos] = end
     return scores

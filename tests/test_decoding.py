@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention import FullAttention, NeuralClusteringAttention
-from clusterformer.decoding import Hypothesis, beam_search, greedy, sample
+from clusterformer.decoding import Hypothesis, Search, beam_search, draw, greedy
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.decoder import State
 from clusterformer.models.seq2seq import Seq2Seq
@@ -69,8 +69,8 @@ def test_a_beam_as_wide_as_everything_is_the_exhaustive_search(penalty: float) -
     network, max_length = Table(3, 4), torch.tensor([4, 2, 3])
     everything = 4**4 * 2
     found = beam_search(
-        network.step, network.start(), first(3),
-        eos=EOS, max_length=max_length, beam=everything, length_penalty=penalty, nbest=5,
+        network.step, network.start(), first(3), Search(everything, penalty, nbest=5),
+        eos=EOS, max_length=max_length,
     )  # fmt: skip
     for text, best in enumerate(found):
         same(best, network.exhaustive(text, int(max_length[text]), penalty)[:5])
@@ -108,8 +108,8 @@ def test_beam_search_is_its_definition_and_stops_early_without_loss(
     nbest = min(nbest, beam)
     network, max_length = Table(7, 9, sharpness=2.0), torch.tensor([9, 3, 1, 7, 9, 5, 2])
     found = beam_search(
-        network.step, network.start(), first(7),
-        eos=EOS, max_length=max_length, beam=beam, length_penalty=penalty, nbest=nbest,
+        network.step, network.start(), first(7), Search(beam, penalty, nbest),
+        eos=EOS, max_length=max_length,
     )  # fmt: skip
     for text, best in enumerate(found):
         same(best, literal_beam(network, text, int(max_length[text]), beam, penalty, nbest))
@@ -119,8 +119,8 @@ def test_a_text_stops_when_nothing_live_can_beat_what_ended() -> None:
     network = Table(1, 50)
     network.logits[:] = -20.0
     network.logits[:, 0, ..., 3] = network.logits[:, 1, ..., EOS] = 20.0
-    options = {"eos": EOS, "max_length": 50, "beam": 3, "length_penalty": 0.0}
-    (found,) = beam_search(network.step, network.start(), first(1), **options)
+    search = Search(beam=3, length_penalty=0.0)
+    (found,) = beam_search(network.step, network.start(), first(1), search, eos=EOS, max_length=50)
     assert found[0].tokens == [3]
     assert network.steps == 2
 
@@ -141,9 +141,7 @@ def test_greedy_is_a_beam_of_one(penalty: float) -> None:
     network, max_length = Table(8, 10, sharpness=3.0), torch.tensor([10, 3, 1, 7, 10, 5, 2, 10])
     options = {"eos": EOS, "max_length": max_length}
     one = greedy(network.step, network.start(), first(8), **options)
-    beam = beam_search(
-        network.step, network.start(), first(8), **options, beam=1, length_penalty=penalty
-    )
+    beam = beam_search(network.step, network.start(), first(8), Search(1, penalty), **options)
     for single, (best,) in zip(one, beam, strict=True):
         assert single.tokens == best.tokens
         length = (len(best.tokens) + 1) ** penalty
@@ -159,7 +157,8 @@ def test_a_text_does_not_depend_on_its_batch(search: str) -> None:
         arguments = network.step, network.start(which), first(len(texts))
         if search == "greedy":
             return [[one] for one in greedy(*arguments, eos=EOS, max_length=max_length[which])]
-        return beam_search(*arguments, eos=EOS, max_length=max_length[which], beam=4, nbest=2)
+        options = Search(beam=4, nbest=2)
+        return beam_search(*arguments, options, eos=EOS, max_length=max_length[which])
 
     whole = run([0, 1, 2, 3, 4, 5])
     for text, best in enumerate(whole):
@@ -203,11 +202,11 @@ def test_a_beam_on_caches_is_a_beam_without(attention: Callable) -> None:
     ).eval()
     mask = torch.arange(9) < torch.tensor([9, 4, 7, 1, 6])[:, None]
     batch = Source(torch.randint(1, 20, (5, 9)), mask)
-    options = {"eos": EOS, "max_length": 2 * mask.sum(1) + 5, "beam": 4, "nbest": 4}
+    search, options = Search(beam=4, nbest=4), {"eos": EOS, "max_length": 2 * mask.sum(1) + 5}
     plain = Uncached(network)
     with torch.inference_mode():
-        cached = beam_search(network.step, network.start(batch), first(5), **options)
-        expected = beam_search(plain.step, plain.start(batch), first(5), **options)
+        cached = beam_search(network.step, network.start(batch), first(5), search, **options)
+        expected = beam_search(plain.step, plain.start(batch), first(5), search, **options)
     assert max(len(one.tokens) for best in cached for one in best) > 5
     for found, wanted in zip(cached, expected, strict=True):
         same(found, wanted)
@@ -228,7 +227,7 @@ def test_caches_are_worth_it(attention: type) -> None:
     with torch.inference_mode():
         begun = time.process_time()
         found = beam_search(
-            endless, network.start(batch), first(32), eos=EOS, max_length=256, beam=5
+            endless, network.start(batch), first(32), Search(beam=5), eos=EOS, max_length=256
         )
         cached = time.process_time() - begun
         assert len(found[0][0].tokens) == 256
@@ -246,24 +245,20 @@ def test_caches_are_worth_it(attention: type) -> None:
     assert cached < uncached / 5
 
 
-def test_samples_follow_the_distribution_and_its_nucleus() -> None:
-    network = Table(1, 1)
-    count = 20_000
-    start = network.start(torch.zeros(count, dtype=torch.long))
+def test_draws_follow_the_distribution_and_its_nucleus() -> None:
+    logits, count = torch.randn(SIZE), 20_000
+    logits[0] = float("-inf")  # padding is never chosen
     generator = torch.Generator().manual_seed(0)
-    options = {"eos": None, "max_length": 1, "generator": generator}
-    probabilities = network.logits[0, 0, 0, BOS].clone()
-    probabilities[0] = float("-inf")  # padding is never chosen
 
-    def frequencies(**more: float) -> Tensor:
-        found = sample(network.step, start, first(count), **options, **more)
-        return torch.tensor([one.tokens[0] for one in found]).bincount(minlength=SIZE) / count
+    def frequencies(temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
+        found = draw(logits.expand(count, -1), temperature, top_p, generator)
+        return found.bincount(minlength=SIZE) / count
 
     for temperature in (0.5, 1.0, 2.0):
-        expected = (probabilities / temperature).softmax(-1)
+        expected = (logits / temperature).softmax(-1)
         found = frequencies(temperature=temperature)
         torch.testing.assert_close(found, expected, atol=0.015, rtol=0)
-    likeliest, order = probabilities.softmax(-1).sort(descending=True)
+    likeliest, order = logits.softmax(-1).sort(descending=True)
     top_p = float(likeliest[0]) + 0.5 * float(likeliest[1])
     found = frequencies(top_p=top_p)
     assert found[order[2:]].sum() == 0
@@ -271,38 +266,30 @@ def test_samples_follow_the_distribution_and_its_nucleus() -> None:
     torch.testing.assert_close(found[order[:2]], expected, atol=0.015, rtol=0)
 
 
-def test_a_tiny_nucleus_is_greedy_and_equal_seeds_give_equal_samples() -> None:
-    network = Table(8, 10)
-    options = {"eos": EOS, "max_length": 10}
-    arguments = network.step, network.start(), first(8)
-    assert sample(*arguments, **options, top_p=1e-6) == greedy(*arguments, **options)
-    drawn = [
-        sample(*arguments, **options, generator=torch.Generator().manual_seed(seed))
-        for seed in (3, 3, 4)
-    ]
-    assert drawn[0] == drawn[1] != drawn[2]
+def test_a_tiny_nucleus_is_greedy_and_equal_seeds_give_equal_draws() -> None:
+    logits = torch.randn(80, SIZE)
+    assert torch.equal(draw(logits, 1.0, top_p=1e-6), logits.argmax(-1))
+    drawn = [draw(logits, 1.0, 1.0, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
 
 
-def test_without_an_end_mark_all_texts_are_as_long_as_asked() -> None:
-    network, max_length = Table(3, 9), torch.tensor([4, 9, 1])
-    found = greedy(network.step, network.start(), first(3), eos=None, max_length=max_length)
-    assert [len(one.tokens) for one in found] == [4, 9, 1]
-    for text, one in enumerate(found):
-        assert one.score == pytest.approx(network.log_probability(text, one.tokens), rel=1e-4)
+@pytest.mark.parametrize("search", [greedy, beam_search])
+def test_texts_without_a_token_are_refused(search: Callable) -> None:
+    network = Table(2, 3)
+    options = (Search(),) if search is beam_search else ()
+    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
+        search(network.step, network.start(), first(2), *options, eos=EOS, max_length=0)
 
 
 @pytest.mark.parametrize(
     ("options", "printed"),
     [
-        ({"max_length": 0}, "max_length must be at least 1, got 0"),
-        ({"max_length": 3, "beam": 2, "nbest": 3}, r"nbest must be in 1\.\.beam, got 3"),
-        ({"max_length": 3, "beam": 0}, r"nbest must be in 1\.\.beam, got 1 with beam = 0"),
-        ({"max_length": 3, "temperature": 0.0}, "temperature must be above 0"),
-        ({"max_length": 3, "top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+        ({"beam": 2, "nbest": 3}, r"nbest must be at most beam \(2\), got 3"),
+        ({"beam": 0}, "beam must be at least 1, got 0"),
+        ({"length_penalty": 11.0}, "length_penalty must be from -10 to 10, got 11"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, float], printed: str) -> None:
-    network = Table(2, 3)
-    search = sample if {"temperature", "top_p"} & set(options) else beam_search
     with pytest.raises(ValueError, match=printed):
-        search(network.step, network.start(), first(2), eos=EOS, **options)
+        Search(**options)
