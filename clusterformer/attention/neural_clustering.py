@@ -258,7 +258,6 @@ class NeuralClusteringAttention(ClusterDecoding):
                 mixed = replace_prefix(mixed, q, k, v, key_mask, limit)
             return mixed, grouping
         if limit and (exporting or key_mask is not None):
-            key_mask = hidden.new_ones(hidden.shape[:2]).bool() if key_mask is None else key_mask
             mixed = replace_short_texts(mixed, q, k, v, key_mask, limit, causal=is_causal)
         return mixed, grouping
 

@@ -159,10 +159,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
                 if limit and causal:
                     far = replace_prefix(far, far_q, far_k, value, key_mask, limit)
                 elif limit and (exporting or key_mask is not None):
-                    mask = (
-                        hidden.new_ones(hidden.shape[:2]).bool() if key_mask is None else key_mask
-                    )
-                    far = replace_short_texts(far, far_q, far_k, value, mask, limit, causal=causal)
+                    far = replace_short_texts(far, far_q, far_k, value, key_mask, limit)
         parts.append(far[..., :-1].to(v.dtype))
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
 

@@ -38,19 +38,28 @@ def full_attention(
 
 
 def replace_short_texts(
-    values: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, limit: int, *, causal: bool
+    values: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    limit: int,
+    *,
+    causal: bool = False,
 ) -> Tensor:
     """Replace the values of texts of up to `limit` real tokens by those of full attention.
 
     Args:
         values: (B, H, N, D).
         q, k, v: (B, H, N, D).
-        key_mask: (B, N), True at real tokens.
+        key_mask: (B, N), True at real tokens; None means all real.
         limit: L.
         causal: A token attends to itself and tokens before it only.
 
     Cost: O(L^2 D) time for each short text, whatever the padded length.
     """
+    if key_mask is None:
+        key_mask = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool)
     lengths = key_mask.sum(1)
     short = lengths <= limit  # (B,)
     # A compiled graph has no rows chosen by their content: it computes all, and takes the short.
