@@ -102,10 +102,10 @@ def choose_blocks(
     return chosen, scores.gather(-1, chosen) > float("-inf")
 
 
-def count_in_blocks(
+def count_in_chosen_blocks(
     chosen: Tensor, seen: Tensor, block_size: int, mask: Tensor | None, *, causal: bool
 ) -> Tensor:
-    """Count the tokens in the blocks (B, H, N, T) that each token chose, (B, H, N, 1).
+    """Count the tokens in the blocks (B, H, N, T) that each token chose, (B, H, N).
 
     Of its own block a token sees those up to itself, where causal.
     """
@@ -117,4 +117,4 @@ def count_in_blocks(
     if mask is not None:
         last = mask.sum(1)[:, None, None, None] - 1
         end = torch.minimum(end, last) if isinstance(end, Tensor) else last
-    return ((end - start + 1).clamp(0, block_size) * seen).sum(-1, keepdim=True)
+    return ((end - start + 1).clamp(0, block_size) * seen).sum(-1)

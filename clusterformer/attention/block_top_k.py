@@ -13,7 +13,7 @@ from clusterformer.attention.block_selection import (
     Compaction,
     block_means,
     choose_blocks,
-    count_in_blocks,
+    count_in_chosen_blocks,
 )
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.attention.visibility import share_of_tokens
@@ -89,9 +89,10 @@ class BlockTopKAttention(AttentionCore):
                 query, key, value, chosen, seen,
                 block_size=size, key_mask=packed.mask, causal=causal, scale=self.head_width**-0.5,
             )  # fmt: skip
-        counts = packed.unpack(count_in_blocks(chosen, seen, size, packed.mask, causal=causal))
+        counts = count_in_chosen_blocks(chosen, seen, size, packed.mask, causal=causal)
+        counts = packed.unpack(counts[..., None])[..., 0]
         own, blocks = packed.unpack(chosen[:, 0, :, :1])[..., 0], scores.shape[3]
-        return packed.unpack(mixed).to(q.dtype), Grouping(own, blocks, counts=counts[..., 0])
+        return packed.unpack(mixed).to(q.dtype), Grouping(own, blocks, counts=counts)
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         assert grouping is not None
