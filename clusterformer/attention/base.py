@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention.grouping import Grouping
 from clusterformer.attention.rotary import rotate
+from clusterformer.attention.visibility import share_of_tokens
 
 Causal = bool | Literal["masked"]
 Cache = tuple[Tensor, ...]
@@ -126,7 +127,8 @@ class AttentionCore(nn.Module, ABC):
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor | None:
         """Compute the share of its sequence that each token attends to; see `visibility`.
 
-        Of self-attention. A mechanism that selects keys overrides it.
+        Of self-attention. A mechanism that selects keys gives their counts with its grouping, or
+        overrides it.
 
         Args:
             grouping: Result of `forward`.
@@ -135,7 +137,11 @@ class AttentionCore(nn.Module, ABC):
         Returns:
             (B, N), the mean over heads, 0 at padding; None if the mechanism does not say.
         """
-        return mask.float() if self.sees_all else None
+        if self.sees_all:
+            return mask.float()
+        if grouping is None or grouping.counts is None:
+            return None
+        return share_of_tokens(grouping.counts, mask, bool(self.causal))
 
     def can_inherit(self, below: "AttentionCore") -> bool:
         """Tell whether the grouping of the layer below can be `previous` for this mechanism."""

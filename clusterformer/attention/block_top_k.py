@@ -16,7 +16,6 @@ from clusterformer.attention.block_selection import (
     count_in_chosen_blocks,
 )
 from clusterformer.attention.text_cache import attend_rows, extend
-from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.selected_blocks import selected_block_attention
 from clusterformer.kernels.top_k import top_k_indices
@@ -93,11 +92,6 @@ class BlockTopKAttention(AttentionCore):
         counts = packed.unpack(counts[..., None])[..., 0]
         own, blocks = packed.unpack(chosen[:, 0, :, :1])[..., 0], scores.shape[3]
         return packed.unpack(mixed).to(q.dtype), Grouping(own, blocks, counts=counts)
-
-    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
-        assert grouping is not None
-        assert grouping.counts is not None
-        return share_of_tokens(grouping.counts, mask, bool(self.causal))
 
     def cache(self, like: Tensor) -> Cache:
         """Make an empty cache: keys, values, sums of keys of blocks (B, H, G, D), and a count."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.text_cache import extend
-from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_at_least, require_positive
 from clusterformer.kernels.reference import argmax_first
 
@@ -108,11 +107,6 @@ class CentroidAttention(AttentionCore):
         """Cosines over the temperature of tokens with centroids, (B, N, C)."""
         points, centroids = (F.normalize(x.float(), dim=-1) for x in (hidden, self.centroids))
         return points @ centroids.mT / self.temperature
-
-    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
-        assert grouping is not None
-        assert grouping.counts is not None
-        return share_of_tokens(grouping.counts, mask, bool(self.causal))
 
     def cache(self, like: Tensor) -> Cache:
         """Make an empty cache: keys, values, groups and gates (B, N, 2), and a count."""

@@ -14,7 +14,6 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.rotary import rotate
 from clusterformer.attention.text_cache import attend_rows, extend
-from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.clustering.spherical import in_backward
 from clusterformer.errors import require_at_least, require_one_of
 from clusterformer.kernels.index_scores import attention_mass, index_scores, select_keys
@@ -236,11 +235,6 @@ class IndexerAttention(AttentionCore):
         if key_mask is not None:
             mask = mask & key_mask[:, None]
         return position, mask.expand(batch, length, length)
-
-    def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
-        assert grouping is not None
-        assert grouping.counts is not None
-        return share_of_tokens(grouping.counts, mask, bool(self.causal))
 
     def cache(self, like: Tensor) -> Cache:
         """Make an empty cache: keys, values, index keys (B, N, F), and a count."""
