@@ -51,6 +51,11 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(-2, index.expand(*x.shape[:-1], x.shape[-1]))
 
 
+def block_sums(x: Tensor, block_size: int) -> Tensor:
+    """Sum the rows of each block: x (B, H, N, D) -> (B, H, G, D)."""
+    return F.pad(x, (0, 0, 0, -x.shape[2] % block_size)).unflatten(2, (-1, block_size)).sum(3)
+
+
 def block_means(x: Tensor, block_size: int, mask: Tensor | None) -> Tensor:
     """Mean of the real rows of each block: x (B, H, N, D) -> (B, H, G, D) in at least float32.
 
@@ -60,17 +65,15 @@ def block_means(x: Tensor, block_size: int, mask: Tensor | None) -> Tensor:
         mask: (B, N), True at real tokens; None means all real.
     """
     length = x.shape[2]
-    tail = -length % block_size
     x = x if x.dtype == torch.float64 else x.float()
     if mask is not None:
         x = x * mask[:, None, :, None]
-    total = F.pad(x, (0, 0, 0, tail)).unflatten(2, (-1, block_size)).sum(3)
+    total = block_sums(x, block_size)
     if mask is None:
         start = torch.arange(total.shape[2], device=x.device) * block_size
         count = (length - start).clamp(max=block_size)[:, None]
     else:
-        count = F.pad(mask.long(), (0, tail)).unflatten(1, (-1, block_size)).sum(2)
-        count = count[:, None, :, None]
+        count = block_sums(mask.long()[:, None, :, None], block_size)
     return total / count.clamp(min=1)
 
 

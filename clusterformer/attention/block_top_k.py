@@ -12,6 +12,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.block_selection import (
     Compaction,
     block_means,
+    block_sums,
     choose_blocks,
     count_in_chosen_blocks,
 )
@@ -127,6 +128,5 @@ class BlockTopKAttention(AttentionCore):
     ) -> tuple[Tensor, Cache]:
         mixed, _ = self.forward(q, k, v, hidden=hidden)
         size = min(self.block_size, k.shape[2])
-        sums = torch.nn.functional.pad(k.float(), (0, 0, 0, -k.shape[2] % size))
-        sums = sums.unflatten(2, (-1, size)).sum(3)
+        sums = block_sums(k.float(), size)
         return mixed, (k.contiguous(), v.contiguous(), sums, cache[3] + k.shape[2])

@@ -14,6 +14,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.block_selection import (
     Compaction,
     block_means,
+    block_sums,
     choose_blocks,
 )
 from clusterformer.attention.text_cache import attend_rows, extend
@@ -201,10 +202,7 @@ class NativeSparseAttention(AttentionCore):
     ) -> tuple[Tensor, Cache]:
         mixed, _ = self.forward(q, k, v, hidden=hidden)
         size = min(self.block_size, k.shape[2])
-        sums = (
-            F.pad(x.float(), (0, 0, 0, -x.shape[2] % size)).unflatten(2, (-1, size)).sum(3)
-            for x in (k, v)
-        )
+        sums = (block_sums(x.float(), size) for x in (k, v))
         return mixed, (k.contiguous(), v.contiguous(), *sums, cache[4] + k.shape[2])
 
 
