@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.softmax import window_attention
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.chunking import window_blocks
 
 
 class LocalAttention(AttentionCore):
@@ -51,24 +50,7 @@ class LocalAttention(AttentionCore):
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
     ) -> tuple[Tensor, None]:
-        width = -(-self.window // 2)  # blocks of half a window: three in sight are 1.5 windows
-        reach = -(-(self.window - 1) // width)
-        within: int | None = self.window
-        if q.shape[2] <= self.window and not torch.compiler.is_exporting():
-            width, within = q.shape[2], None  # one block: every token is in sight
-        blocks = window_blocks(
-            q.shape[2],
-            q.shape[0],
-            width,
-            key_mask,
-            device=q.device,
-            look_back=reach,
-            look_ahead=0 if self.causal else reach,
-        )
-        mixed = chunk_attention(
-            q, k, v, blocks,
-            scale=self.head_width**-0.5, causal=bool(self.causal), within=within,
-        )  # fmt: skip
+        mixed = window_attention(q, k, v, self.window, key_mask, causal=bool(self.causal))
         return mixed, None
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:

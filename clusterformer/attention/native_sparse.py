@@ -17,10 +17,9 @@ from clusterformer.attention.block_selection import (
     block_sums,
     choose_blocks,
 )
+from clusterformer.attention.softmax import window_attention
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.errors import require_at_least
-from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.chunking import window_blocks
 from clusterformer.kernels.selected_blocks import selected_block_attention
 from clusterformer.kernels.top_k import top_k_indices
 
@@ -121,7 +120,7 @@ class NativeSparseAttention(AttentionCore):
                 query, key, value, chosen, seen,
                 block_size=size, key_mask=mask, causal=causal, scale=scale,
             )  # fmt: skip
-            near = self._near(query, key, value, mask)
+            near = window_attention(query, key, value, self.window, mask, causal=causal)
             gates = self._gates(packed.pack(hidden), there.any(-1))
             mixed = _join(gates, (short, best, near))
         return packed.unpack(mixed).to(q.dtype), None
@@ -135,19 +134,6 @@ class NativeSparseAttention(AttentionCore):
         if mask is not None:
             there = there & (block * size < mask.sum(1)[:, None, None, None])
         return there
-
-    def _near(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        width = -(-self.window // 2)  # as `LocalAttention`
-        reach = -(-(self.window - 1) // width)
-        within: int | None = self.window
-        if q.shape[2] <= self.window and not torch.compiler.is_exporting():
-            width, within = q.shape[2], None
-        blocks = window_blocks(
-            q.shape[2], q.shape[0], width, mask, device=q.device,
-            look_back=reach, look_ahead=0 if self.causal else reach,
-        )  # fmt: skip
-        scale, causal = self.head_width**-0.5, bool(self.causal)
-        return chunk_attention(q, k, v, blocks, scale=scale, causal=causal, within=within)
 
     def _gates(self, hidden: Tensor, compressed: Tensor) -> Tensor:
         """Compute gates (B, H, N, 3); `compressed` tells which tokens read blocks in short."""

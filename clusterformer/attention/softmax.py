@@ -1,4 +1,4 @@
-"""Softmax attention over all tokens of a text, and over those of the short texts of a batch.
+"""Softmax attention over all tokens of a text, of the short texts of a batch, or of a window.
 
 B batch   H heads   N tokens   D head width   L longest text that counts as short
 """
@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.kernels.causal_attention import causal_attention
+from clusterformer.kernels.chunk_attention import chunk_attention
+from clusterformer.kernels.chunking import window_blocks
 from clusterformer.kernels.ordering import stable_order
 from clusterformer.masks import attention_mask
 
@@ -35,6 +37,33 @@ def full_attention(
     with torch.autocast("cpu", enabled=False):
         out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
     return out.to(q.dtype)
+
+
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, window: int, key_mask: Tensor | None, *, causal: bool
+) -> Tensor:
+    """Apply softmax attention of each token over the real tokens fewer than `window` away.
+
+    Args:
+        q, k, v: (B, H, N, D).
+        window: Distance, in tokens, from which on a token is out of sight; at least 1.
+        key_mask: (B, N), True at real tokens; None means all real.
+        causal: A token attends to itself and tokens before it only.
+
+    Returns:
+        (B, H, N, D).
+    """
+    width = -(-window // 2)  # blocks of half a window: three in sight are 1.5 windows
+    reach = -(-(window - 1) // width)
+    within: int | None = window
+    if q.shape[2] <= window and not torch.compiler.is_exporting():
+        width, within = q.shape[2], None  # one block: every token is in sight
+    blocks = window_blocks(
+        q.shape[2], q.shape[0], width, key_mask,
+        device=q.device, look_back=reach, look_ahead=0 if causal else reach,
+    )  # fmt: skip
+    scale = q.shape[-1] ** -0.5
+    return chunk_attention(q, k, v, blocks, scale=scale, causal=causal, within=within)
 
 
 def replace_short_texts(
