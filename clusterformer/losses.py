@@ -19,6 +19,8 @@ IGNORE = -100
 """Target of an example or token that counts in no loss and no metric."""
 
 ClusteringForm = Literal["contrastive", "bare", "bounded"]
+
+_TEMPERATURE = 0.1  # of the contrastive form, for the cosine
 """Form of the clustering loss; see `clustering_loss`. "bounded" is one of the sorting loss too."""
 
 
@@ -99,24 +101,20 @@ def mechanism_loss(groupings: Iterable[Grouping | None]) -> Tensor | None:
 
 
 def clustering_loss(
-    grouping: Grouping,
-    mask: Tensor,
-    form: ClusteringForm = "contrastive",
-    temperature: float = 0.1,
+    grouping: Grouping, mask: Tensor, form: ClusteringForm = "contrastive"
 ) -> Tensor:
     """L1: distance of tokens from the updated centroid of their cluster.
 
     bare (eq. 6):  sum_j -phi(X_j, C'_{I_j}). Pulls together only. With phi the inner product it
         has no lower bound; with the cosine it is bounded by -1 a token.
     bounded:       the same with the cosine for phi, also where eq. 2 has the inner product.
-    contrastive:   sum_j -log softmax_i(phi(X_j, C'_i) / temperature)_{I_j}. Pulls together and
+    contrastive:   sum_j -log softmax_i(phi(X_j, C'_i) / 0.1)_{I_j}. Pulls together and
         keeps clusters apart.
 
     Args:
         grouping: Grouping with points and centroids.
         mask: (B, N), True at real tokens.
         form: "contrastive", "bare" or "bounded".
-        temperature: Temperature of the contrastive form, for the cosine.
 
     Returns:
         (B,), the sum over the real tokens of each sequence; 0 for one that is not clustered.
@@ -128,7 +126,7 @@ def clustering_loss(
     labels = grouping.assignment.reshape(-1, length).masked_fill(~mask, 0)
     phi = points @ centroids.transpose(1, 2)  # (B, N, C)
     if form == "contrastive":
-        scaled = (phi / temperature).transpose(1, 2)
+        scaled = (phi / _TEMPERATURE).transpose(1, 2)
         losses = F.cross_entropy(scaled, labels, reduction="none")
     elif form in ("bare", "bounded"):
         losses = -phi.gather(2, labels[..., None])[..., 0]

@@ -203,29 +203,25 @@ class MultiHeadAttention(nn.Module):
 
     Args:
         core: Mechanism; it gives the widths.
-        bias: Give the projections a bias.
         rotary_base: Base of rotary positions in self-attention; None for no positions.
     """
 
-    def __init__(
-        self, core: AttentionCore, bias: bool = True, rotary_base: float | None = None
-    ) -> None:
+    def __init__(self, core: AttentionCore, rotary_base: float | None = None) -> None:
         super().__init__()
         if rotary_base is not None and core.head_width % 2:
             raise ValueError(f"rotary positions need an even head width, got {core.head_width}")
         self.core = core
         self.rotary_base = core.rotary_base = rotary_base
         width = core.d_model
-        self.q_proj = nn.Linear(width, width, bias)
+        self.q_proj = nn.Linear(width, width)
         if not core.shared_qk:
-            self.k_proj = nn.Linear(width, width, bias)
-        self.v_proj = nn.Linear(width, width, bias)
-        self.out_proj = nn.Linear(width, width, bias)
+            self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
         for projection in self.children():
             if isinstance(projection, nn.Linear):
                 nn.init.xavier_uniform_(projection.weight)
-                if bias:
-                    nn.init.zeros_(projection.bias)
+                nn.init.zeros_(projection.bias)
 
     def forward(
         self,

@@ -15,6 +15,8 @@ from clusterformer.attention.text_cache import extend
 from clusterformer.errors import require_at_least, require_positive
 from clusterformer.kernels.reference import argmax_first
 
+_SINKHORN_ROUNDS = 3
+
 
 class CentroidAttention(AttentionCore):
     """Attention to neighbours and, farther away, to tokens of one group (after arXiv 2604.03260).
@@ -171,11 +173,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, near: Tensor, far: Tensor, gate: Te
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)[..., :-1]
 
 
-def _imbalance(scores: Tensor, mask: Tensor | None, rounds: int = 3) -> Tensor:
+def _imbalance(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Cross-entropy of memberships against balanced ones, summed over tokens, (B,)."""
     with torch.no_grad():
         target = scores - scores.amax((1, 2), keepdim=True)
-        for _ in range(rounds):  # Sinkhorn: equal groups, then one membership a token
+        for _ in range(_SINKHORN_ROUNDS):  # Sinkhorn: equal groups, then one membership a token
             if mask is not None:
                 target = target.masked_fill(~mask[..., None], -1e30)
             target = target - target.logsumexp(1, keepdim=True)

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NAME_WORDS = 4
+_NUM_WORDS = 10
+_NUM_EXAMPLES = 3
 _MAX_WORDS = 50_000  # of the vocabulary
 
 
@@ -37,8 +39,6 @@ def find_topics(
     memberships: NDArray,
     *,
     stop_words: str | None = "english",
-    num_words: int = 10,
-    num_examples: int = 3,
 ) -> list[Topic]:
     """Name each cluster by class TF-IDF (Grootendorst, BERTopic, 2022, eq. 2).
 
@@ -55,8 +55,6 @@ def find_topics(
         labels: Cluster of each text, (P,); -1 is noise, which counts nowhere.
         memberships: (P, C); the texts with the highest are examples.
         stop_words: "english", or None to keep all words.
-        num_words: Number of words of a cluster.
-        num_examples: Number of examples.
 
     Raises:
         ValueError: if there are no words.
@@ -83,7 +81,7 @@ def find_topics(
     share = frequency / np.maximum(frequency.sum(1, keepdims=True), 1)
     weights = np.sqrt(share) * np.log1p(mean / total)
     return [
-        _topic(cluster, weights[cluster], vocabulary, labels, memberships, num_words, num_examples)
+        _topic(cluster, weights[cluster], vocabulary, labels, memberships)
         for cluster in range(len(frequency))
     ]
 
@@ -94,12 +92,10 @@ def _topic(
     vocabulary: Any,
     labels: NDArray,
     memberships: NDArray,
-    num_words: int,
-    num_examples: int,
 ) -> Topic:
-    best = np.argsort(-weights, kind="stable")[:num_words]
+    best = np.argsort(-weights, kind="stable")[:_NUM_WORDS]
     words = [(str(vocabulary[word]), float(weights[word])) for word in best if weights[word] > 0]
     members = np.flatnonzero(labels == cluster)
-    typical = members[np.argsort(-memberships[members, cluster], kind="stable")[:num_examples]]
+    typical = members[np.argsort(-memberships[members, cluster], kind="stable")[:_NUM_EXAMPLES]]
     name = " ".join(word for word, _ in words[:_NAME_WORDS]) or f"cluster {cluster}"
     return Topic(name, len(members), words, typical.tolist())

@@ -64,13 +64,13 @@ class Document(NamedTuple):
             "data.valid and data.test"
         )
 
-    def read(self, encoding: str = "utf-8") -> str:
-        """Read the text.
+    def read(self) -> str:
+        """Read the text, in UTF-8.
 
         Raises:
             InputError: if the file cannot be read, or its counts are not the published ones.
         """
-        return "".join(self.pieces(encoding))
+        return "".join(self.pieces())
 
     def pieces(self, encoding: str = "utf-8") -> Iterator[str]:
         """Yield the text in pieces of about a megabyte; all but the last end at a line end.
@@ -213,7 +213,7 @@ def document_pieces(documents: Iterable[Document], encoding: str = "utf-8") -> I
         yield from document.pieces(encoding)
 
 
-def read_documents(documents: list[Document], encoding: str = "utf-8") -> Iterator[str]:
-    """Yield the texts, one in memory at a time."""
+def read_documents(documents: list[Document]) -> Iterator[str]:
+    """Yield the texts, in UTF-8, one in memory at a time."""
     for document in documents:
-        yield document.read(encoding)
+        yield document.read()

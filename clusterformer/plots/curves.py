@@ -24,6 +24,8 @@ SHARES = "clusters: "
 LONG = 40
 """Number of points above which a curve is smoothed and has no markers."""
 
+_GAP = 0.055  # least distance of labels beside the curves; the axis is 1 high
+
 
 class AccuracyCurve(NamedTuple):
     """Accuracy during one training.
@@ -108,7 +110,7 @@ def accuracy_curve(
             axes.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.18, linewidth=0)
             (lines[method],) = axes.plot(x, y.mean(0), color=color, linewidth=1.8)
             ends[method] = float(y[:, -1].mean())
-        for method, height in _apart(ends, 0.055).items():
+        for method, height in _apart(ends).items():
             anchor = {"xy": (1, height), "xycoords": ("axes fraction", "data")}
             shift = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
             value = f"{ends[method]:.3f}"
@@ -146,16 +148,16 @@ def _panel_and_curve(column: str) -> tuple[str, str]:
     return SHARES + panel, f"layer {layer[1]}" if stage == "val" else f"{stage} {layer[1]}"
 
 
-def _apart(heights: dict[str, float], gap: float) -> dict[str, float]:
-    """Move labels up, then back below 1, so that they are `gap` apart."""
+def _apart(heights: dict[str, float]) -> dict[str, float]:
+    """Move labels up, then back below 1, so that they are `_GAP` apart."""
     names = sorted(heights, key=heights.__getitem__)
     moved = dict(heights)
     for below, name in pairwise(names):
-        moved[name] = max(moved[name], moved[below] + gap)
+        moved[name] = max(moved[name], moved[below] + _GAP)
     ceiling = 1.0
     for name in reversed(names):
         moved[name] = min(moved[name], ceiling)
-        ceiling = moved[name] - gap
+        ceiling = moved[name] - _GAP
     return moved
 
 

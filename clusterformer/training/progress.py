@@ -11,6 +11,9 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
 
+_SECONDS = 10.0
+"""Minimum time between two lines within an epoch, seconds."""
+
 
 def progress() -> ProgressBar:
     """Make a bar if standard output is a terminal, otherwise lines."""
@@ -29,15 +32,10 @@ class Bar(TQDMProgressBar):
 
 
 class Lines(ProgressBar):
-    """A line after each validation and at most every few seconds between.
+    """A line after each validation and at most every few seconds between."""
 
-    Args:
-        seconds: Minimum time between two lines within an epoch, seconds.
-    """
-
-    def __init__(self, seconds: float = 10.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._seconds = seconds
         self._written = 0.0
         self._enabled = True
 
@@ -53,7 +51,7 @@ class Lines(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if time.monotonic() - self._written >= self._seconds:
+        if time.monotonic() - self._written >= _SECONDS:
             self._write(trainer, "train/loss")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -49,7 +49,7 @@ NASTY = [
 def read_texts(path: Path) -> None:
     document = own_documents(path, 0.1, 0.9)[0]
     document.read()
-    Document(path).read("latin-1")
+    "".join(Document(path).pieces("latin-1"))
 
 
 def read_lines(path: Path) -> None:
