@@ -139,8 +139,8 @@ def cluster_chunks(
         slice(look_back, -look_ahead or None),
     )
     live = filled[:, own].any(-1, keepdim=True)  # (B, G, 1)
-    place = within[:, own, None] + offset
-    visible = live & (place >= 0) & (place < chunks.gather(1, owner[:, own])[..., None])
+    chunk = within[:, own, None] + offset
+    visible = live & (chunk >= 0) & (chunk < chunks.gather(1, owner[:, own])[..., None])
     return Blocks(
         members, filled, slot, slot[..., None], visible, look_back, padded,
         short=short, grouped=grouped,

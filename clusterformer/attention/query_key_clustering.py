@@ -184,8 +184,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         """
         causal = bool(self.causal)
         mask = None if key_mask is None else repeat_rows(key_mask, self.num_clusterings)
-        wanted, places = self.nearest(z_q)[..., 0], self.key_clusters
-        offered = self.nearest(z_k, places)  # (R, N, P)
+        wanted = self.nearest(z_q)[..., 0]
+        offered = self.nearest(z_k, self.key_clusters)  # (R, N, P)
         each = None if mask is None else mask[..., None].expand_as(offered).flatten(1)
         grouped = sort(offered.flatten(1), self.num_clusters, each)
         chunks = cluster_chunks(grouped, self.chunk_size, each, look_ahead=0 if causal else 1)
@@ -200,21 +200,22 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         taken = ceil_div(grouped.counts, size)  # chunks of each cluster
         owner = ((taken.cumsum(1) - taken).gather(1, wanted) + chunk).masked_fill(none, 0)
         number, reach = chunks.visible.shape[1:]
-        slots = max(4, size // places)  # a chunk of S keys meets about S / P queries
+        slots = max(4, size // self.key_clusters)  # a chunk of S keys meets about S / P queries
         groups = cluster_chunks(sort(owner, number, mask), slots, mask, look_back=0)
         members = groups.members  # (R, G, S)
         index = owner.gather(1, members[..., 0])[..., None].expand(-1, -1, reach * size)
-        seen, filled = windows(chunks.members // places, reach), window_mask(chunks)[:, :, 0]
-        seen, filled = seen.gather(1, index), filled.gather(1, index)
+        seen = windows(chunks.members // self.key_clusters, reach).gather(1, index)
+        filled = window_mask(chunks)[:, :, 0].gather(1, index)
         allowed = filled[:, :, None].expand(-1, -1, members.shape[2], -1)
         if causal:
             allowed = allowed & (seen[:, :, None] <= members[..., None])
-        alone = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
+        keyless = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
+        allowed = allowed | keyless[..., None]
         if self.clusters == "learnt":
             far_q, far_k = far_q.detach(), far_k.detach()
         q, k, v = (x.flatten(0, 1) for x in (far_q, far_k, value))
-        mask, scale = allowed | alone[..., None], q.shape[-1] ** -0.5
-        mixed = gathered_attention(q, k, v, members, groups.filled, seen, mask, scale=scale)
+        scale = q.shape[-1] ** -0.5
+        mixed = gathered_attention(q, k, v, members, groups.filled, seen, allowed, scale=scale)
         mixed = torch.where(none[..., None], v, mixed)
         by_text = z_q.shape[:2]
         assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
@@ -283,16 +284,16 @@ def _keys_before(
     """Count, (R, N), the keys up to each token that its cluster as a query holds.
 
     Args:
-        grouped: The N * P places of keys in the order of their clusters.
+        grouped: The N * P copies of keys in the order of their clusters.
         offered: (R, N, P) clusters of each key.
         wanted: (R, N) cluster of each query.
-        key_mask: (R, N * P), True at places of real tokens; None means all real.
+        key_mask: (R, N * P), True at copies of real tokens; None means all real.
     """
-    places, slots = offered.shape[2], offered.shape[1] * offered.shape[2]
-    position = torch.arange(slots, device=offered.device)
-    rank = offered.flatten(1) * slots + position  # by cluster, then by place
+    copies, total = offered.shape[2], offered.shape[1] * offered.shape[2]
+    index = torch.arange(total, device=offered.device)
+    rank = offered.flatten(1) * total + index  # by cluster, then by token
     if key_mask is not None:
-        rank = rank.masked_fill(~key_mask, grouped.counts.shape[1] * slots)
-    last = wanted * slots + position[places - 1 :: places]
+        rank = rank.masked_fill(~key_mask, grouped.counts.shape[1] * total)
+    last = wanted * total + index[copies - 1 :: copies]
     start = (grouped.counts.cumsum(1) - grouped.counts).gather(1, wanted)
     return count_up_to(rank.gather(1, grouped.order), last) - start

@@ -143,14 +143,14 @@ class QueryKeyDecoding(AttentionCore):
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         mixed, _ = self.forward(q, k, v, hidden=hidden)
-        local, length, places = self.local_heads, k.shape[2], self.key_clusters
+        local, length, copies = self.local_heads, k.shape[2], self.key_clusters
         far, near, value = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:], v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
-            slots = self.nearest(z_k, places).flatten(1)  # (R, N * P)
+            slots = self.nearest(z_k, copies).flatten(1)  # (R, N * P)
             position = torch.arange(length, device=hidden.device)
             _, key = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], position)
-        far = fill(far, slots, (_each(key, places), _each(value, places)))
+        far = fill(far, slots, (_each(key, copies), _each(value, copies)))
         if local:
             one, entries = slots.new_zeros(len(k), length), ring_entries(k[:, :local], v[:, :local])
             near = fill(near, one, entries)
@@ -159,7 +159,7 @@ class QueryKeyDecoding(AttentionCore):
         return mixed, (cache[0] + length, *first, *far, *near)
 
 
-def _each(rows: Tensor, places: int) -> Tensor:
+def _each(rows: Tensor, copies: int) -> Tensor:
     """Repeat each of rows (B, H - L, N, D), giving (R, N * P, D)."""
     rows = rows.flatten(0, 1)
-    return rows[:, :, None].expand(-1, -1, places, -1).flatten(1, 2)
+    return rows[:, :, None].expand(-1, -1, copies, -1).flatten(1, 2)

@@ -63,7 +63,7 @@ def measure(setting: ParallelSetting, processes: int) -> Row:
         InputError: if a process fails, or this system does not tell the memory of a process.
     """
     with tempfile.TemporaryDirectory() as folder:
-        (alone,) = _run(setting, 1, Path(folder))
+        (in_one,) = _run(setting, 1, Path(folder))
         together = _run(setting, processes, Path(folder))
         error = _largest_error(Path(folder), processes)
     peak = max(part["peak_mib"] for part in together)
@@ -72,10 +72,10 @@ def measure(setting: ParallelSetting, processes: int) -> Row:
         **setting._asdict(),
         "processes": processes,
         "largest_difference": error,
-        "peak_mib_alone": alone["peak_mib"],
+        "peak_mib_alone": in_one["peak_mib"],
         "peak_mib": peak,
-        "peak_ratio": peak / alone["peak_mib"],
-        "seconds_alone": alone["seconds"],
+        "peak_ratio": peak / in_one["peak_mib"],
+        "seconds_alone": in_one["seconds"],
         "seconds": max(part["seconds"] for part in together),
         "sent_mib": max(part["bytes_sent"] for part in together) / memory.MIB,
         "ring_mib": (processes - 1) * RING_TENSORS * share * setting.d_model * 4 / memory.MIB,

@@ -42,8 +42,8 @@ class SignHash(nn.Module):
 def pack(bits: Tensor) -> Tensor:
     """Pack bits (..., 64) bool into (...) int64, the first bit lowest."""
     if torch.onnx.is_in_onnx_export():  # ONNX has no view as other integers, and sums 53 bits
-        places = torch.arange(32, device=bits.device)
-        halves = torch.bitwise_left_shift(bits.unflatten(-1, (2, 32)).long(), places).sum(-1)
+        shifts = torch.arange(32, device=bits.device)
+        halves = torch.bitwise_left_shift(bits.unflatten(-1, (2, 32)).long(), shifts).sum(-1)
         return halves[..., 0] + halves[..., 1] * 2**32
     values = bits.unflatten(-1, (8, 8)).float() @ _BYTES.to(bits.device)
     return values.to(torch.uint8).view(torch.int64).squeeze(-1)
@@ -52,8 +52,8 @@ def pack(bits: Tensor) -> Tensor:
 def unpack(codes: Tensor) -> Tensor:
     """Unpack codes (...) int64 to signs (..., 64) float32: +1 for a set bit, -1 for another."""
     if torch.onnx.is_in_onnx_export():
-        places = torch.arange(64, device=codes.device)
-        return (torch.bitwise_right_shift(codes[..., None], places) % 2).float() * 2 - 1
+        shifts = torch.arange(64, device=codes.device)
+        return (torch.bitwise_right_shift(codes[..., None], shifts) % 2).float() * 2 - 1
     octets = codes.contiguous()[..., None].view(torch.uint8).int()
     octet = torch.arange(256, device=codes.device)[:, None]
     signs = ((octet >> torch.arange(8, device=codes.device)) & 1).float() * 2 - 1

@@ -67,13 +67,13 @@ def questions(book: Book, number: int, length: int) -> list[Question]:
         start = at - length + 1
         if start < 0:
             continue
-        place = start + np.flatnonzero(book.name[start:at])
-        last = {book.words[i]: int(i) for i in place}  # the last time that each name stands
+        positions = start + np.flatnonzero(book.name[start:at])
+        last = {book.words[i]: int(i) for i in positions}  # the last time that each name stands
         right = book.words[at]
         far = sorted(name for name, i in last.items() if i < at - recent and name != right)
         if last.get(right, at) >= at - recent or len(far) < CANDIDATES - 1:
             continue
-        counts = Counter(book.words[i] for i in place)
+        counts = Counter(book.words[i] for i in positions)
         weights = np.array([counts[name] for name in far]) / sum(counts[name] for name in far)
         drawn = np.random.default_rng([number, int(at)]).choice(
             len(far), CANDIDATES - 1, replace=False, p=weights

@@ -56,14 +56,14 @@ class SpecAugment:
             return features
         drawn = torch.rand(len(features), 1, device=features.device)
         factor = 1 + self.warp * (2 * drawn - 1)
-        place = factor * torch.arange(num_mels, device=features.device)  # (B, num_mels)
-        place = place.clamp(max=num_mels - 1)[:, None, None]
+        frequency = factor * torch.arange(num_mels, device=features.device)  # (B, num_mels)
+        frequency = frequency.clamp(max=num_mels - 1)[:, None, None]
         by_order = features.unflatten(2, (-1, num_mels))  # of differences
         below, above = (
             by_order.gather(3, side.long().expand_as(by_order))
-            for side in (place.floor(), place.ceil())
+            for side in (frequency.floor(), frequency.ceil())
         )
-        return torch.lerp(below, above, place.frac()).flatten(2)
+        return torch.lerp(below, above, frequency.frac()).flatten(2)
 
     def __call__(self, features: Tensor, frames: Tensor, num_mels: int) -> Tensor:
         """Set hidden features to 0, their mean: (B, N, F), the deltas of a filter with it."""
