@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from clusterformer.cli.arguments import Arguments, available_device
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,8 @@ def run(arguments: list[str]) -> None:
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Parse the options of the command, and those of the mechanism."""
     import torch
-    import yaml
+
+    from clusterformer.training.config_files import load_yaml
 
     parser = Arguments("convert")
     parser.add_argument("model")
@@ -102,7 +103,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         name, _, value = argument.removeprefix(prefix).partition("=")
         if not value and (value := next(rest, "")) == "":
             raise InputError(f"{argument} needs a value")
-        mechanism[name] = yaml.safe_load(value)
+        with reading(f"{prefix}{name}", "a YAML value") as at:
+            mechanism[name] = load_yaml(value, at)
     options = parser.parse_args(own)
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 import yaml
 
 from clusterformer.errors import InputError, reading
+from clusterformer.training.config_files import load_yaml
 
 MAX_VALUES = 100_000
-"""Most values in a file, each counted as often as anchors repeat it."""
+"""Most keys and values in a file, each counted as often as anchors repeat it."""
 
 Keys = tuple[str, ...]
 
@@ -31,18 +32,7 @@ class PlanFile:
         self.path = path
         self._lines: dict[Keys, int] = {}
         with reading(path, "a YAML file in UTF-8") as at:
-            loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-            try:
-                node = loader.get_single_node()
-                self._count = 0
-                if node is not None:
-                    self._check(node, (), set())
-                content = None if node is None else loader.construct_document(node)
-            except yaml.MarkedYAMLError as error:
-                at.line = error.problem_mark.line + 1 if error.problem_mark else 0
-                raise InputError(f"{at}: not valid YAML: {error.problem}") from error
-            finally:
-                loader.dispose()
+            content = load_yaml(path.read_text(encoding="utf-8"), at, MAX_VALUES, self._check)
         if not isinstance(content, dict):
             raise InputError(f"{path}: holds no comparison, such as `rows:` and `seeds:`")
         self.content: Mapping[str, Any] = _with_text_keys(content)
@@ -54,38 +44,23 @@ class PlanFile:
         line = f":{self._lines[keys]}" if keys else ""
         raise InputError(f"{self.path}{line}: {message}")
 
-    def _check(self, node: yaml.Node, keys: Keys, above: set[int]) -> None:
+    def _check(self, node: yaml.Node, keys: Keys = ()) -> None:
         """Walk through all values, before anything is made of them."""
-        line = node.start_mark.line + 1
-        self._count += 1
-        if self._count > MAX_VALUES:
-            raise InputError(f"{self.path}:{line}: more than {MAX_VALUES:,} values")
-        if id(node) in above:
-            raise InputError(f"{self.path}:{line}: a value contains itself, by its anchor")
-        above = {*above, id(node)}
+        line, kind = node.start_mark.line + 1, node.tag.rpartition(":")[2]
         if isinstance(node, yaml.SequenceNode):
             for child in node.value:
-                self._check(child, keys, above)
+                self._check(child, keys)
         elif isinstance(node, yaml.MappingNode):
-            names: set[str] = set()
             for key, value in node.value:
-                self._check_key(key, names)
+                line = key.start_mark.line + 1
+                if key.tag.rpartition(":")[2] not in ("str", "int", "float", "merge"):
+                    raise InputError(f"{self.path}:{line}: a name must be text; write it in quotes")
                 inside = (*keys, key.value)
-                self._lines.setdefault(inside, key.start_mark.line + 1)
-                self._check(value, inside, above)
-        elif node.tag.rpartition(":")[2] not in ("str", "int", "float", "bool", "null"):
-            kind = node.tag.rpartition(":")[2]
+                self._lines.setdefault(inside, line)
+                self._check(value, inside)
+        elif kind not in ("str", "int", "float", "bool", "null"):
             found = f"{kind} {reprlib.repr(node.value)}"
             raise InputError(f"{self.path}:{line}: {found} is no plain value; write it in quotes")
-
-    def _check_key(self, key: yaml.Node, names: set[str]) -> None:
-        line = key.start_mark.line + 1
-        kind = key.tag.rpartition(":")[2]
-        if kind not in ("str", "int", "float", "merge"):
-            raise InputError(f"{self.path}:{line}: a name must be text; write it in quotes")
-        if key.value in names:
-            raise InputError(f"{self.path}:{line}: {shorten(key.value)} is there twice")
-        names.add(key.value)
 
 
 def shorten(value: Any) -> str:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from clusterformer.attention import mechanisms
 from clusterformer.compare.configs import flatten, name_rows
 from clusterformer.errors import InputError, reading
+from clusterformer.training.config_files import read_yaml
 from clusterformer.training.runs import Run
 from clusterformer.training.selection import DECODER, ENCODER, WHOLE, seen_by_stack
 
@@ -122,10 +121,7 @@ def read_config(run: Run) -> dict[str, Any]:
         InputError: if the file is damaged.
     """
     with reading(run.config, "the configuration of a run"):
-        config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise InputError(f"{run.config}: empty or torn, no configuration of a run")
-        flat = flatten(config)
+        flat = flatten(read_yaml(run.config))
         seed_of(flat)
     return flat
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
@@ -60,14 +59,7 @@ def parse_yaml(text: str, source: str | Path) -> dict[str, Any]:
     with reading(source, _KIND) as at:
         if len(text) > _MAX_CHARACTERS:
             raise InputError(f"{at}: {len(text)} characters, allowed is {_KIND}")
-        loader = _Loader(text, at)
-        try:
-            content = loader.get_single_data()
-        except yaml.MarkedYAMLError as error:
-            at.line = error.problem_mark.line + 1 if error.problem_mark else at.line
-            raise InputError(f"{at}: not valid YAML: {error.problem}") from error
-        finally:
-            loader.dispose()
+        content = load_yaml(text, at)
     if not isinstance(content, dict):
         raise InputError(f"{source}: holds no options, such as `model:` or `data:`")
     for section in SECTIONS & set(content):
@@ -78,12 +70,43 @@ def parse_yaml(text: str, source: str | Path) -> dict[str, Any]:
     return content
 
 
+def load_yaml(
+    text: str,
+    at: Position,
+    max_nodes: int = _MAX_NODES,
+    check: Callable[[yaml.Node], None] | None = None,
+) -> Any:
+    """Load YAML of any kind; nothing in it runs code, or grows beyond its text.
+
+    Args:
+        text: YAML.
+        at: Position of `reading`, inside which this stands; it gets the line of an error.
+        max_nodes: Most keys and values, each counted as often as anchors repeat it.
+        check: Called with the root of a text that is not empty, before values are made of it.
+
+    Raises:
+        InputError: if it is not YAML, has a key twice, or has too many values.
+    """
+    loader = _Loader(text, at, max_nodes)
+    try:
+        node = loader.get_single_node()
+        if node is not None and check is not None:
+            check(node)
+        return None if node is None else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        at.line = error.problem_mark.line + 1 if error.problem_mark else at.line
+        raise InputError(f"{at}: not valid YAML: {error.problem}") from error
+    finally:
+        loader.dispose()
+
+
 class _Loader(yaml.SafeLoader):
     """A loader that refuses keys twice, and aliases that repeat themselves or too much."""
 
-    def __init__(self, text: str, at: Position) -> None:
+    def __init__(self, text: str, at: Position, max_nodes: int) -> None:
         super().__init__(text)
         self._at = at
+        self._max_nodes = max_nodes
         self._sizes: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -99,13 +122,16 @@ class _Loader(yaml.SafeLoader):
         if isinstance(node, yaml.SequenceNode):
             children = node.value
         elif isinstance(node, yaml.MappingNode):
-            keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-            if twice := [key for key, count in keys.items() if count > 1]:
-                self._refuse(node, f"{twice[0]!r} is given twice")
+            keys: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in keys:
+                        self._refuse(key, f"{key.value!r:.80} is given twice")
+                    keys.add(key.value)
             children = [child for pair in node.value for child in pair]
         self._sizes[node] = 1 + sum(self._sizes[child] for child in children)
-        if self._sizes[node] > _MAX_NODES:
-            self._refuse(node, f"more than {_MAX_NODES:,} values")
+        if self._sizes[node] > self._max_nodes:
+            self._refuse(node, f"more than {self._max_nodes:,} values")
         return node
 
     def _refuse(self, node: yaml.Node, problem: str) -> NoReturn:

@@ -111,7 +111,7 @@ FILES = {
     f"model:\n  d_model: {'9' * 5000}\n": "bad.yaml:2: not a YAML mapping of options",
     f"model: {'[' * 900}{']' * 900}\n": "bad.yaml: nested too deeply",
     "model:\n\tlr: 1\n": "bad.yaml:2: not valid YAML: found character '\\t'",
-    "model:\n  lr: 1\n  lr: 2\n": "bad.yaml:2: not valid YAML: 'lr' is given twice",
+    "model:\n  lr: 1\n  lr: 2\n": "bad.yaml:3: not valid YAML: 'lr' is given twice",
     "model: !!python/object/apply:os.system [id]\n": "bad.yaml:1: not valid YAML: could not deter",
     "model: {lr: 2020-13-45}\n": "bad.yaml:1: not a YAML mapping",
     "x: " + "y" * 2**20: "bad.yaml: 1048579 characters",

@@ -157,6 +157,7 @@ def test_a_decoder_without_a_padding_token_stays_strictly_causal(folder, tmp_pat
         (["--attention.colour", "red"], "colour"),
         (["--attention.num_clusters", "x"], "num_clusters must be int or None, got 'x'"),
         (["--attention.num_clusters"], "needs a value"),
+        (["--attention.block_size", "["], "--attention.block_size:1: not valid YAML"),
         (["--text", "missing.txt"], "missing.txt"),
         (["--max_length", "4"], "--max_length must be at least 8"),
         (["--steps", "-1"], "--steps"),
