@@ -1,6 +1,7 @@
 """The LightningModule from Python: optimiser, schedule, seeds, NaN, checkpoints."""
 
 import math
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ from toy_task import Toy
 from clusterformer import ClusterFormer
 from clusterformer.attention import FullAttention, IndexerAttention, NeuralClusteringAttention
 from clusterformer.errors import InputError
-from clusterformer.training.checkpoints import BestCheckpoint, CheckpointFiles, LastCheckpoint, read
+from clusterformer.training.checkpoints import (
+    BestCheckpoint,
+    CheckpointFiles,
+    LastCheckpoint,
+    last_good,
+    read,
+)
 from clusterformer.training.nonfinite import first_nonfinite
 from clusterformer.training.schedule import factor, warmup_steps
 
@@ -197,6 +204,26 @@ def test_nan_stops_with_step_layer_and_checkpoint(precision: Any, tmp_path: Path
     assert "\n" not in str(caught.value)
     weights = read(tmp_path / "last.ckpt")["state_dict"].values()
     assert all(weight.isfinite().all() for weight in weights)
+
+
+def test_nan_after_resuming_names_the_checkpoint_of_the_earlier_start(tmp_path: Path) -> None:
+    def run(epochs: int) -> Trainer:
+        saving = LastCheckpoint(tmp_path, every=100)
+        return trainer(callbacks=[saving], plugins=[CheckpointFiles()], max_epochs=epochs)
+
+    first = run(1)
+    first.fit(ClusterFormer(**TINY), Toy())
+    spoilt = Toy(spoil_at=first.global_step + 1)
+    with pytest.raises(InputError, match=r"last good checkpoint: .*last\.ckpt"):
+        run(2).fit(ClusterFormer(**TINY), spoilt, ckpt_path=tmp_path / "last.ckpt")
+
+
+def test_weights_without_an_optimizer_are_no_last_good_checkpoint(tmp_path: Path) -> None:
+    assert last_good(tmp_path) == "none"
+    for name in ("best.ckpt", "last.ckpt", "step9_0.5.ckpt"):
+        (tmp_path / name).touch()
+    os.utime(tmp_path / "step9_0.5.ckpt", (2e9, 2e9))  # the newest
+    assert last_good(tmp_path) == tmp_path / "last.ckpt"
 
 
 def test_the_first_part_that_is_not_finite_is_named() -> None:

@@ -134,10 +134,10 @@ def average(paths: Sequence[str | Path]) -> dict[str, Tensor]:
     }
 
 
-def last_good(folder: Path) -> Path | str:
-    """Find the latest checkpoint of a folder, or "none"."""
-    good = sorted(folder.glob("*.ckpt"), key=lambda found: found.stat().st_mtime)
-    return good[-1] if good else "none"
+def last_good(*folders: str | Path) -> Path | str:
+    """Find the checkpoint to go on from, else the best one; "none" if the folders have neither."""
+    found = (Path(folder, name) for folder in folders for name in ("last.ckpt", "best.ckpt"))
+    return next((path for path in found if path.is_file()), "none")
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -303,17 +303,19 @@ class LastCheckpoint(Checkpoint):
     Args:
         folder: Folder of the checkpoints; only the first process needs it.
         every: Optimiser steps between two checkpoints within an epoch.
+
+    Attributes:
+        dirpath: Folder of the checkpoints, under the name that Lightning's own callbacks have.
     """
 
     def __init__(self, folder: str | Path | None, every: int) -> None:
         require_at_least(1, checkpoint_every=every)
-        self._folder = folder
+        self.dirpath = folder
         self._every = every
         self._saved = 0
-        self.last_model_path = ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._folder = trainer.strategy.broadcast(self._folder)
+        self.dirpath = trainer.strategy.broadcast(self.dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved = trainer.global_step
@@ -339,6 +341,5 @@ class LastCheckpoint(Checkpoint):
         """Write the state of this step."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        self.last_model_path = str(Path(str(self._folder)) / "last.ckpt")
-        trainer.save_checkpoint(self.last_model_path)
+        trainer.save_checkpoint(Path(str(self.dirpath)) / "last.ckpt")
         self._saved = trainer.global_step

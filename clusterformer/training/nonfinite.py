@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from clusterformer.errors import InputError
+from clusterformer.training.checkpoints import last_good
 
 
 def first_nonfinite(network: nn.Module, batch: Any) -> str:
@@ -66,15 +67,11 @@ def nonfinite_error(model: LightningModule, network: nn.Module, batch: Any) -> I
             raise SystemExit(2)
     # gradients are those of all processes, weights and outputs tell whose batch it was
     found.sort(key=lambda where: where.startswith("the gradient"))
-    saved = [
-        path
-        for callback in trainer.checkpoint_callbacks
-        if (path := getattr(callback, "last_model_path", ""))
-    ]
+    folders = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
     return InputError(
         f"the loss is not finite at step {model.global_step} (epoch {model.current_epoch}): "
         f"NaN or infinity first in {found[0]}; last good checkpoint: "
-        f"{saved[0] if saved else 'none'}; try a smaller model.lr or a longer model.warmup"
+        f"{last_good(*filter(None, folders))}; try a smaller model.lr or a longer model.warmup"
     )
 
 

@@ -33,7 +33,8 @@ class EveryCheckpoint(LastCheckpoint):
 
     def save(self, trainer: Trainer) -> None:
         super().save(trainer)
-        shutil.copy(self.last_model_path, Path(self.last_model_path).with_name(f"{time.time_ns()}"))
+        folder = Path(str(self.dirpath))
+        shutil.copy(folder / "last.ckpt", folder / f"{time.time_ns()}")
 
 
 def fit(
