@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.bench.report import written_whole
 from clusterformer.clustering.saving import LABELS, MODEL
+from clusterformer.whole_files import replacing
 
 MEMBERSHIPS, CENTERS = "memberships.npy", "centers.npy"
 
@@ -44,8 +44,8 @@ def write_labels(
     paths = [folder / LABELS, folder / MEMBERSHIPS] if soft else [folder / LABELS]
     memberships: NDArray | None = None
     with (
-        written_whole(paths[0]) as partial,
-        written_whole(paths[1]) if soft else nullcontext() as target,
+        replacing(paths[0]) as partial,
+        replacing(paths[1]) if soft else nullcontext() as target,
         partial.open("w", encoding="utf-8", newline="") as file,
     ):
         writer = csv.writer(file)
@@ -82,7 +82,7 @@ def write_model(folder: Path, clustering: Any, columns: Sequence[str] | None = N
         columns: Names of the features, which the model then keeps.
     """
     if not hasattr(clustering, "save"):
-        with written_whole(folder / CENTERS) as partial, partial.open("wb") as file:
+        with replacing(folder / CENTERS) as partial, partial.open("wb") as file:
             np.save(file, clustering.cluster_centers_)
         return folder / CENTERS
     if columns is not None:

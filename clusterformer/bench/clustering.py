@@ -12,12 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from clusterformer.bench.report import Row, write_report, written_whole
+from clusterformer.bench.report import Row, write_report
 from clusterformer.clustering.measures import measures
 from clusterformer.data.points import Points
 from clusterformer.errors import InputError
 from clusterformer.training.clustering_methods import make_clustering
 from clusterformer.training.memory import reset_peak, resident
+from clusterformer.whole_files import replacing
 
 SHOWN = 1500
 """Maximum number of points on a map."""
@@ -162,7 +163,7 @@ def write_results(folder: Path, rows: Sequence[Row], **sections: Any) -> None:
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (
-        written_whole(folder / "results.csv") as partial,
+        replacing(folder / "results.csv") as partial,
         partial.open("w", encoding="utf-8", newline="") as file,
     ):
         writer = csv.DictWriter(file, names)

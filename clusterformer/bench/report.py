@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from clusterformer.whole_files import write_text
 
 Row = dict[str, Any]
 """One measurement: what was measured, its times in milliseconds, memory in MiB and so on."""
@@ -22,19 +23,7 @@ def write_report(path: Path, rows: Sequence[Row], **sections: Any) -> None:
     """
     report = {"environment": portable_environment(), **sections, "rows": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as partial:
-        partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a path to write, which replaces the file when all is written."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_text(path, json.dumps(report, indent=1) + "\n")
 
 
 def portable_environment() -> Mapping[str, Any]:

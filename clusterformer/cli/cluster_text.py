@@ -16,6 +16,7 @@ import numpy as np
 
 from clusterformer.cli.arguments import Arguments, available_device
 from clusterformer.errors import InputError, reading
+from clusterformer.whole_files import write_text
 
 _log = logging.getLogger(__name__)
 
@@ -124,8 +125,8 @@ def _cluster(
     clustering.save(found.folder / MODEL)
     _write_labels(found.folder, ids, clustering.labels_, memberships, topics)
     described = [topic._asdict() for topic in topics]
-    _write(found.folder / TOPICS, json.dumps(described, ensure_ascii=False, indent=1) + "\n")
-    _write(found.folder / PAGE, _page(clustering, vectors, texts, topics, options, command))
+    write_text(found.folder / TOPICS, json.dumps(described, ensure_ascii=False, indent=1) + "\n")
+    write_text(found.folder / PAGE, _page(clustering, vectors, texts, topics, options, command))
     _report(found, clustering.labels_, topics)
     print(f"label other texts: clusterformer cluster --text FILE --predict {found.folder}")
 
@@ -194,7 +195,7 @@ def _write_labels(
     ):
         words = "" if cluster < 0 else topics[cluster].name
         writer.writerow([name, cluster, words, f"{largest:.6f}"])
-    _write(folder / LABELS, lines.getvalue())
+    write_text(folder / LABELS, lines.getvalue())
 
 
 def _page(
@@ -238,16 +239,6 @@ def _report(found: Run, labels: NDArray, topics: list[Topic]) -> None:
         print(f"{sizes[cluster]:>7}  {cluster:>3}  {words}")
     written = ", ".join(sorted(path.name for path in found.folder.iterdir()))
     print(f"written: {found.folder}: {written}")
-
-
-def _write(path: Path, content: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(content, encoding="utf-8", newline="")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def count_or_auto(value: str) -> int | str:

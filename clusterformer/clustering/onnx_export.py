@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from clusterformer.clustering.evaluation import label
 from clusterformer.clustering.neighbors import PrincipalComponents
 from clusterformer.clustering.network import NeuralClusters
-from clusterformer.clustering.saving import replacing
 from clusterformer.errors import InputError
+from clusterformer.whole_files import replacing
 
 
 class Predictor(nn.Module):

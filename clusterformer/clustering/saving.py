@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import errno
 import json
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +18,7 @@ from clusterformer.clustering.neighbors import PrincipalComponents
 from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.parameters import check_fitted, check_parameters
 from clusterformer.errors import InputError, reading
+from clusterformer.whole_files import replacing
 
 LABELS, MODEL = "labels.csv", "model.npz"
 """Names of files in the directories that `clusterformer cluster` writes."""
@@ -112,23 +110,6 @@ class SaveMixin:
             if name in state:
                 state[name] = copy.deepcopy(state[name]).cpu()
         return {**state, "_optimizer": None} if "_optimizer" in state else state
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a partial file, which takes the name of `path` when it is whole.
-
-    Raises:
-        FileNotFoundError: if there is no such directory.
-    """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such directory to write to", str(path.parent))
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArray]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from filelock import FileLock
 
 import clusterformer
-from clusterformer.compare.output import write_whole
 from clusterformer.compare.planned_run import PlannedRun, in_order
 from clusterformer.compare.results import (
     Result,
@@ -26,6 +25,7 @@ from clusterformer.errors import InputError
 from clusterformer.training.config_files import find, read_yaml
 from clusterformer.training.environment import describe_environment
 from clusterformer.training.runs import Run
+from clusterformer.whole_files import write_text
 
 
 class Job:
@@ -107,7 +107,7 @@ class Job:
                 self.set_aside()
             self.folder.mkdir(parents=True, exist_ok=True)
             record = {**ours, "environment": describe_environment()}
-            write_whole(path, json.dumps(record, indent=2) + "\n")
+            write_text(path, json.dumps(record, indent=2) + "\n", shared=True)
             return
         for key in ("version", "arguments"):
             if theirs[key] != ours[key]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from clusterformer.compare.page import page
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import latex, markdown, runs_csv
+from clusterformer.whole_files import write_text
 
 
 def write_files(summary: Summary, folder: Path, *, title: str, command: str) -> list[str]:
@@ -32,18 +32,5 @@ def write_files(summary: Summary, folder: Path, *, title: str, command: str) -> 
         files["index.html"] = page(summary, title, command)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        write_whole(folder / name, content)
+        write_text(folder / name, content, shared=True)
     return list(files)
-
-
-def write_whole(path: Path, content: str) -> None:
-    """Write a file that is complete or not there; several processes may write the same."""
-    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from clusterformer.data.sentence_encoder import SentenceEncoder
 from clusterformer.errors import reading
+from clusterformer.whole_files import replacing
 
 FILE = "vectors.npz"
 """File of the vectorizer in the folder of a model."""
@@ -156,10 +157,5 @@ def load_vectors_of(folder: Path, device: str = "cpu") -> TfidfVectors | Encoder
 
 
 def _write(folder: Path, described: dict[str, Any], **arrays: Any) -> None:
-    partial = folder / f"{FILE}.partial"
-    try:
-        with partial.open("wb") as file:
-            np.savez(file, json=np.array(json.dumps(described)), **arrays)
-        partial.replace(folder / FILE)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(folder / FILE) as partial, partial.open("wb") as file:
+        np.savez(file, json=np.array(json.dumps(described)), **arrays)

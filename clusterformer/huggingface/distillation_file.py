@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterformer.errors import InputError, reading
+from clusterformer.whole_files import write_tensors
 
 
 class Progress(NamedTuple):
@@ -87,21 +87,11 @@ class DistillationFile:
         kept["random"] = torch.get_rng_state()
         if self._device.type == "cuda":
             kept["random_cuda"] = torch.cuda.get_rng_state(self._device)
-        partial = self._path.with_name(f".{self._path.name}.partial")
         try:
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                torch.save(kept, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._path)
-        except (OSError, RuntimeError) as error:  # torch's writer hides the one in the other
-            reason = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(reason, OSError):
-                raise
-            raise InputError(f"{self._path}: cannot be written: {reason.strerror}") from error
-        finally:
-            partial.unlink(missing_ok=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(self._path, kept)
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be written: {error.strerror}") from error
 
 
 def identify(

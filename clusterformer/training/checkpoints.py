@@ -27,6 +27,7 @@ from clusterformer.training.shard_files import (
     remove_shards,
     unflatten,
 )
+from clusterformer.whole_files import write_tensors
 
 CHECKPOINT_KEY = "clusterformer"
 """Key of a checkpoint that holds our own entries."""
@@ -155,20 +156,11 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
         try:
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
-        except (OSError, RuntimeError) as error:  # torch's writer hides the one in the other
-            reason = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(reason, OSError):
-                raise
-            partial.unlink(missing_ok=True)
+            write_tensors(target, checkpoint)
+        except OSError as error:
             raise InputError(
-                f"{target}: the checkpoint cannot be written: {reason.strerror}; "
+                f"{target}: the checkpoint cannot be written: {error.strerror}; "
                 f"last good checkpoint: {last_good(target.parent)}"
             ) from error
 

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.errors import InputError
+from clusterformer.whole_files import replacing
 
 _log = logging.getLogger(__name__)
 
@@ -93,12 +94,13 @@ class MetricsFile(Logger):
                 csv.DictWriter(file, self._columns).writerow(row)
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
-        partial = self._path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8", newline="") as file:
+        with (
+            replacing(self._path) as partial,
+            partial.open("w", encoding="utf-8", newline="") as file,
+        ):
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)
-        partial.replace(self._path)
 
 
 def write_step(trainer: Trainer) -> None:

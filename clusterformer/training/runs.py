@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.errors import InputError, reading
 from clusterformer.training.environment import describe_environment
+from clusterformer.whole_files import write_text
 
 OUTCOME = "outcome"
 """Key of W&B's summary of a run that holds what results.json does, as JSON."""
@@ -161,8 +162,8 @@ class Run:
             name = os.environ.get("WANDB_RUN_ID", name)
         environment = {**describe_environment(), "seed": seed, "wandb_id": name}
         text = json.dumps(environment, indent=2, ensure_ascii=False) + "\n"
-        _write(self._prepared("environment.json"), text)
-        _write(self._prepared("config.yaml"), config)
+        write_text(self._prepared("environment.json"), text)
+        write_text(self._prepared("config.yaml"), config)
 
     def confirm(self) -> None:
         """Keep what `prepare` wrote, as config.yaml and environment.json or with a number.
@@ -187,9 +188,7 @@ class Run:
         """Write the outcome of the training, and which start it is of; whole or not at all."""
         results = {**results, "config": self.config.name}
         path = self._next("results", ".json")
-        partial = path.with_suffix(".partial")
-        _write(partial, json.dumps(results, indent=2) + "\n")
-        partial.replace(path)
+        write_text(path, json.dumps(results, indent=2) + "\n")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -229,14 +228,6 @@ class Run:
 
     def _next(self, stem: str, suffix: str) -> Path:
         return self._numbered(stem, suffix)[-1]
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file, and see that it is on the disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _made(folder: Path) -> bool:

@@ -253,7 +253,7 @@ def test_another_table_in_place_of_the_metrics_is_refused(tmp_path: Path) -> Non
 
 def test_metrics_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "metrics.csv"
-    with pytest.raises(InputError, match=r"metrics\.csv: cannot be written: No such file"):
+    with pytest.raises(InputError, match=r"metrics\.csv: cannot be written: no such directory"):
         MetricsFile(path).log_metrics({}, step=0)
 
 

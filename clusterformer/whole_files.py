@@ -1,0 +1,58 @@
+"""Files that are written whole or not at all, whenever the process ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
+    """Yield the path of a partial file, which takes the name of `path` when it is on the disk.
+
+    Args:
+        path: The file.
+        shared: Whether several processes may write it at once. One that is killed then leaves a
+            partial file which the next does not overwrite.
+
+    Raises:
+        FileNotFoundError: if there is no such directory.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory to write to", str(path.parent))
+    own = f".{os.urandom(4).hex()}" if shared else ""
+    partial = path.with_name(f".{path.name}{own}.partial")
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, content: str, *, shared: bool = False) -> None:
+    """Write a text as it is, in UTF-8; `shared` as in `replacing`."""
+    with replacing(path, shared=shared) as partial:
+        partial.write_text(content, encoding="utf-8", newline="")
+
+
+def write_tensors(path: Path, content: Any) -> None:
+    """Write what `torch.load` reads.
+
+    Raises:
+        OSError: if it cannot be written, such as on a full disk.
+    """
+    import torch
+
+    try:
+        with replacing(path) as partial, partial.open("wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:  # torch's writer hides the one in the other
+        if not isinstance(hidden := error.__context__, OSError):
+            raise
+        raise OSError(hidden.errno, hidden.strerror, str(path)) from error
