@@ -79,16 +79,7 @@ def find_plan(name: str) -> Path:
     Raises:
         InputError: if there is neither.
     """
-    if Path(name).is_file():
-        return Path(name)
-    known = comparisons()
-    found = known.get(name) or known.get(f"{name}.yaml")
-    if found is None:
-        raise InputError(
-            f"no comparison {name!r}, neither a file nor a shipped one; "
-            f"there is {', '.join(known) or 'none'}"
-        )
-    return found
+    return find(name, comparisons(), "comparison")
 
 
 def read_plan(path: Path) -> Plan:

@@ -157,17 +157,26 @@ def locate(word: str, paths: Sequence[Path]) -> str:
     return ""
 
 
-def find(name: str) -> Path:
-    """Find the file that `--config name` means: a path as it is, else a shipped configuration."""
+def find(name: str, known: Mapping[str, Path] | None = None, kind: str = "configuration") -> Path:
+    """Find the file that a name means: a path as it is, else a shipped file.
+
+    Args:
+        name: Path or name.
+        known: Shipped files by name; None for the configurations.
+        kind: What they are, for the error.
+
+    Raises:
+        InputError: if there is neither.
+    """
     if Path(name).is_file():
         return Path(name)
-    known = shipped()
+    known = shipped() if known is None else known
     found = known.get(name) or known.get(f"{name}.yaml")
     if found is None:
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise InputError(
-            f"no configuration {name!r}, neither a file nor a shipped one; "
+            f"no {kind} {name!r}, neither a file nor a shipped one; "
             f"{hint}there is {', '.join(known) or 'none'}"
         )
     return found
