@@ -28,6 +28,7 @@ FOLDERS = {name: ROOT / folder for name, folder in SETUPTOOLS["package-dir"].ite
 LAYERS = {
     "clusterformer.errors": 0,
     "clusterformer.whole_files": 0,
+    "clusterformer.wording": 0,
     "clusterformer.structure": 0.5,
     "clusterformer.kernels": 1,
     "clusterformer.clustering": 2,

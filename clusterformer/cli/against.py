@@ -16,7 +16,7 @@ from clusterformer.compare.planned_run import slug
 from clusterformer.compare.tables import aligned
 from clusterformer.errors import InputError
 from clusterformer.module import ClusterFormer
-from clusterformer.training.progress import counted, formatted
+from clusterformer.wording import counted, formatted
 
 
 def check_against(options: Options) -> None:

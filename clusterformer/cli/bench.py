@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clusterformer.cli.arguments import Arguments, available_device
 from clusterformer.errors import InputError
+from clusterformer.wording import counted
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -161,7 +162,7 @@ def run(arguments: list[str]) -> None:
         print_times(row, rows)
     if options.out:
         save(options, rows, matmul_gflops=rate / 1e9)
-        stack = f"{options.layers} encoder layer{'s' * (options.layers > 1)}"
+        stack = counted(options.layers, "encoder layer")
         layer = stack if options.layers else "Attention layer"
         title = f"{layer}, width {options.d_model}, {options.dtype}, {options.device}"
         save_plot(plots.plot_mechanisms, options, rows, title)

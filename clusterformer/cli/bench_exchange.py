@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> None:
     options = _parse(arguments)
     from clusterformer.api import load
     from clusterformer.bench import exchange
-    from clusterformer.training.progress import formatted
+    from clusterformer.wording import formatted
 
     rows: list[Row] = []
     for label, folder in _runs(options):

@@ -17,6 +17,7 @@ import numpy as np
 from clusterformer.cli.arguments import Arguments, available_device
 from clusterformer.errors import InputError, reading
 from clusterformer.whole_files import write_text
+from clusterformer.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -232,7 +233,7 @@ def _page(
 
 def _report(found: Run, labels: NDArray, topics: list[Topic]) -> None:
     sizes = np.bincount(labels[labels >= 0], minlength=len(topics))
-    count = f"{len(topics)} cluster{'s' * (len(topics) > 1)}"
+    count = counted(len(topics), "cluster")
     print(f"{len(labels)} texts, {count}, {int((labels < 0).sum())} in none")
     for cluster in np.argsort(-sizes, kind="stable"):
         words = " ".join(word for word, _ in topics[cluster].words[:8])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
+from clusterformer.wording import counted, duration
 
 if TYPE_CHECKING:
     from clusterformer.compare.choosing import Choice
@@ -276,5 +277,5 @@ def _list(jobs: Sequence[Job]) -> None:
         print(f"no data for {column or 'these runs'}: {message}", file=sys.stderr)
     unfinished = sum(not job.finished for job in jobs)
     seconds = seconds_left(jobs)
-    estimate = "" if seconds is None else f", about {seconds / 60:.0f} min"
-    print(f"{len(jobs)} runs, {unfinished} to train{estimate}")
+    estimate = "" if seconds is None else f", about {duration(seconds)}"
+    print(f"{counted(len(jobs), 'run')}, {unfinished} to train{estimate}")

@@ -10,11 +10,11 @@ from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
 from clusterformer.errors import InputError, making
 from clusterformer.training.config_files import parse_yaml
-from clusterformer.training.progress import formatted
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
 from clusterformer.training.saved_clustering import is_clustering, predicting_command
 from clusterformer.training.trusted import Named
+from clusterformer.wording import formatted
 from clusterformer.working_folder import import_from_working_folder
 
 

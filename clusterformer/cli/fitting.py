@@ -21,10 +21,10 @@ from clusterformer.tasks.translation import Translation
 from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import to_yaml
 from clusterformer.training.fit import Fitted, fit
-from clusterformer.training.progress import counted, formatted
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.selection import selected_nothing
 from clusterformer.training.simple_method import fit_simple
+from clusterformer.wording import counted, duration, formatted
 
 
 class FittedRun(NamedTuple):
@@ -125,11 +125,10 @@ def _announcement(run: Run) -> LambdaCallback:
 def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
     """Print the results, the files, and the commands that use the run."""
     trainer = fitted.trainer
-    minutes, seconds = divmod(round(fitted.seconds), 60)
     print(
         f"\nfinished after {counted(trainer.global_step, 'step')}, "
         f"{counted(trainer.current_epoch, 'epoch')}, "
-        f"{minutes} min {seconds} s, {fitted.seconds_validating:.0f} s of it validation"
+        f"{duration(fitted.seconds)}, {fitted.seconds_validating:.0f} s of it validation"
     )
     results = sorted(fitted.results.items())
     lines = {name: formatted(name, value) for name, value in results if "layer" not in name}

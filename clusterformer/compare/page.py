@@ -20,6 +20,7 @@ from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import body, format_number, header
 from clusterformer.compare.verdict import explain_test, verdict
+from clusterformer.wording import counted
 
 KEYS_SEEN = (
     "Keys seen: the share of its text that a token attends to in a layer, up to itself where "
@@ -35,8 +36,8 @@ def page(summary: Summary, title: str, command: str) -> str:
         title: Title of the page.
         command: Command line that makes the page again.
     """
-    runs = _count(len(summary.results), "run")
-    seeds = _count(len({result.seed for result in summary.results}), "seed")
+    runs = counted(len(summary.results), "run")
+    seeds = counted(len({result.seed for result in summary.results}), "seed")
     parts = [
         f"<h1>{_text(title)}</h1>",
         f'<p class="verdict">{_text(verdict(summary))}</p>',
@@ -196,11 +197,7 @@ def _provenance(results: Sequence[Result]) -> str:
         f'<table class="words"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
-    return f"<details><summary>{len(lines)} runs</summary>{_wide(table)}</details>"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"<details><summary>{counted(len(lines), 'run')}</summary>{_wide(table)}</details>"
 
 
 def _section(title: str, content: str) -> str:

@@ -17,6 +17,7 @@ from clusterformer.compare.child import describe_parent
 from clusterformer.compare.jobs import Job
 from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.errors import InputError
+from clusterformer.wording import duration
 
 
 class Failure(NamedTuple):
@@ -151,7 +152,7 @@ def train_jobs(
                     outcome = _outcome(job)
                 left = total - len(taken)
                 seconds = sum(taken) / len(taken) * left / num_parallel
-                rest = f", about {_duration(seconds)} to go" if left else ""
+                rest = f", about {duration(seconds)} to go" if left else ""
                 report(f"[{len(taken)}/{total}] {job.planned.name}: {outcome}{rest}")
     finally:
         for process in running:
@@ -193,7 +194,7 @@ def _outcome(job: Job) -> str:
     names = (results["monitor"].replace("val/", "test/"), results["monitor"], *measures)
     measure = next((name for name in names if name in measures), None)
     shown = f"{measure} {measures[measure]:.4f} " if measure else ""
-    return f"{shown}({_duration(results['seconds'])})"
+    return f"{shown}({duration(results['seconds'])})"
 
 
 def _environment(num_parallel: int, group: str) -> Mapping[str, str]:
@@ -202,11 +203,3 @@ def _environment(num_parallel: int, group: str) -> Mapping[str, str]:
         threads = max(1, (os.cpu_count() or 1) // num_parallel)
         environment.setdefault("OMP_NUM_THREADS", str(threads))
     return environment
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

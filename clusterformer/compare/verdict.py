@@ -10,6 +10,7 @@ from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, format_p
 from clusterformer.compare.statistics import Summary, mean_of_columns
 from clusterformer.compare.tables import format_number
+from clusterformer.wording import counted
 
 LEVEL = 0.05
 
@@ -39,7 +40,7 @@ def verdict(summary: Summary) -> str:
     gap = abs(means[first] - means[other])
     on = " on average" if len(summary.columns) > 1 else ""
     if any(len(shared[row]) < _num_runs(summary, row) for row in (first, other)):
-        on += f" over the {_count(len(shared[first]), 'run')} that both have"
+        on += f" over the {counted(len(shared[first]), 'run')} that both have"
     numbers = f"{format_number(means[first])} against {format_number(means[other])}"
     if gap == 0:
         ahead = f"{first} and {other} are level{on} in {summary.metric} ({numbers})."
@@ -128,12 +129,12 @@ def _seen(summary: Summary) -> str:
     """Count what the verdict rests on."""
     seeds = len({result.seed for result in summary.results})
     columns = len(set(summary.metrics))
-    parts = [_count(len(summary.results), "run"), _count(seeds, "seed")]
+    parts = [counted(len(summary.results), "run"), counted(seeds, "seed")]
     if columns > 1:
-        parts.append(_count(columns, "data set"))
+        parts.append(counted(columns, "data set"))
     epochs = sorted({result.epochs for result in summary.results})
     span = "" if epochs[0] == epochs[-1] else f"{epochs[0]} to "
-    parts.append(f"{span}{_count(epochs[-1], 'epoch')} each")
+    parts.append(f"{span}{counted(epochs[-1], 'epoch')} each")
     return f"Seen: {', '.join(parts)}."
 
 
@@ -147,7 +148,3 @@ def _reached(summary: Summary, *rows: str) -> str:
         shares[row] = fmean(measures[measure] for measures in of_row)
     told = "; ".join(f"{row}: {format_number(share)}" for row, share in shares.items())
     return f" Share of tokens that see their partner: {told}."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -11,6 +11,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
 
+from clusterformer.wording import formatted
+
 _SECONDS = 10.0
 """Minimum time between two lines within an epoch, seconds."""
 
@@ -79,16 +81,6 @@ class Lines(ProgressBar):
 def steps_an_epoch(trainer: Trainer) -> int:
     """Steps of the optimizer in a whole epoch."""
     return max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
-
-
-def formatted(name: str, value: float) -> str:
-    """Write a measure: a perplexity to 4 significant digits, anything else to 4 decimals."""
-    return f"{value:.4g}" if "perplexity" in name else f"{value:.4f}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Write a number with its noun, as in "1 epoch" and "3 epochs"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 class TrainingClock(Callback):

@@ -319,7 +319,7 @@ def test_columns_without_their_data_set_are_left_out_and_named(
         line = next(line for line in told.err.splitlines() if f"left out: column {name}:" in line)
         assert f"`clusterformer prepare {config.removesuffix('.yaml')}` brings it" in line
     assert "ours on partners, seed 0" in told.out
-    assert "1 runs, 1 to train" in told.out
+    assert "1 run, 1 to train" in told.out
 
     plan.write_text(yaml.safe_dump({**content, "skip_absent": False}, sort_keys=False))
     assert main(["compare", str(plan), "--dry-run"]) == 0
