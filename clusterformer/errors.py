@@ -28,6 +28,16 @@ class MissingDataError(InputError):
     """A named data set that is not on this machine."""
 
 
+def missing(need: str, extra: str) -> InputError:
+    """Make the error of a library that is not installed.
+
+    Example:
+        >>> raise missing("resampling needs scipy", "speech")
+        InputError: resampling needs scipy: pip install 'clusterformer[speech]'
+    """
+    return InputError(f"{need}: pip install 'clusterformer[{extra}]'")
+
+
 class Position:
     """Position that a reader has reached, for the message of an error.
 

@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassF1Score, MulticlassMatthewsCorrCoef
 
 from clusterformer.data.stream_tokenizers import StreamTokenizer, StreamWordTokenizer
-from clusterformer.errors import InputError
+from clusterformer.errors import missing
 from clusterformer.task import IGNORE
 
 Score = Literal["tokenised_bleu", "compound_bleu", "sacrebleu", "chrf"]
@@ -90,9 +90,7 @@ def _library() -> Any:
     try:
         from sacrebleu import metrics
     except ImportError:
-        raise InputError(
-            "translation scores need the sacrebleu library: pip install 'clusterformer[text]'"
-        ) from None
+        raise missing("translation scores need the sacrebleu library", "text") from None
     return metrics
 
 

@@ -16,7 +16,7 @@ from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 from clusterformer.data.corpora import SimilarityCorpus
 from clusterformer.data.label_names import LabellingState
 from clusterformer.data.labelled_text import Example
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedSimilarity
 from clusterformer.task import IGNORE, Output, SimpleResult
@@ -100,9 +100,7 @@ class Similarity(PairLabelling):
         try:
             from sklearn.feature_extraction.text import TfidfVectorizer
         except ImportError:
-            raise InputError(
-                f"{TF_IDF} needs scikit-learn: pip install 'clusterformer[cluster]'"
-            ) from None
+            raise missing(f"{TF_IDF} needs scikit-learn", "cluster") from None
         test = self.read("test")
         words = TfidfVectorizer(sublinear_tf=True)
         words.fit([text for pair in self.read("train") for text in pair.texts])

@@ -184,6 +184,17 @@ def test_every_import_is_a_declared_dependency() -> None:
     assert imported <= declared
 
 
+def test_every_extra_that_an_error_names_is_declared() -> None:
+    named = {}
+    for module, path in MODULES.items():
+        text = path.read_text(encoding="utf-8")
+        found = re.findall(r'missing\([^)]*?"(\w+)"\)|clusterformer\[(\w+)\]\'', text)
+        named[module] = {extra for pair in found for extra in pair if extra}
+    assert len(set().union(*named.values())) > 5
+    declared = set(PROJECT["project"]["optional-dependencies"])
+    assert not {module: extras - declared for module, extras in named.items() if extras - declared}
+
+
 def test_no_file_imports_a_task_of_another() -> None:
     """What tasks share stands in files of its own, with no Task in them that one could choose."""
     prefix = "clusterformer.tasks."

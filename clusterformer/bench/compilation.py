@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 from clusterformer.kernels.dispatch import VARIABLE
 from clusterformer.kernels.tiles import Device
 
@@ -101,7 +101,7 @@ def compile_all(
     try:
         from triton.runtime.jit import JITFunction
     except ImportError:
-        raise InputError("compiling needs triton: pip install 'clusterformer[kernels]'") from None
+        raise missing("compiling needs triton", "kernels") from None
     from clusterformer.kernels._chunk_kernels_triton import forward_kernel
 
     if not isinstance(forward_kernel, JITFunction):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.errors import InputError
+from clusterformer.errors import missing
 
 EXACT = 10_000
 """Maximum number of points that a CPU compares each with each, in quadratic time."""
@@ -140,10 +140,8 @@ def _search_lists(lifted: Tensor, count: int) -> Tensor:
     try:
         import faiss
     except ImportError:
-        raise InputError(
-            f"more than {EXACT} points need faiss for their neighbours: "
-            "pip install 'clusterformer[cluster]'"
-        ) from None
+        need = f"more than {EXACT} points need faiss for their neighbours"
+        raise missing(need, "cluster") from None
     points = lifted.float().numpy()
     width = points.shape[1]
     lists = faiss.IndexIVFFlat(

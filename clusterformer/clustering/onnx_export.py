@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clusterformer.clustering.evaluation import label
 from clusterformer.clustering.neighbors import PrincipalComponents
 from clusterformer.clustering.network import NeuralClusters
-from clusterformer.errors import InputError
+from clusterformer.errors import missing
 from clusterformer.whole_files import replacing
 
 
@@ -58,7 +58,7 @@ def write_onnx(predictor: Predictor, num_columns: int, path: str | Path) -> None
         InputError: if onnx or onnxscript is missing.
     """
     if find_spec("onnxscript") is None or find_spec("onnx") is None:
-        raise InputError("export_onnx needs onnx: pip install 'clusterformer[onnx]'")
+        raise missing("export_onnx needs onnx", "onnx")
     with replacing(Path(path)) as partial, _quiet():
         program = torch.onnx.export(
             predictor.eval(),

@@ -10,7 +10,7 @@ from clusterformer.compare.configs import flatten, name_rows
 from clusterformer.compare.results import Result, result_of, seed_of
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import body, header
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 from clusterformer.training.runs import OUTCOME
 from clusterformer.training.wandb import start
 
@@ -28,7 +28,7 @@ def fetch_results(project: str, group: str) -> list[Result]:
     try:
         import wandb
     except ImportError:
-        raise InputError("--from-wandb needs wandb: pip install 'clusterformer[wandb]'") from None
+        raise missing("--from-wandb needs wandb", "wandb") from None
     try:
         found = wandb.Api(timeout=30).runs(project, filters={"group": group}, lazy=False)
         runs = [run for run in found if OUTCOME in run.summary]

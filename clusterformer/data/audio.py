@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.errors import InputError, reading
+from clusterformer.errors import InputError, missing, reading
 
 Samples = NDArray[np.float32]
 """Samples (S,) of one channel, from -1 to 1."""
@@ -137,7 +137,7 @@ def resample(samples: Samples, factor: Fraction) -> Samples:
     try:
         from scipy.signal import resample_poly
     except ImportError:
-        raise InputError("resampling needs scipy: pip install 'clusterformer[speech]'") from None
+        raise missing("resampling needs scipy", "speech") from None
     resampled: Samples = resample_poly(samples, factor.numerator, factor.denominator)
     return resampled.astype(np.float32)
 
@@ -196,8 +196,6 @@ def _soundfile(path: Path) -> Any:
     try:
         import soundfile
     except ImportError:
-        raise InputError(
-            f"{path}: neither a plain WAV file of whole numbers nor readable without soundfile: "
-            "pip install 'clusterformer[speech]'"
-        ) from None
+        need = f"{path}: neither a plain WAV file of whole numbers nor readable without soundfile"
+        raise missing(need, "speech") from None
     return soundfile

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from clusterformer.errors import InputError
+from clusterformer.errors import missing
 
 NUM_BYTES = 256
 """Tokens that every vocabulary holds beside the special ones: the single bytes."""
@@ -24,9 +24,7 @@ def tokenizers_library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise InputError(
-            "subwords need the tokenizers library: pip install 'clusterformer[text]'"
-        ) from None
+        raise missing("subwords need the tokenizers library", "text") from None
     return tokenizers
 
 

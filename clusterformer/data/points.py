@@ -26,7 +26,7 @@ from clusterformer.data.point_files import (
     read_table,
 )
 from clusterformer.data.word_vectors import load_vectors
-from clusterformer.errors import InputError, MissingDataError, reading
+from clusterformer.errors import InputError, MissingDataError, missing, reading
 
 PointSet = Literal["mnist", "digits", "20news", "20news-whole"]
 """Names of sets; any other name is a file."""
@@ -221,7 +221,7 @@ def _sklearn(module: str) -> Any:
     try:
         return import_module(f"sklearn.{module}")
     except ImportError:
-        raise InputError("this needs scikit-learn: pip install 'clusterformer[cluster]'") from None
+        raise missing(f"sklearn.{module} needs scikit-learn", "cluster") from None
 
 
 def _hold_out(x: NDArray, y: NDArray) -> Points:

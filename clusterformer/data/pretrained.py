@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from clusterformer.data.pretrained_tokenizer import PretrainedTokenizer
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 from clusterformer.huggingface.hub import download, refuse_exported
 from clusterformer.models.pretrained import loading
 from clusterformer.structure import require_structure
@@ -109,9 +109,7 @@ def require_transformers() -> None:
         InputError: with the command that installs it.
     """
     if find_spec("transformers") is None:
-        raise InputError(
-            "pretrained models need transformers: pip install 'clusterformer[pretrained]'"
-        )
+        raise missing("pretrained models need transformers", "pretrained")
 
 
 def find_pretrained(name: str) -> Path:

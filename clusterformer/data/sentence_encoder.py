@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 
 from clusterformer.data.cache import cache_folder, cached_folder, checksum
 from clusterformer.data.pretrained import PACKAGED
-from clusterformer.errors import InputError, reading
+from clusterformer.errors import InputError, missing, reading
 
 _log = logging.getLogger(__name__)
 
 _VECTORS = "vectors.npy"
-_INSTALL = "pip install 'clusterformer[pretrained]'"
 _ALLOWED = "allowed is the folder of a sentence encoder"
 _BATCH = 64
 _FILES = ("*.json", "*.txt", "*.safetensors", "1_Pooling/config.json")
@@ -51,7 +50,7 @@ class SentenceEncoder:
             from transformers import AutoModel, AutoTokenizer
             from transformers.utils import logging
         except ImportError:
-            raise InputError(f"--encoder needs transformers: {_INSTALL}") from None
+            raise missing("--encoder needs transformers", "pretrained") from None
         logging.disable_progress_bar()  # of 0.1 s
         with reading(folder, "the folder of a sentence encoder"):
             if "model_type" not in _settings(folder / "config.json"):
@@ -125,7 +124,7 @@ def _find(name: str) -> Path:
     if name in PACKAGED and not folder.is_dir():
         package = find_spec(PACKAGED[name])
         if package is None or package.origin is None:
-            raise InputError(f"--encoder {name}: not installed; {_INSTALL}")
+            raise missing(f"--encoder {name} is not installed", "pretrained")
         folder = Path(package.origin).parent / "model"
     if not (folder / "config.json").is_file():
         known = ", ".join(PACKAGED)

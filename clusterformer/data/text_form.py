@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 
 UNUSUAL = re.compile(r"[^\w ,.?!:;/'&-]|  | [:;]|''")
 """Matches in every text that Moses' punctuation normaliser, with its dozens of rules, changes."""
@@ -116,7 +116,5 @@ def _library() -> Any:
     try:
         import sacremoses
     except ImportError:
-        raise InputError(
-            "Moses tokens need the sacremoses library: pip install 'clusterformer[text]'"
-        ) from None
+        raise missing("Moses tokens need the sacremoses library", "text") from None
     return sacremoses

@@ -21,7 +21,7 @@ from torch import Tensor
 from clusterformer.data.batches import PAD
 from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.tokenizers import SPECIAL_TOKENS, WordTokenizer
-from clusterformer.errors import InputError, reading
+from clusterformer.errors import InputError, missing, reading
 
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors
@@ -132,7 +132,7 @@ def _keyed(words: list[str], vectors: NDArray[np.float32]) -> KeyedVectors:
     try:
         from gensim.models import KeyedVectors
     except ImportError:
-        raise InputError("word vectors need gensim: pip install 'clusterformer[text]'") from None
+        raise missing("word vectors need gensim", "text") from None
     keyed = KeyedVectors(vectors.shape[1])
     keyed.index_to_key, keyed.vectors = words, vectors
     keyed.key_to_index = {word: row for row, word in enumerate(words)}

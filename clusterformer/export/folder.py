@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterformer.data.pretrained import find_pretrained
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 from clusterformer.export.card import UNKNOWN, Card
 from clusterformer.export.modeling import (
     AUTO_MAP,
@@ -194,9 +194,7 @@ def push(folder: Path, name: str) -> str:
     try:
         from huggingface_hub import HfApi
     except ImportError:
-        raise InputError(
-            "--push needs huggingface_hub: pip install 'clusterformer[pretrained]'"
-        ) from None
+        raise missing("--push needs huggingface_hub", "pretrained") from None
     try:
         api = HfApi()
         address = api.create_repo(name, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 
 METHODS = {
     "neural": "NeuralClustering, W linear as in eq. 2",
@@ -60,8 +60,8 @@ def make_clustering(
         from clusterformer.clustering.images import RandomAffine
         from clusterformer.training.paper_clustering import PaperClustering
         from clusterformer.training.umap_hdbscan import UmapHdbscan
-    except ImportError as error:
-        raise InputError(f"{error}: pip install 'clusterformer[cluster]'") from None
+    except ImportError:
+        raise missing(f"{method} needs scikit-learn", "cluster") from None
     if method == "neural":
         return NeuralClustering(num_clusters, random_state=seed, **neural)
     if method == "neural-augmented":
@@ -78,7 +78,7 @@ def make_clustering(
         return MiniBatchKMeans(num_clusters, n_init=1, random_state=seed)
     if method == "som":
         if find_spec("minisom") is None:
-            raise InputError("som needs minisom: pip install 'clusterformer[cluster]'")
+            raise missing("som needs minisom", "cluster")
         return SelfOrganisingMap(num_clusters, seed)
     if method == "paper":
         return PaperClustering(num_clusters, seed)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from clusterformer.data.batches import run_seed
 from clusterformer.data.labelled_text import Example
 from clusterformer.data.named_sets import Split
-from clusterformer.errors import InputError
+from clusterformer.errors import missing
 from clusterformer.task import SimpleResult
 
 SVM, MAJORITY, SECOND = "TF-IDF + linear SVM", "majority label", "second text alone"
@@ -106,9 +106,7 @@ def linear_svm(
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.svm import LinearSVC
     except ImportError:
-        raise InputError(
-            f"{SVM} needs scikit-learn: pip install 'clusterformer[cluster]'"
-        ) from None
+        raise missing(f"{SVM} needs scikit-learn", "cluster") from None
     names = sorted({example.label for example in train})
     if len(names) < 2:
         return majority_label(train, test, seed)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.errors import InputError
+from clusterformer.errors import missing
 
 _SMALLEST = 10  # points of a cluster, BERTopic's default
 _SIZES = 40
@@ -42,7 +42,7 @@ class UmapHdbscan:
         try:
             from umap import UMAP
         except ImportError:
-            raise InputError("umap-hdbscan: pip install 'clusterformer[umap]'") from None
+            raise missing("umap-hdbscan needs umap-learn", "umap") from None
         self._num_clusters = num_clusters
         self._umap = UMAP(
             n_neighbors=15,

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import WandbLogger
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 from clusterformer.training.runs import Run
 
 PROJECT = "clusterformer"
@@ -27,7 +27,7 @@ def wandb_mode() -> Any:
     try:
         import wandb
     except ImportError:
-        raise InputError("--wandb needs wandb: pip install 'clusterformer[wandb]'") from None
+        raise missing("--wandb needs wandb", "wandb") from None
     if given := os.environ.get("WANDB_MODE"):
         return given  # handed on: W&B reads the variable only once in a process
     return None if wandb.login(prompt=False, verify=False) else "offline"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterformer.data.prepare.archives import write_lines
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 
 PG19 = "emozilla/pg19"
 """Repository of PG-19 on the hub, in a format that current versions of `datasets` read."""
@@ -88,9 +88,7 @@ def convert_pg19(downloads: Path, folder: Path) -> None:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise InputError(
-            "pg19 comes through the library datasets: pip install 'clusterformer[hub]'"
-        ) from None
+        raise missing("pg19 comes through the library datasets", "hub") from None
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports each retry
     for part in ("train", "validation", "test"):
         for book in load_dataset(PG19, split=part, cache_dir=str(downloads)):

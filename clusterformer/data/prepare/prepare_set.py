@@ -13,7 +13,7 @@ from clusterformer.data.cache import lock
 from clusterformer.data.named_sets import data_folder
 from clusterformer.data.prepare.catalogue import PublishedSet, published_set
 from clusterformer.data.prepare.download import Progress, digest, fetch
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, missing
 
 Presence = Literal["yes", "part", "no"]
 
@@ -59,9 +59,7 @@ def prepare_set(
     if presence(published, root_folder) == "yes":
         return folder
     if published.needs and find_spec(published.needs) is None:
-        raise InputError(
-            f"{name} is read by the library {published.needs}: pip install 'clusterformer[hub]'"
-        )
+        raise missing(f"{name} is read by the library {published.needs}", "hub")
     downloads.mkdir(parents=True, exist_ok=True)
     with lock(downloads, report):
         downloads.mkdir(exist_ok=True)

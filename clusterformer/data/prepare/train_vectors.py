@@ -12,7 +12,7 @@ from clusterformer.data.cache import cached_folder
 from clusterformer.data.documents import LanguageModelingCorpus, named_documents
 from clusterformer.data.tokenizers import WordTokenizer
 from clusterformer.data.word_vectors import trained_vectors
-from clusterformer.errors import InputError
+from clusterformer.errors import missing
 
 if TYPE_CHECKING:
     from gensim.models import Word2Vec
@@ -70,7 +70,7 @@ def _train(corpus: Path, report: Callable[[str], None]) -> Word2Vec:
         from gensim.models import Word2Vec
         from gensim.models.callbacks import CallbackAny2Vec
     except ImportError:
-        raise InputError("word vectors need gensim: pip install 'clusterformer[text]'") from None
+        raise missing("word vectors need gensim", "text") from None
 
     class Epochs(CallbackAny2Vec):
         """Report of each epoch."""
