@@ -251,23 +251,22 @@ class ClusterFormer(LightningModule):
         """
         output = self(batch)
         parts = {"loss": (*task.loss(output, batch, self.label_smoothing), self.task_weight)}
+
+        def add(name: str, summed: Tensor, count: Tensor, weight: float) -> None:
+            before, counted, _ = parts.get(name, (0.0, 0, weight))
+            parts[name] = before + summed, counted + count, weight
+
+        found = stacks(output, batch)
         if self.clustering_weight or self.sorting_weight:
-            for stack in stacks(output, batch):
+            for stack in found:
                 clustering, sorting = stack.auxiliary(self.clustering_form)
-                if clustering is None or sorting is None:
-                    continue
-                tokens, sequences = stack.mask.sum(), stack.sequences.sum()
-                for name, summed, count, weight in (
-                    ("clustering_loss", clustering, tokens, self.clustering_weight),
-                    ("sorting_loss", sorting, sequences, self.sorting_weight),
-                ):
-                    before, counted, _ = parts.get(name, (0.0, 0, weight))
-                    parts[name] = before + summed, counted + count, weight
-        for stack in stacks(output, batch):
+                if clustering is not None and sorting is not None:
+                    add("clustering_loss", clustering, stack.mask.sum(), self.clustering_weight)
+                    add("sorting_loss", sorting, stack.sequences.sum(), self.sorting_weight)
+        for stack in found:
             if (own := losses.mechanism_loss(stack.groupings)) is not None:
-                before, counted, _ = parts.get("mechanism_loss", (0.0, 0, 1.0))
-                parts["mechanism_loss"] = before + own, counted + stack.mask.sum(), 1.0
-        if measure and (seen := keys_seen(stacks(output, batch))):
+                add("mechanism_loss", own, stack.mask.sum(), 1.0)
+        if measure and (seen := keys_seen(found)):
             parts["keys_seen"] = (*seen, 0.0)
         return parts
 
