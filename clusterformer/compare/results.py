@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -188,25 +188,24 @@ def read_results(
     Raises:
         InputError: if one is no run directory, or none is left.
     """
-    opened = [Run.open(folder) for folder in folders]
-    runs = {run: read_config(run) for run in opened if _is_whole(run, report)}
-    names = name_rows(list(runs.values()))
+    opened = dict.fromkeys(Run.open(folder) for folder in folders)
+    found = [result for run in opened if (result := _read(run, report))]
+    names = name_rows([result.config for result in found])
     return [
-        read_result(run, row, column, seed_of(config))
-        for (run, config), (row, column) in zip(runs.items(), names, strict=True)
+        replace(result, row=row, column=column, seed=seed_of(result.config))
+        for result, (row, column) in zip(found, names, strict=True)
     ]
 
 
-def _is_whole(run: Run, report: Callable[[str], None] | None) -> bool:
-    """Tell whether the result of a run can be read; report why not."""
+def _read(run: Run, report: Callable[[str], None] | None) -> Result | None:
+    """Read the result of a run, not yet named; None, once reported, if it cannot be read."""
     try:
-        read_result(run, "", "", 0)
+        return read_result(run, "", "", 0)
     except InputError as error:
         if report is None:
             raise
         report(f"left out: {error}")
-        return False
-    return True
+        return None
 
 
 def result_of(
