@@ -118,23 +118,23 @@ class Run:
     @property
     def config(self) -> Path:
         """Configuration of the latest start."""
-        return self._latest("config", ".yaml")
+        return self._numbered("config.yaml")[-2]
 
     @property
     def environments(self) -> list[Path]:
         """Environments of all starts, the first one first."""
-        return self._numbered("environment", ".json")[:-1]
+        return self._numbered("environment.json")[:-1]
 
     @property
     def results(self) -> dict[str, Any] | None:
         """Outcome of the latest training that ended here; None if none has."""
-        written = self._numbered("results", ".json")[:-1]
+        written = self._numbered("results.json")[:-1]
         return json.loads(written[-1].read_text(encoding="utf-8")) if written else None
 
     @property
     def finished(self) -> bool:
         """Whether the latest start came to its end."""
-        written = self._numbered("results", ".json")[:-1]
+        written = self._numbered("results.json")[:-1]
         if not written:
             return False
         with suppress(ValueError, RecursionError):  # a torn file
@@ -171,8 +171,7 @@ class Run:
         The configuration comes last: with it, the start counts as begun.
         """
         for name in ("environment.json", "config.yaml"):
-            stem, suffix = name.split(".")
-            self._prepared(name).replace(self._next(stem, f".{suffix}"))
+            self._prepared(name).replace(self._next(name))
 
     def cancel(self) -> None:
         """Remove what `prepare` wrote and `confirm` did not keep; an empty directory goes too."""
@@ -187,7 +186,7 @@ class Run:
     def finish(self, results: dict[str, Any]) -> None:
         """Write the outcome of the training, and which start it is of; whole or not at all."""
         results = {**results, "config": self.config.name}
-        path = self._next("results", ".json")
+        path = self._next("results.json")
         write_text(path, json.dumps(results, indent=2) + "\n")
 
     @contextmanager
@@ -217,17 +216,16 @@ class Run:
     def _prepared(self, name: str) -> Path:
         return self.folder / f".{name}.new"
 
-    def _numbered(self, stem: str, suffix: str) -> list[Path]:
-        paths = [self.folder / f"{stem}{suffix}"]
+    def _numbered(self, name: str) -> list[Path]:
+        """Files of this name of all starts, and behind them the next one, not there yet."""
+        first = self.folder / name
+        paths = [first]
         while paths[-1].exists():
-            paths.append(self.folder / f"{stem}-{len(paths) + 1}{suffix}")
+            paths.append(first.with_stem(f"{first.stem}-{len(paths) + 1}"))
         return paths
 
-    def _latest(self, stem: str, suffix: str) -> Path:
-        return self._numbered(stem, suffix)[-2]
-
-    def _next(self, stem: str, suffix: str) -> Path:
-        return self._numbered(stem, suffix)[-1]
+    def _next(self, name: str) -> Path:
+        return self._numbered(name)[-1]
 
 
 def _made(folder: Path) -> bool:
