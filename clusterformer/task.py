@@ -25,6 +25,7 @@ from clusterformer.models.transformer import Output
 from clusterformer.sequence_parallel.parallel_clustering import ParallelClustering
 from clusterformer.training.shared_sequences import sequence_size
 
+# IGNORE and Output too, so that whoever writes a task finds here what it needs
 __all__ = [
     "IGNORE",
     "Batch",
@@ -33,6 +34,7 @@ __all__ = [
     "StackGroupings",
     "Task",
     "TrainingPosition",
+    "keys_seen",
     "stacks",
 ]
 
@@ -185,9 +187,7 @@ class Task(LightningDataModule, ABC):
 
         The trainer's model tells it; without a trainer it is what was set.
         """
-        module = self.trainer.lightning_module if self.trainer else None
-        config = getattr(module, "transformer_config", None)
-        return self._pretrained if config is None else config.pretrained
+        return self._pretrained if self._model_config is None else self._model_config.pretrained
 
     @pretrained.setter
     def pretrained(self, name: str | None) -> None:
@@ -200,9 +200,12 @@ class Task(LightningDataModule, ABC):
     @property
     def init_from(self) -> str | None:
         """Run from which the network starts, as the trainer's model tells it; None for none."""
+        return None if self._model_config is None else self._model_config.init_from
+
+    @property
+    def _model_config(self) -> TransformerConfig | None:
         module = self.trainer.lightning_module if self.trainer else None
-        config = getattr(module, "transformer_config", None)
-        return None if config is None else config.init_from
+        return getattr(module, "transformer_config", None)
 
     @classmethod
     def saved_tokenizer(cls, state: dict[str, Any]) -> Any:
