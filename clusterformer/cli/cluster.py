@@ -106,7 +106,6 @@ def run(arguments: list[str]) -> None:
         _predict(options)
         return
     from clusterformer.bench import clustering
-    from clusterformer.training.runs import Run
 
     points = _read(options)
     number, width = points.train.shape
@@ -122,13 +121,9 @@ def run(arguments: list[str]) -> None:
         hidden=options.hidden,
         neural=_neural(options),
     )
-    found = Run.create(options.runs, _name(options))
-    print(f"{number} points, {width} columns; run directory: {found.folder}", flush=True)
-    try:
+    with cluster_text.new_run(options.runs, options.data) as found:
+        print(f"{number} points, {width} columns; run directory: {found.folder}", flush=True)
         _compare(found, points, options, f"clusterformer cluster {shlex.join(arguments)}".strip())
-    except BaseException:
-        found.cancel()
-        raise
 
 
 def _read(options: argparse.Namespace, columns: Sequence[str] | None = None) -> Points:
@@ -149,7 +144,6 @@ def _predict(options: argparse.Namespace) -> None:
     from clusterformer.bench.cluster_files import write_labels
     from clusterformer.clustering import NeuralClustering
     from clusterformer.clustering.saving import find_model
-    from clusterformer.training.runs import Run
 
     path = find_model(options.predict)
     model = NeuralClustering.load(path, device=options.device)
@@ -162,20 +156,10 @@ def _predict(options: argparse.Namespace) -> None:
             f"{options.data}: {whole.shape[1]} columns, {path} has {model.n_features_in_}; "
             "select them with --columns"
         )
-    found = Run.create(options.runs, _name(options))
-    try:
+    with cluster_text.new_run(options.runs, options.data) as found:
         written = write_labels(found.folder, model, whole, points.ids)
-    except BaseException as error:
-        found.cancel()
-        if type(error) is ValueError:
-            raise InputError(f"{options.data}: {error}") from error
-        raise
     print(f"{len(whole)} points, {model.n_clusters_} clusters")
     print(f"written: {found.folder}: {', '.join(path.name for path in written)}")
-
-
-def _name(options: argparse.Namespace) -> str:
-    return f"cluster-{Path(options.data).name.partition('.')[0]}"
 
 
 def _neural(options: argparse.Namespace) -> dict[str, Any]:

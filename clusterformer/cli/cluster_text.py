@@ -8,7 +8,8 @@ import io
 import json
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,20 +71,31 @@ def run(arguments: list[str]) -> None:
     """Cluster texts, or label them with the model of an earlier run."""
     import torch
 
-    from clusterformer.training.runs import Run
-
     options = _parse(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     texts, ids = _read(options)
     work = _cluster if options.predict is None else _predict
-    found = Run.create(options.runs, f"cluster-{Path(options.text).name.partition('.')[0]}")
-    try:
+    with new_run(options.runs, options.text) as found:
         work(found, texts, ids, options, f"clusterformer cluster {shlex.join(arguments)}")
+
+
+@contextmanager
+def new_run(parent: str, source: str) -> Iterator[Run]:
+    """Make a run directory for the clustering of a file, which an error removes while it is empty.
+
+    Raises:
+        InputError: for a bare ValueError, with the file.
+    """
+    from clusterformer.training.runs import Run
+
+    found = Run.create(parent, f"cluster-{Path(source).name.partition('.')[0]}")
+    try:
+        yield found
     except BaseException as error:
         found.cancel()
         if type(error) is ValueError:
-            raise InputError(f"{options.text}: {str(error).splitlines()[0]}") from error
+            raise InputError(f"{source}: {str(error).splitlines()[0]}") from error
         raise
 
 
