@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore
-from clusterformer.data.batches import PAD
 from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import BOS
 from clusterformer.decoding import draw
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.decoder import State
+from clusterformer.models.embeddings import PAD
 from clusterformer.models.language_model import LanguageModel
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ B batch   N tokens   E model width
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 
 from clusterformer import __version__, losses
 from clusterformer.attention import AttentionCore, NeuralClusteringAttention
+from clusterformer.data.batches import run_seed
 from clusterformer.errors import InputError, require_at_least, require_one_of, require_share
 from clusterformer.findings import Findings
 from clusterformer.models.config import TransformerConfig
@@ -225,7 +225,7 @@ class ClusterFormer(LightningModule):
 
     def on_fit_start(self) -> None:
         if not self.trainer.ckpt_path:
-            self._seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+            self._seed = run_seed()
 
     def on_train_start(self) -> None:
         """Take up the optimiser's options of this run, where a checkpoint brought others."""

@@ -9,7 +9,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-_OURS = ("configs", "kernels", "tasks")
+BESIDE = ("tasks", "kernels", "configs")
+"""Folders of the repository that are installed inside the package."""
 
 
 class WorkingFolder(MetaPathFinder):
@@ -25,7 +26,7 @@ class WorkingFolder(MetaPathFinder):
         """Find a top-level module; those inside a package are found by the package."""
         folder = Path.cwd()
         in_clone = (folder / "clusterformer" / "__init__.py").is_file()
-        if path is not None or (in_clone and name in _OURS):
+        if path is not None or (in_clone and name in BESIDE):
             return None
         found = PathFinder.find_spec(name, [str(folder)])
         # a folder without __init__.py, such as the wandb/ of W&B, is no package

@@ -21,10 +21,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from clusterformer.errors import require_at_least
+from clusterformer.models.embeddings import PAD
 from clusterformer.task import Task
-
-PAD = 0
-"""Id of the token that fills a row; the mask, not this value, marks padding."""
 
 Integers = Sequence[int] | NDArray[np.integer]
 """Token ids of a text, or lengths of many texts, in memory or from disk."""

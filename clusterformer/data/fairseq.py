@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.data.batches import PAD
 from clusterformer.data.bitext import NO_LIMITS, Limits
 from clusterformer.data.named_sets import Split
 from clusterformer.data.parallel import (
@@ -35,6 +34,7 @@ from clusterformer.data.tokenizers import (
 )
 from clusterformer.data.translation_batches import Reference, TranslationDataset
 from clusterformer.errors import InputError, reading
+from clusterformer.models.embeddings import PAD
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQ")  # magic, version, code of the integer type, number of texts

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from clusterformer.data.batches import PAD
 from clusterformer.data.byte_pairs import (
     NUM_BYTES,
     count_words,
@@ -22,6 +21,7 @@ from clusterformer.data.byte_pairs import (
 )
 from clusterformer.data.word_pieces import NUM_PIECES, train_word_pieces
 from clusterformer.errors import InputError
+from clusterformer.models.embeddings import PAD
 from clusterformer.structure import require_arguments, require_structure
 
 UNK = PAD + 1

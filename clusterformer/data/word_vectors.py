@@ -18,10 +18,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clusterformer.data.batches import PAD
 from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.tokenizers import SPECIAL_TOKENS, WordTokenizer
 from clusterformer.errors import InputError, missing, reading
+from clusterformer.models.embeddings import PAD
 
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors

@@ -13,7 +13,7 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.dropout import Dropout
 
 PAD = 0
-"""Number of the padding token."""
+"""Id of the token that fills a row; the mask, not this value, marks padding."""
 
 
 def sinusoidal_positions(positions: Tensor, width: int) -> Tensor:

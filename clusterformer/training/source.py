@@ -12,9 +12,7 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 import clusterformer
-
-BESIDE = ("tasks", "kernels", "configs")
-"""Folders of the repository that are installed inside the package."""
+from clusterformer.working_folder import BESIDE
 
 COMMITS = 1000
 """Number of commits, from the latest back, among which that of an installed copy is sought."""

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from clusterformer.data import byte_pairs
-from clusterformer.data.batches import PAD
 from clusterformer.data.stream_tokenizers import (
     ByteTokenizer,
     StreamBytePairTokenizer,
@@ -25,6 +24,7 @@ from clusterformer.data.tokenizers import (
     tokenizer_from_state,
 )
 from clusterformer.errors import InputError
+from clusterformer.models.embeddings import PAD
 from clusterformer.tasks.metrics import CodeLength, Units
 
 TEXTS = ["The cat sat on the mat .", "the dog didn't sit", "A cat's dog - naïve, isn't it?"] * 2

@@ -17,12 +17,12 @@ from clusterformer.attention import (
 )
 from clusterformer.cli.main import main
 from clusterformer.data import documents
-from clusterformer.data.batches import PAD
 from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
 from clusterformer.generation import TextGenerator
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.embeddings import PAD
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.models.transformer import Output, StackOutput
 from clusterformer.task import IGNORE, Batch
