@@ -10,12 +10,11 @@ from pkgutil import walk_packages
 from typing import Any, NoReturn, overload
 
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
 import clusterformer.tasks
 from clusterformer.decoding import Search
-from clusterformer.errors import InputError, making
+from clusterformer.errors import InputError
 from clusterformer.generation import TextGenerator
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.module import ClusterFormer
@@ -24,8 +23,7 @@ from clusterformer.tasks.base import Labelling
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.similarity import Similarity
 from clusterformer.tasks.translation import Translation
-from clusterformer.training.parser import instantiate, make_parser
-from clusterformer.training.saved import Saved, averaged, open_saved, restore
+from clusterformer.training.saved import Saved, averaged, fill, make, open_saved
 from clusterformer.training.saved_clustering import is_clustering, open_clustering
 
 Predictions = Callable[[nn.Module, Any], list[dict[str, Any]]]
@@ -61,14 +59,7 @@ def load(
     import_tasks()
     path = Path(run)
     saved = open_clustering(path) if is_clustering(path) else open_saved(path, trust)
-    parser = make_parser()
-    sections = {name: saved.config[name] for name in ("model", "data")}
-    try:
-        with isolate_rng():
-            made = instantiate(parser, parser.parse_object(sections))
-    except InputError as error:
-        raise InputError(f"{saved.path}: {error}") from error
-    return TrainedModel(saved, made.model, made.data, average=average, device=device)
+    return TrainedModel(saved, *make(saved), average=average, device=device)
 
 
 def import_tasks() -> None:
@@ -108,18 +99,9 @@ class TrainedModel:
         if device == "cuda" and not torch.cuda.is_available():
             raise InputError("device cuda: there is no CUDA device")
         self.path, self.config, self.task = saved.path, saved.config, task
-        restore(task, saved.state, saved.path)
-        with making(f"{saved.path}: refused"), isolate_rng():
-            self.network: nn.Module = task.build(module.transformer_config)
-        module.network = self.network
-        weights = saved.weights
         if average is not None:
-            weights = averaged(saved.path, str(average), saved.mode)
-        try:
-            module.load_state_dict(weights)
-        except RuntimeError as error:
-            first = str(error).partition("\n\t")[2].partition("\n")[0]
-            raise InputError(f"{self.path}: its weights do not fit the model: {first}") from error
+            saved = saved._replace(weights=averaged(saved.path, str(average), saved.mode))
+        self.network = fill(saved, module, task)
         self.module = module.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
     def predict(

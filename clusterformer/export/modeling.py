@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.errors import InputError, making
+from clusterformer.errors import InputError
 from clusterformer.huggingface.hub import HUB_OPTIONS, download
 from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.pretrained import PretrainedClassifier
@@ -23,8 +23,7 @@ from clusterformer.task import Task
 from clusterformer.tasks.base import Labelling
 from clusterformer.tasks.similarity import Similarity
 from clusterformer.training.exported import write_exported
-from clusterformer.training.parser import instantiate, make_parser
-from clusterformer.training.saved import Saved, open_saved, restore
+from clusterformer.training.saved import Saved, fill, make, open_saved
 
 CODE_FILE = "modeling_clusterformer.py"
 CODE = '''"""Loads this model with transformers: pip install "clusterformer[pretrained]"."""
@@ -52,21 +51,10 @@ def rebuild(saved: Saved) -> Rebuilt:
     """Make the task and the network of a checkpoint.
 
     Raises:
-        InputError: if the weights do not fit.
+        InputError: if configuration, state or weights do not fit.
     """
-    parser = make_parser()
-    made = instantiate(parser, parser.parse_object({n: saved.config[n] for n in ("model", "data")}))
-    task: Task = made.data
-    restore(task, saved.state, saved.path)
-    with making(f"{saved.path}: refused"):
-        network = task.build(made.model.transformer_config)
-    weights = {name.removeprefix("network."): each for name, each in saved.weights.items()}
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        first = str(error).partition("\n\t")[2].partition("\n")[0]
-        raise InputError(f"{saved.path}: its weights do not fit the model: {first}") from error
-    return Rebuilt(task, network.eval())
+    module, task = make(saved)
+    return Rebuilt(task, fill(saved, module, task).eval())
 
 
 def is_row_classifier(rebuilt: Rebuilt) -> bool:

@@ -37,7 +37,7 @@ from clusterformer.training.monitoring import monitoring
 from clusterformer.training.pictures import draw_pictures
 from clusterformer.training.progress import TrainingClock, progress, steps_an_epoch
 from clusterformer.training.runs import OUTCOME, Run
-from clusterformer.training.saved import restore
+from clusterformer.training.saved import first_misfit, restore
 from clusterformer.training.shared_sequences import sequence_size
 from clusterformer.training.stopping import Stopping
 from clusterformer.training.trainer_options import check_trainer_options
@@ -262,8 +262,8 @@ def _refuse_checkpoint(path: Path, error: Exception) -> None:
         return
     message = " ".join(str(error).split())
     if "loading state_dict" in message:
-        message = str(error).partition("\n\t")[2].partition("\n")[0]
-        raise InputError(f"the checkpoint does not fit the model: {message}") from error
+        misfit = first_misfit(error)
+        raise InputError(f"the checkpoint does not fit the model: {misfit}") from error
     raise InputError(
         f"{path}: training does not go on from its state: {type(error).__name__}: {message[:200]} "
         "(CLUSTERFORMER_DEBUG=1 shows more)"

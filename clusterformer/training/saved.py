@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
 
 from clusterformer.errors import InputError, making
+from clusterformer.module import ClusterFormer
 from clusterformer.structure import require_structure
 from clusterformer.task import Task
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, Kept, average, read
 from clusterformer.training.exported import is_exported, read_exported
+from clusterformer.training.parser import instantiate, make_parser
 from clusterformer.training.runs import Run
 from clusterformer.training.trusted import sections_of
 
@@ -76,6 +79,48 @@ def restore(task: Task, state: dict[str, Any], path: Path) -> None:
     with making(f"{path}: refused, task"):
         task.load_state(state)
     task.restored = True
+
+
+def make(saved: Saved) -> tuple[ClusterFormer, Task]:
+    """Make the module and the task that the configuration of a checkpoint describes.
+
+    Raises:
+        InputError: if it describes none; with the file.
+    """
+    parser = make_parser()
+    sections = {name: saved.config[name] for name in ("model", "data")}
+    try:
+        with isolate_rng():
+            made = instantiate(parser, parser.parse_object(sections))
+    except InputError as error:
+        raise InputError(f"{saved.path}: {error}") from error
+    return made.model, made.data
+
+
+def fill(saved: Saved, module: ClusterFormer, task: Task) -> nn.Module:
+    """Give a task its state, and a module its network with the weights of a checkpoint.
+
+    Returns:
+        The network.
+
+    Raises:
+        InputError: if state or weights do not fit.
+    """
+    restore(task, saved.state, saved.path)
+    with making(f"{saved.path}: refused"), isolate_rng():
+        module.network = network = task.build(module.transformer_config)
+    try:
+        module.load_state_dict(saved.weights)
+    except RuntimeError as error:
+        raise InputError(
+            f"{saved.path}: its weights do not fit the model: {first_misfit(error)}"
+        ) from error
+    return network
+
+
+def first_misfit(error: Exception) -> str:
+    """Cut out the first of the weights that `load_state_dict` complains of."""
+    return str(error).partition("\n\t")[2].partition("\n")[0]
 
 
 def checkpoint_to_resume(run: Run) -> Path | None:

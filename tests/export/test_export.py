@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ pytest.importorskip("transformers")
 import clusterformer
 from clusterformer.cli.main import main
 from clusterformer.data.tokenizers import BytePairTokenizer, Tokenizer, WordTokenizer
+from clusterformer.errors import InputError
+from clusterformer.export.modeling import rebuild
 from clusterformer.export.tokenizer_files import tokenizer_files
+from clusterformer.training.saved import open_saved
 
 TEXTS = ["a fine film", "the plot is dull . very dull", "how long"]
 TRAINER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--baselines=false"]
@@ -123,6 +127,13 @@ def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_pat
     for wrong in ({"num_labels": 3}, {"attn_implementation": "sdpa"}, {"device_map": "cpu"}):
         with pytest.raises(ValueError, match=f"as it was trained, without {next(iter(wrong))}="):
             load(tmp_path / "first", **wrong)
+
+
+def test_a_configuration_that_does_not_parse_is_named_with_its_file(run: Path) -> None:
+    saved = open_saved(run)
+    saved.config["model"]["d_modell"] = 8
+    with pytest.raises(InputError, match=re.escape(f"{saved.path}: ")):
+        rebuild(saved)
 
 
 def test_the_card_says_what_it_is(run: Path, tmp_path: Path) -> None:
