@@ -25,7 +25,7 @@ from clusterformer.kernels.top_k import top_k_indices
 
 
 class NativeSparseAttention(AttentionCore):
-    """Attention to blocks in short, to the best blocks, and to a window (NSA, arXiv 2502.11089).
+    """Attention to compressed blocks, to the best blocks, and to a window (NSA, arXiv 2502.11089).
 
     Three branches, each with a softmax of its own, joined by gates sigmoid(g) of the hidden state
     (eq. 5):
@@ -126,7 +126,7 @@ class NativeSparseAttention(AttentionCore):
         return packed.unpack(mixed).to(q.dtype), None
 
     def _compressed(self, scores: Tensor, size: int, mask: Tensor | None) -> Tensor:
-        """Tell which blocks a token reads in short, (B or 1, 1, N, G)."""
+        """Tell which compressed blocks a token reads, (B or 1, 1, N, G)."""
         block = torch.arange(scores.shape[3], device=scores.device)
         position = torch.arange(scores.shape[2], device=scores.device)[:, None]
         whole = (position + 1) // self.block_size  # a text shorter than a block has none
@@ -136,7 +136,7 @@ class NativeSparseAttention(AttentionCore):
         return there
 
     def _gates(self, hidden: Tensor, compressed: Tensor) -> Tensor:
-        """Compute gates (B, H, N, 3); `compressed` tells which tokens read blocks in short."""
+        """Compute gates (B, H, N, 3); `compressed` tells which tokens read compressed blocks."""
         linear = self.gates
         logits = F.linear(hidden.float(), linear.weight.float(), linear.bias.float())
         gates = logits.unflatten(-1, (self.num_heads, 3)).transpose(1, 2).sigmoid()
