@@ -9,8 +9,8 @@ a power law, as those between repeated words of a language do.
 By chance a key may stand among the random tokens before its question too, with another token
 behind it; the smaller the vocabulary, the more often. Then only its place tells which is meant.
 
-In Zoology's texts a block of two tokens, counted from the first, is a pair. The mean of a block then
-holds a key with its value, and no selection is needed. `shifted` moves the pairs by one token.
+In Zoology's texts a block of two tokens, counted from the first, is a pair. The mean of a block
+then holds a key with its value, and no selection is needed. `shifted` moves the pairs by one token.
 
 B batch   N tokens   A pairs
 """
