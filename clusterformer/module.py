@@ -209,12 +209,14 @@ class ClusterFormer(LightningModule):
         if self.network is None:
             try:
                 self.task.pretrained = self.transformer_config.pretrained
-                self.network = self.task.build(self.transformer_config)
+                with torch.device("cpu"):  # a seed gives the same weights on every device
+                    self.network = self.task.build(self.transformer_config)
             except ValueError as error:
                 raise InputError(str(error)) from error
             attached = (self.network, self.task, self.trainer, self.transformer_config)
-            self.start = start_task(*attached)
-            calibrate_task(*attached)
+            with torch.device("cpu"):
+                self.start = start_task(*attached)
+                calibrate_task(*attached)
         if isinstance(self.trainer.strategy, FullyShardedStrategy | SharedSequenceStrategy):
             self.trainer.strategy.divide(self.network)
 

@@ -1,8 +1,13 @@
-"""Shared by every test: one thread a worker, Triton's interpreter without a GPU, a fixed seed."""
+"""Shared by every test: one thread a worker, Triton's interpreter without a GPU, a fixed seed.
+
+On a GPU: CLUSTERFORMER_TEST_DEVICE=cuda python -m pytest tests/attention tests/models
+"""
 
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 # before torch loads, and inherited by child processes: workers would fight for the cores otherwise
@@ -34,6 +39,14 @@ def seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[None]:
+    """Make tensors and modules on $CLUSTERFORMER_TEST_DEVICE, such as cuda, where it is set."""
+    name = os.environ.get("CLUSTERFORMER_TEST_DEVICE")
+    with torch.device(name) if name else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from clusterformer.kernels.chunking import cluster_chunks, equal_blocks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.masks import mask_by_head
+from clusterformer.seeded import draw_seeded
 
 
 class KeyClusteringAttention(AttentionCore):
@@ -60,8 +61,8 @@ class KeyClusteringAttention(AttentionCore):
         require_at_least(1, num_clusters=num_clusters, min_width=min_width)
         self.num_clusters = num_clusters
         self.min_width = min_width
-        generator = torch.Generator().manual_seed(seed)
-        anchors = torch.randn(num_heads, num_clusters, self.head_width, generator=generator)
+        shape = num_heads, num_clusters, self.head_width
+        anchors = draw_seeded(seed, lambda generator: torch.randn(shape, generator=generator))
         self.register_buffer("anchors", torch.nn.functional.normalize(anchors, dim=-1))
 
     def forward(

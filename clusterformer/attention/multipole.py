@@ -27,6 +27,7 @@ from clusterformer.kernels.multipole import Expansion, evaluate
 from clusterformer.kernels.reference import sort
 from clusterformer.kernels.rows import gather_own, resort
 from clusterformer.masks import mask_by_head
+from clusterformer.seeded import draw_seeded
 
 
 class MultipoleAttention(AttentionCore):
@@ -105,7 +106,8 @@ class MultipoleAttention(AttentionCore):
             num_clusters, iterations, cap, monopole, dipole, two_stage, damped, exact_clusters,
             block_size,
         )  # fmt: skip
-        self.register_buffer("offset", torch.rand(1, generator=torch.Generator().manual_seed(seed)))
+        offset = draw_seeded(seed, lambda generator: torch.rand(1, generator=generator))
+        self.register_buffer("offset", offset)
 
     def forward(
         self,

@@ -4,6 +4,7 @@ B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   D head widt
 C clusters   P clusters of a key   S chunk size   G groups of queries   K keys that a group sees
 """
 
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -22,6 +23,7 @@ from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.ordering import ceil_div, count_up_to, stable_order
 from clusterformer.kernels.rows import repeat_rows
+from clusterformer.seeded import draw_seeded
 
 Origin = Literal["learnt", "random"]
 
@@ -124,7 +126,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             self.query_space.requires_grad_(False)
             self.key_space.requires_grad_(False)
         shape = self.num_clusterings, num_clusters, self.head_width
-        self.register_buffer("anchors", _axes(*shape, torch.Generator().manual_seed(seed)))
+        self.register_buffer("anchors", draw_seeded(seed, partial(_axes, *shape)))
 
     def forward(
         self,

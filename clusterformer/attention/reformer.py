@@ -20,6 +20,7 @@ from clusterformer.kernels.chunking import cluster_chunks, equal_blocks
 from clusterformer.kernels.dense_attention import dense_attention, is_dense
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.rows import repeat_rows
+from clusterformer.seeded import draw_seeded
 
 MAX_BUCKETS = 512
 """Maximum number of buckets without `num_buckets`; longer texts have more chunks per bucket."""
@@ -84,9 +85,9 @@ class ReformerAttention(AttentionCore):
         self.num_buckets = 16 if num_buckets is None and causal is True else num_buckets
         self.chunk_size = chunk_size
         columns = (self.num_buckets or MAX_BUCKETS) // 2
-        generator = torch.Generator().manual_seed(seed)
         shape = num_hashes, num_heads, self.head_width, columns
-        self.register_buffer("rotations", torch.randn(shape, generator=generator))
+        rotations = draw_seeded(seed, lambda generator: torch.randn(shape, generator=generator))
+        self.register_buffer("rotations", rotations)
 
     def forward(
         self,

@@ -6,6 +6,8 @@ W hash bits   D width
 import torch
 from torch import Tensor, nn
 
+from clusterformer.seeded import draw_seeded
+
 MAX_BITS = 63
 """Number of bits that fit an int64 beside its sign."""
 
@@ -31,7 +33,7 @@ class SignHash(nn.Module):
         super().__init__()
         if not 1 <= bits <= MAX_BITS:
             raise ValueError(f"bits must be in 1..{MAX_BITS}, got {bits}")
-        planes = torch.randn(width, bits, generator=torch.Generator().manual_seed(seed))
+        planes = draw_seeded(seed, lambda generator: torch.randn(width, bits, generator=generator))
         self.register_buffer("planes", nn.functional.pad(planes, (0, 64 - bits)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable, imported when called
 
+from clusterformer.seeded import draw_seeded
+
 
 class SphericalMeans(nn.Module):
     """Centroids on the unit sphere that follow the tokens nearest to them.
@@ -47,8 +49,8 @@ class SphericalMeans(nn.Module):
     ) -> None:
         super().__init__()
         self.decay = decay
-        generator = torch.Generator().manual_seed(seed)
-        start = torch.randn(num_heads, num_clusters, width, generator=generator)
+        shape = num_heads, num_clusters, width
+        start = draw_seeded(seed, lambda generator: torch.randn(shape, generator=generator))
         self.register_buffer("centroids", F.normalize(start, dim=-1))
         self.register_buffer("observed", torch.zeros_like(start))
         self.register_buffer("moves", torch.zeros((), dtype=torch.long))

@@ -55,9 +55,10 @@ def calibrate_task(
     report: list[Calibrated] = []
     if batches:
         training = network.training
+        network.to(trainer.strategy.root_device)
         with calibrating(encoders[0].model, alpha=None) as calibration, torch.no_grad():
             for batch in batches:
-                network.eval()(batch)
+                network.eval()(trainer.strategy.batch_to_device(batch))
         network.train(training)
         report = calibration.report
         texts = min(config.calibration_texts, sum(len(batch.mask) for batch in batches))
