@@ -15,6 +15,13 @@ MIN_SEGMENT, NUM_PROGRAMS = 1024, 512
 """Minimum number of tokens in a segment, and number of programs that fill a GPU."""
 
 
+_POINTS = {16: (64, 4), 32: (32, 8), 64: (16, 4), 128: (32, 4), 256: (32, 8)}
+"""Points that a program of the gradient of points owns, and its warps, for each number of columns.
+
+64 points and 8 warps gave wrong gradients on an H100 where rows are not aligned (Triton 3.6).
+"""
+
+
 class Device(NamedTuple):
     """Properties of a device that tiles depend on.
 
@@ -109,8 +116,8 @@ def means_tile(width: int, *, points: bool) -> MeansTile:
         points: True if the kernel owns points and anchors stream by, False for the reverse.
     """
     columns = min(256 if width % 16 == 0 else 128, padded(width))  # Triton tells no finer alignment
-    own = 32 if points and columns == 256 else 64
-    return MeansTile(own, columns, 16, 4 if columns == MIN_DOT else 8)
+    own, warps = _POINTS[columns] if points else (64, 4 if columns == MIN_DOT else 8)
+    return MeansTile(own, columns, 16, warps)
 
 
 def segment_length(length: int, programs: int) -> int:

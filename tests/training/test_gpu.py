@@ -33,7 +33,7 @@ def test_a_seed_gives_every_mechanism_the_weights_that_it_gives_on_a_cpu(cls) ->
             use_distributed_sampler=False,
         )  # fmt: skip
         trainer.fit(model, Toy())
-        found.append({k: v.cpu() for k, v in model.state_dict().items() if v.is_floating_point()})
+        found.append({name: weight.cpu() for name, weight in model.named_parameters()})
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
@@ -50,11 +50,10 @@ def test_clusters_of_a_pretrained_model_are_fitted(tmp_path: Path) -> None:
     fit += [f"--data.train={texts}", "--data.batch_size=8", f"--model.pretrained={bert}"]
     fit += ["--model.attention=NeuralClusteringAttention", "--model.attention.num_clusters=3"]
     fit += ["--model.attention.dense_length=4", "--model.lr=0", "--model.pretrained_lr=0"]
-    fit += ["--trainer.max_steps=1"]
-    found = []
-    for accelerator in ("cpu", "gpu"):
-        runs = tmp_path / accelerator
-        assert main([*fit, f"--trainer.accelerator={accelerator}", f"--runs={runs}"]) == 0
-        saved = read(runs / "classification" / "1" / "checkpoints" / "last.ckpt")
-        found.append(saved["state_dict"])
-    torch.testing.assert_close(*found, rtol=1e-2, atol=1e-3)
+    fit += ["--trainer.accelerator=gpu", "--trainer.max_steps=1", f"--runs={tmp_path}"]
+    assert main(fit) == 0
+    saved = read(tmp_path / "classification" / "1" / "checkpoints" / "last.ckpt")["state_dict"]
+    fitted = [name for name in saved if name.endswith("centroids")]
+    assert len(fitted) == 2
+    for name in fitted:  # k-means of unit vectors, where random ones have other lengths
+        torch.testing.assert_close(saved[name].norm(dim=-1), torch.ones(3))
