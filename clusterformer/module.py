@@ -50,8 +50,8 @@ class ClusterFormer(LightningModule):
         >>> Trainer(max_epochs=5, use_distributed_sampler=False).fit(model, Classification("mr"))
 
     Args:
-        attention: Mechanism of every layer: the name of a subclass of AttentionCore, its options
-            beside it, or a function `(d_model, num_heads) -> AttentionCore`.
+        attention: Mechanism of every layer: a subclass of AttentionCore (its name, with options
+            beside it, in a configuration), or a function `(d_model, num_heads) -> AttentionCore`.
         d_model: Width E of the hidden states.
         num_heads: Number of attention heads of a layer; must divide d_model.
         num_layers: Number of layers of an encoder, and of a decoder.

@@ -53,6 +53,11 @@ def test_impossible_options_are_refused(option: dict[str, Any]) -> None:
         ClusterFormer(**option)
 
 
+def test_a_name_is_no_mechanism_in_python() -> None:
+    with pytest.raises(InputError, match="attention must be the class"):
+        ClusterFormer("FullAttention")  # type: ignore[arg-type]
+
+
 def test_clustering_may_be_trained_without_the_task() -> None:
     torch.manual_seed(0)
     weights = {"task_weight": 0.0, "clustering_weight": 1.0, "lr": 0.01}

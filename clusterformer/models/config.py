@@ -90,6 +90,13 @@ class TransformerConfig:
         )
         require_at_least(0, calibration_texts=self.calibration_texts)
         require_share(dropout=self.dropout)
+        for name in ("attention", "decoder_attention", "cross_attention", "outer_attention"):
+            found = getattr(self, name)
+            if found is not None and not callable(found):
+                raise InputError(
+                    f"{name} must be the class of a mechanism, or a function "
+                    f"(d_model, num_heads) -> AttentionCore, got {found!r}"
+                )
         if self.pretrained is not None and self.init_from is not None:
             raise InputError(
                 f"give either pretrained or init_from, got {self.pretrained!r} and "
