@@ -52,6 +52,21 @@ def append_columns(heads: Tensor, columns: Tensor) -> Tensor:
     return torch.cat([heads, columns.to(heads.dtype)], -1)
 
 
+def pick_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Select rows of a table (rows, ...); the gradient has the same bits each time."""
+    if table.device.type == "cpu":
+        return table.float().index_select(0, index)  # in float32, as `chunk_attention` computes
+    return table[index]  # the gradient of index_select adds in random order on CUDA
+
+
+def sum_rows(count: int, index: Tensor, rows: Tensor) -> Tensor:
+    """Sum rows (n, F) by index (n,) into (count, F); the result has the same bits each time."""
+    total = rows.new_zeros(count, rows.shape[1])
+    if rows.device.type == "cpu":
+        return total.index_add(0, index, rows)
+    return total.index_put((index,), rows, accumulate=True)  # index_add's order is random on CUDA
+
+
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
     """Select rows of x (rows, ...) at an index of any shape, in float32."""
     return x.index_select(0, index.flatten()).float().unflatten(0, index.shape)

@@ -23,7 +23,7 @@ from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import cluster_chunks, near_blocks, single_block
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.reference import argmax_first
-from clusterformer.kernels.rows import repeat_rows
+from clusterformer.kernels.rows import pick_rows, repeat_rows, sum_rows
 
 
 class RoutingAttention(AttentionCore):
@@ -210,7 +210,7 @@ class RoutingAttention(AttentionCore):
         def routed_rows(x: Tensor, index: Tensor) -> Tensor:  # to (B * H' * C, 1, S, D)
             rows = (start + index) * self.num_heads + head
             table = x.transpose(1, 2).flatten(0, 2)
-            return _take_rows(table, rows.flatten()).view(-1, 1, size, x.shape[-1])
+            return pick_rows(table, rows.flatten()).view(-1, 1, size, x.shape[-1])
 
         key_mask = None if filled is None else filled.expand_as(members).flatten(0, 2)
         mixed = chunk_attention(
@@ -227,9 +227,9 @@ class RoutingAttention(AttentionCore):
             weight = weight * filled
         weight = weight.flatten()
         own = v[:, self.local_heads :].transpose(1, 2).flatten(0, 2)  # (B * N * H', D)
-        count = _add_rows(own.shape[0], row, weight[:, None])
+        count = sum_rows(own.shape[0], row, weight[:, None])
         share = weight / count[:, 0].clamp(min=1)[row]
-        mixed = _add_rows(own.shape[0], row, mixed.flatten(0, 2) * share[:, None])
+        mixed = sum_rows(own.shape[0], row, mixed.flatten(0, 2) * share[:, None])
         mixed = torch.where(count > 0, mixed.to(v.dtype), own)
         mixed = mixed.unflatten(0, (batch, length, heads)).transpose(1, 2)
         if filled is not None:
@@ -308,18 +308,3 @@ def _nearest(scores: Tensor, count: int) -> Tensor:
     length = scores.shape[-1]
     backwards = torch.arange(length - 1, -1, -1, device=scores.device)
     return ((scores * 2**30).long() * length + backwards).topk(count).indices
-
-
-def _take_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Select rows; the gradient has the same bits each time."""
-    if table.device.type == "cpu":
-        return table.float().index_select(0, index)  # in float32, as `chunk_attention` computes
-    return table[index]  # the gradient of index_select adds in random order on CUDA
-
-
-def _add_rows(length: int, index: Tensor, rows: Tensor) -> Tensor:
-    """Sum rows by index; the result has the same bits each time."""
-    total = rows.new_zeros(length, rows.shape[1])
-    if rows.device.type == "cpu":
-        return total.index_add(0, index, rows)
-    return total.index_put((index,), rows, accumulate=True)  # index_add's order is random on CUDA

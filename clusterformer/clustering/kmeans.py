@@ -11,6 +11,7 @@ from torch import Tensor
 from clusterformer.clustering.seeding import seeds
 from clusterformer.kernels.ordering import count_up_to, stable_order
 from clusterformer.kernels.reference import argmax_first, sort
+from clusterformer.kernels.rows import pick_rows, sum_rows
 
 ROUNDING = 1e-6
 """Differences of squared distances, relative to squared norms, that count as rounding errors."""
@@ -114,8 +115,9 @@ def cluster_means(
     weights = torch.ones_like(points[..., :1]) if mask is None else mask[..., None].float()
     if mask is not None:
         points = points.masked_fill(~mask[..., None], 0.0)
-    counts = points.new_zeros(batch * num_clusters, 1).index_add(0, flat, weights.flatten(0, 1))
-    sums = points.new_zeros(batch * num_clusters, width).index_add(0, flat, points.flatten(0, 1))
+    counts, sums = (
+        sum_rows(batch * num_clusters, flat, x.flatten(0, 1)) for x in (weights, points)
+    )
     means = sums / counts.clamp(min=1)
     return means.view(batch, num_clusters, width), counts.view(batch, num_clusters, 1)
 
@@ -123,7 +125,7 @@ def cluster_means(
 def spread(cluster_rows: Tensor, assignment: Tensor) -> Tensor:
     """Copy the row of each cluster to its points: (B, C, D) to (B, N, D)."""
     flat = _flat(assignment, cluster_rows.shape[1])
-    return cluster_rows.flatten(0, 1).index_select(0, flat).view(*assignment.shape, -1)
+    return pick_rows(cluster_rows.flatten(0, 1), flat).view(*assignment.shape, -1)
 
 
 Number = TypeVar("Number", int, Tensor)
