@@ -67,7 +67,7 @@ def equal_blocks(
     members = members.masked_fill(~filled, 0)
 
     own_block, rank = inverse.div(widths, rounding_mode="floor"), inverse % widths
-    turns = torch.tensor([0, -1, 1], device=device) * used  # (B, 3)
+    turns = torch.cat([torch.zeros_like(used), -used, used], 1)  # made here: a GPU waits for copies
     entries = (own_block + look_back)[..., None] + turns[:, None]  # (B, N, 3)
     exists = (entries >= 0) & (entries < used[..., None] + look_back + look_ahead)
     copies = (entries * width + rank[..., None]).masked_fill(~exists, -1)

@@ -240,7 +240,7 @@ class NeuralClusteringAttention(ClusterDecoding):
             means.observe(points.view(*by_text, points.shape[-1]), labels, mask, hidden)
         local, parts = self.local_heads, []
         # A graph for any length does not cut a text at one.
-        in_place = self.causal is True and not exporting and padded_last(key_mask)
+        in_place = limit > 0 and self.causal is True and not exporting and padded_last(key_mask)
         scale, prefix = self.head_width**-0.5, limit if in_place else 0
         attend = partial(attend_with_ends, causal=is_causal, scale=scale, prefix=prefix)
         if local:

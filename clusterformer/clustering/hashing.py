@@ -11,8 +11,6 @@ from clusterformer.seeded import draw_seeded
 MAX_BITS = 63
 """Number of bits that fit an int64 beside its sign."""
 
-_BYTES = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
-
 
 class SignHash(nn.Module):
     """Signs of random projections (Charikar, 2002), which keep angles as Hamming distances.
@@ -47,7 +45,8 @@ def pack(bits: Tensor) -> Tensor:
         shifts = torch.arange(32, device=bits.device)
         halves = torch.bitwise_left_shift(bits.unflatten(-1, (2, 32)).long(), shifts).sum(-1)
         return halves[..., 0] + halves[..., 1] * 2**32
-    values = bits.unflatten(-1, (8, 8)).float() @ _BYTES.to(bits.device)
+    places = (1 << torch.arange(8, device=bits.device)).float()
+    values = bits.unflatten(-1, (8, 8)).float() @ places
     return values.to(torch.uint8).view(torch.int64).squeeze(-1)
 
 
