@@ -51,17 +51,19 @@ def grouping_statistics(
         assignment = assignment.flatten(0, 1)
         blocks = None
     real = mask.any(-1)
-    counts = cluster_sizes(assignment, num_clusters, mask)[real]
+    counts = cluster_sizes(assignment, num_clusters, mask)
     sizes = counts.sum(-1, keepdim=True)
-    shares = counts / sizes
-    room = torch.minimum(sizes[:, 0], torch.tensor(float(num_clusters), device=sizes.device))
+    shares = counts / sizes.clamp(min=1)
+    room = sizes[:, 0].clamp(1, num_clusters)
     entropy = torch.special.entr(shares).sum(-1) / room.log().clamp(min=1e-9)
     entropy = torch.where(room > 1, entropy, torch.ones_like(entropy))
     dead = (room - (counts > 0).sum(-1)).clamp(min=0) / room
-    purity = torch.tensor(float("nan"), device=assignment.device)
-    if blocks is not None:
-        purity = _purity(assignment, blocks)[real].mean()
-    return GroupingStatistics(entropy.mean(), shares.amax(-1).mean(), dead.mean(), purity)
+    purity = torch.full_like(room, float("nan")) if blocks is None else _purity(assignment, blocks)
+
+    def mean(each: Tensor) -> Tensor:  # no selection, at which a GPU would wait
+        return each.masked_fill(~real, 0.0).sum() / real.sum()
+
+    return GroupingStatistics(mean(entropy), mean(shares.amax(-1)), mean(dead), mean(purity))
 
 
 def _purity(assignment: Tensor, blocks: Blocks) -> Tensor:

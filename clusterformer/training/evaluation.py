@@ -8,13 +8,39 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
+from torchmetrics import Metric
 
 from clusterformer.clustering.grouping_statistics import grouping_statistics
 from clusterformer.clustering.processes import is_distributed
 from clusterformer.findings import Findings, Report
 from clusterformer.models.sharding import whole
 from clusterformer.task import Output, Task, stacks
+
+
+class WeightedMean(Metric):
+    """Mean of means, by the number of things of each; one that is NaN does not count.
+
+    torchmetrics' MeanMetric asks at every update whether there is a NaN, and a GPU waits for that.
+    """
+
+    total: Tensor
+    number: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "number"):
+            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, mean: Tensor, number: Tensor) -> None:
+        """Add a mean over so many things, both of no dimension."""
+        absent = mean.isnan()
+        number = number.masked_fill(absent, 0)
+        self.total += mean.masked_fill(absent, 0.0) * number
+        self.number += number
+
+    def compute(self) -> Tensor:
+        """Return the mean; NaN over nothing."""
+        return self.total / self.number
 
 
 class Evaluation:
@@ -30,9 +56,7 @@ class Evaluation:
         self._task = task
         self._metrics = task.metrics().to(device)
         self._report = report.to(device) if report else None
-        self._means: dict[str, MeanMetric] = defaultdict(
-            lambda: MeanMetric(nan_strategy="ignore").to(device)
-        )
+        self._means: dict[str, WeightedMean] = defaultdict(lambda: WeightedMean().to(device))
 
     def add(self, network: nn.Module, output: Output, batch: Any) -> None:
         """Add one batch of this process."""
@@ -76,8 +100,9 @@ class Evaluation:
         found: list[list[str]] = [[] for _ in range(torch.distributed.get_world_size())]
         torch.distributed.all_gather_object(found, list(self._means))
         names = sorted({name for own in found for name in own})
+        nothing = torch.tensor(0.0)
         for name in names:
-            self._means[name].update(0.0, 0.0)
+            self._means[name].update(nothing, nothing)
         return names
 
     def findings(self) -> Findings | None:

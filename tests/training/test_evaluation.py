@@ -1,0 +1,40 @@
+"""Measures over a whole validation set."""
+
+from functools import partial
+
+import torch
+from toy_task import Net, Toy
+from waits import Waits
+
+from clusterformer.attention import NeuralClusteringAttention
+from clusterformer.models.config import TransformerConfig
+from clusterformer.training.evaluation import Evaluation, WeightedMean
+
+
+def test_a_mean_of_means_leaves_out_what_is_not_there() -> None:
+    mean, nothing = WeightedMean(), torch.tensor(float("nan"))
+    for value, number in ((torch.tensor(1.0), 3), (nothing, 5), (torch.tensor(5.0), 1)):
+        mean.update(value, torch.tensor(number))
+    assert mean.compute() == 2
+    empty = WeightedMean()
+    empty.update(nothing, torch.tensor(2))
+    assert empty.compute().isnan()
+
+
+class Unmeasured(Toy):
+    def update(self, *_: object) -> None:
+        """Leave out its accuracy, at which a GPU waits."""
+
+
+@torch.no_grad()
+def test_no_gpu_would_wait_for_a_batch_to_be_added() -> None:
+    attention = partial(NeuralClusteringAttention, num_clusters=3)
+    network = Net(TransformerConfig(attention, d_model=8, num_heads=2, num_layers=2, d_ff=8)).eval()
+    task = Unmeasured()
+    task.setup("fit")
+    batch = next(iter(task.val_dataloader()))
+    evaluation = Evaluation(task, torch.device("cpu"))
+    evaluation.add(network, network(batch), batch)  # makes the metrics
+    with Waits() as waits:
+        evaluation.add(network, network(batch), batch)
+    assert not waits.found
