@@ -3,16 +3,15 @@
 import pytest
 import torch
 from contract_layers import FORMS, STRICT, WIDTH, build, mask_of, name
-from pretended_device import pretended_device
+from pretended_tensor import DEVICE
 
 from clusterformer import losses
 from clusterformer.attention import Grouping, MultiHeadAttention, mechanisms
 
 
-@pytest.fixture(autouse=True)
-def device():
-    with pretended_device() as made:
-        yield made
+@pytest.fixture
+def device() -> torch.device:
+    return DEVICE
 
 
 def assert_on(device: torch.device, *values: object) -> None:

@@ -9,7 +9,8 @@ tensors may be indexed by CPU tensors, and `copy_` goes between devices; a gener
 its own device. The values are real, so control flow may depend on them.
 
 Import this module only in a process of its own, before any backward pass: the autograd engine
-looks for devices once. `tests/devices` shows how.
+looks for devices once. It is a plugin of pytest too, `-p pretended_device`, with which all tests of
+a process can use the device. tests/devices/test_devices.py shows how.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
+_INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
 _Generator = torch.Generator
 
 
@@ -46,6 +48,13 @@ def pretended_device() -> Iterator[torch.device]:
         yield DEVICE
 
 
+_context = pretended_device()
+
+
+def pytest_sessionstart() -> None:
+    _context.__enter__()
+
+
 class _Operations(TorchDispatchMode):
     """Sees what creates tensors, and has none among its arguments."""
 
@@ -56,7 +65,13 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return apply(operation, args, kwargs or {})
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # else autograd has taken operations apart
+            with self:
+                results = operation.decompose(*args, **kwargs)
+            if results is not NotImplemented:
+                return results
+        return apply(operation, args, kwargs)
 
 
 class _Functions(TorchFunctionMode):
@@ -73,6 +88,8 @@ class _Functions(TorchFunctionMode):
         if function is Tensor.new_tensor:
             device = kwargs.pop("device", args[0].device)
             return torch.tensor(args[1], **{"dtype": args[0].dtype, **kwargs}).to(device)
+        if function in _INDEXING:
+            return function(args[0], _index(args[1]), *args[2:])
         generator = kwargs.get("generator")
         if generator is not None:
             first = args[0].device if args and isinstance(args[0], Tensor) else "cpu"
@@ -81,6 +98,13 @@ class _Functions(TorchFunctionMode):
             if wanted != found:
                 raise RuntimeError(f"Expected a '{wanted}' generator device but found '{found}'")
         return function(*args, **kwargs)
+
+
+def _index(index: Any) -> Any:
+    """Make lists in an index to tensors; the indexing itself would make them on the device."""
+    if isinstance(index, tuple):
+        return tuple(_index(part) for part in index)
+    return torch.tensor(index, device="cpu") if isinstance(index, list) and index else index
 
 
 def _autocast(operation: Any, dtype: torch.dtype | None) -> None:

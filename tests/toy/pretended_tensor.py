@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils.backend_registration import (
     _DummyBackendModule,
     _setup_privateuseone_for_python_backend,
@@ -39,14 +40,15 @@ class PretendedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> "PretendedTensor":
-        made = Tensor._make_wrapper_subclass(
-            cls,
-            inner.shape,
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            device=DEVICE,
-        )
+        with torch.inference_mode(inner.is_inference()):
+            made = Tensor._make_wrapper_subclass(
+                cls,
+                inner.shape,
+                strides=inner.stride(),
+                storage_offset=inner.storage_offset(),
+                dtype=inner.dtype,
+                device=DEVICE,
+            )
         made.inner = inner
         return made
 
@@ -68,18 +70,14 @@ class PretendedTensor(Tensor):
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"PretendedTensor({self.inner})"
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:  # for torch.save and deepcopy
-        return _restore, (self.inner, self.requires_grad)
+    def __reduce_ex__(self, protocol: Any) -> Any:  # torch.save: loaded with map_location="cpu"
+        return self.inner.__reduce_ex__(protocol)
 
     def __format__(self, form: str) -> str:
         return format(self.inner, form)
 
     def tolist(self) -> Any:
         return self.inner.tolist()
-
-
-def _restore(inner: Tensor, requires_grad: bool) -> Tensor:
-    return PretendedTensor(inner).requires_grad_(requires_grad)
 
 
 def apply(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,11 +101,22 @@ def apply(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if on_device and others:
         _check(operation, args, others)
     if on_device and torch.Tag.inplace_view in operation.tags:
-        raise NotImplementedError(f"{operation} on the pretended device")
+        _change_shape(operation, args, kwargs)
     if (device := kwargs.get("device")) is not None:
         on_device = device.type == NAME
         inner_kwargs["device"] = "cpu" if on_device else device
     return change(wrap, operation(*inner_args, **inner_kwargs))
+
+
+def _change_shape(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give a tensor itself the new shape, as `squeeze_` does; its inner tensor is another one."""
+    before = torch._C._meta_in_tls_dispatch_include()
+    with no_dispatch():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            operation(*args, **kwargs)
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(before)
 
 
 def change(function: Callable[[Tensor], Tensor], value: Any) -> Any:
