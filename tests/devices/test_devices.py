@@ -17,7 +17,13 @@ import pytest
 HERE = Path(__file__).parent
 TESTS = HERE.parent
 CHECKS = [str(path) for path in sorted(HERE.glob("check_*.py"))]
-TRAINING = ["tasks", "huggingface/test_distillation.py", "test_api.py", "test_module.py"]
+TRAINING = [
+    "devices/train_calibrated.py",
+    "tasks",
+    "huggingface/test_distillation.py",
+    "test_api.py",
+    "test_module.py",
+]
 LEFT_OUT = [
     "tasks/test_processes.py",  # autograd with a second device does not survive a fork
     "tasks/test_classification.py::test_real_news_loads_in_seconds_and_pads_little",
