@@ -13,14 +13,9 @@ from inspect import isabstract
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
-from clusterformer.attention.base import (
-    Attended,
-    AttentionCore,
-    Cache,
-    Grouping,
-    Memory,
-    MultiHeadAttention,
-)
+from clusterformer.attention.base import AttentionCore, Cache
+from clusterformer.attention.grouping import Grouping
+from clusterformer.attention.multi_head import Attended, Memory, MultiHeadAttention
 from clusterformer.attention.neural_clustering import PAPER_FORM
 
 if TYPE_CHECKING:

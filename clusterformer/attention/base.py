@@ -1,42 +1,20 @@
-"""The base class of every attention mechanism, and the projections around it.
+"""The base class of every attention mechanism.
 
-B batch   H heads   N queries   M keys   D head width   E model width   C clusters   F features
+B batch   H heads   N queries   M keys   D head width   E model width
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from clusterformer.attention.grouping import Grouping
-from clusterformer.attention.rotary import rotate
 from clusterformer.attention.visibility import share_of_tokens
 
 Causal = bool | Literal["masked"]
 Cache = tuple[Tensor, ...]
 """State of a mechanism while it decodes; every tensor has the batch first."""
-
-
-class Attended(NamedTuple):
-    """Attributes: values (B, N, E); grouping, or None if the mechanism groups nothing."""
-
-    values: Tensor
-    grouping: Grouping | None
-
-
-class Memory(NamedTuple):
-    """Keys and values of cross-attention, projected once for all steps of decoding.
-
-    Attributes:
-        keys, values: (B, H, M, D).
-        mask: (B, M), True at real tokens.
-    """
-
-    keys: Tensor
-    values: Tensor
-    mask: Tensor
 
 
 class AttentionCore(nn.Module, ABC):
@@ -190,179 +168,3 @@ class AttentionCore(nn.Module, ABC):
             values, cache = self.step(*heads, hidden=hidden[:, one], cache=cache)
             mixed.append(values)
         return torch.cat(mixed, 2), cache
-
-
-class MultiHeadAttention(nn.Module):
-    """Multi-head attention: the projections around a mechanism.
-
-    Examples:
-        >>> core = NeuralClusteringAttention(d_model=256, num_heads=4, num_clusters=64)
-        >>> out = MultiHeadAttention(core)(x, key_mask=mask)   # x (B, N, E), mask (B, N)
-        >>> out.values                                         # (B, N, E)
-        >>> out.grouping.assignment                            # (B, N)
-
-    Args:
-        core: Mechanism; it gives the widths.
-        rotary_base: Base of rotary positions in self-attention; None for no positions.
-    """
-
-    def __init__(self, core: AttentionCore, rotary_base: float | None = None) -> None:
-        super().__init__()
-        if rotary_base is not None and core.head_width % 2:
-            raise ValueError(f"rotary positions need an even head width, got {core.head_width}")
-        self.core = core
-        self.rotary_base = core.rotary_base = rotary_base
-        width = core.d_model
-        self.q_proj = nn.Linear(width, width)
-        if not core.shared_qk:
-            self.k_proj = nn.Linear(width, width)
-        self.v_proj = nn.Linear(width, width)
-        self.out_proj = nn.Linear(width, width)
-        for projection in self.children():
-            if isinstance(projection, nn.Linear):
-                nn.init.xavier_uniform_(projection.weight)
-                nn.init.zeros_(projection.bias)
-
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        previous: Grouping | None = None,
-    ) -> Attended:
-        """Attend within x, or from x to `memory`.
-
-        Args:
-            x: Hidden states, (B, N, E); B or N may be 0, and no grouping comes back then.
-            key_mask: (B, N) bool, True at real tokens; None means all real. Values at padding, NaN
-                included, affect no output.
-            memory: Hidden states to attend to instead of x (cross-attention), (B, M, E).
-            memory_mask: (B, M) bool, for `memory`.
-            previous: Grouping of the layer below.
-
-        Raises:
-            ValueError: if shapes do not fit, a mask is not boolean, or the mechanism has no
-                cross-attention for `memory`.
-        """
-        self._check(x, key_mask, "x", "key_mask")
-        if key_mask is not None:
-            x = x.masked_fill(~key_mask[..., None], 0.0)
-        x = _as_autocast(x)
-        if memory is None:
-            if memory_mask is not None:
-                raise ValueError("got memory_mask without memory; pass memory too")
-            source, source_mask = x, key_mask
-        else:
-            if not self.core.cross or self.core.causal:
-                name = f"{type(self.core).__name__}(causal={self.core.causal!r})"
-                raise ValueError(f"{name} has no cross-attention")
-            self._check(memory, memory_mask, "memory", "memory_mask")
-            if len(memory) != len(x):
-                raise ValueError(f"memory must have {len(x)} rows like x, got {len(memory)}")
-            source, source_mask = memory, memory_mask
-            if memory_mask is not None:
-                source = memory.masked_fill(~memory_mask[..., None], 0.0)
-        if not x.numel() and not self.core.shares_sequence:
-            return Attended(self.out_proj(x), None)
-        q = self._split(self.q_proj(x))
-        k = q if self.core.shared_qk else self._split(self.k_proj(source))
-        if self.rotary_base is not None and memory is None:
-            positions = self.positions(x, key_mask)
-            q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
-        mixed, grouping = self.core(
-            q,
-            k,
-            self._split(self.v_proj(source)),
-            hidden=x,
-            query_mask=key_mask,
-            key_mask=source_mask,
-            previous=previous,
-        )
-        return Attended(self.out_proj(mixed.transpose(1, 2).flatten(2)), grouping)
-
-    def positions(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Find the position of each token of x (B, N, E) among the real ones, for `rotate`."""
-        if key_mask is None:
-            return torch.arange(x.shape[1], device=x.device)
-        return (key_mask.cumsum(1) - 1)[:, None]
-
-    def cache(self, like: Tensor) -> Cache:
-        """Make an empty cache for `step`; `like` (B, ...) gives batch size, dtype and device."""
-        cache = self.core.cache(like)
-        if self.rotary_base is None:
-            return cache
-        return torch.zeros(like.shape[0], dtype=torch.long, device=like.device), *cache
-
-    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Decode one token: x (B, 1, E) -> its values (B, 1, E) and the cache of the next step.
-
-        The values are those of `forward` on the whole text at this token.
-        """
-        return self._decode(self.core.step, x, cache)
-
-    def prefill(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Read the first tokens of a text, x (B, N, E), at once: as N calls of `step` do."""
-        return self._decode(self.core.prefill, x, cache)
-
-    def _decode(
-        self, read: Callable[..., tuple[Tensor, Cache]], x: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        x = _as_autocast(x)
-        q, v = self._split(self.q_proj(x)), self._split(self.v_proj(x))
-        k = q if self.core.shared_qk else self._split(self.k_proj(x))
-        position: Cache = ()
-        if self.rotary_base is not None:
-            before, cache = cache[0], cache[1:]
-            positions = before[:, None, None] + torch.arange(x.shape[1], device=x.device)
-            q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
-            position = (before + x.shape[1],)
-        mixed, cache = read(q, k, v, hidden=x, cache=cache)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2)), position + cache
-
-    def project_memory(self, memory: Tensor, memory_mask: Tensor | None = None) -> Memory:
-        """Project `memory` (B, M, E) once, for many calls of `cross_attend`."""
-        if memory_mask is None:
-            memory_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)
-        memory = memory.masked_fill(~memory_mask[..., None], 0.0)
-        return Memory(
-            self._split(self.k_proj(memory)), self._split(self.v_proj(memory)), memory_mask
-        )
-
-    def cross_attend(self, x: Tensor, memory: Memory) -> Tensor:
-        """Cross-attend from x (B * beams, 1, E) to `memory` (B rows).
-
-        The hypotheses of a beam are neighbouring rows, and share their sentence's keys and values.
-        """
-        together = _as_autocast(x).view(memory.keys.shape[0], -1, x.shape[-1])  # (B, beams, E)
-        mixed, _ = self.core(
-            self._split(self.q_proj(together)),
-            memory.keys,
-            memory.values,
-            hidden=together,
-            key_mask=memory.mask,
-        )
-        return self.out_proj(mixed.transpose(1, 2).flatten(2)).view_as(x)
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.core.num_heads, -1)).transpose(1, 2)
-
-    def _check(self, x: Tensor, mask: Tensor | None, name: str, mask_name: str) -> None:
-        if x.dim() != 3 or x.shape[-1] != self.core.d_model:
-            raise ValueError(
-                f"{name} must be (batch, length, {self.core.d_model}), got {tuple(x.shape)}"
-            )
-        if mask is None:
-            return
-        if mask.dtype is not torch.bool:
-            raise ValueError(f"{mask_name} must be bool, True at real tokens; got {mask.dtype}")
-        if mask.shape != x.shape[:2]:
-            raise ValueError(
-                f"{mask_name} must be {tuple(x.shape[:2])} like {name}, got {tuple(mask.shape)}"
-            )
-
-
-def _as_autocast(x: Tensor) -> Tensor:
-    """Round x as autocast does, so once and not in each projection, and for the mechanism too."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

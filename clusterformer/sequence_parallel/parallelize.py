@@ -6,8 +6,9 @@ from typing import TypeVar
 
 from torch import nn
 
-from clusterformer.attention.base import AttentionCore, MultiHeadAttention
+from clusterformer.attention.base import AttentionCore
 from clusterformer.attention.full import FullAttention
+from clusterformer.attention.multi_head import MultiHeadAttention
 from clusterformer.attention.neural_clustering import NeuralClusteringAttention
 from clusterformer.sequence_parallel.parallel_clustering import ParallelClustering
 from clusterformer.sequence_parallel.parallel_full import ParallelFullAttention

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clusterformer.attention.base import MultiHeadAttention
+from clusterformer.attention.multi_head import MultiHeadAttention
 from clusterformer.sequence_parallel.sequence_group import SequenceGroup
 
 
