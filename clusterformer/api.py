@@ -19,7 +19,7 @@ from clusterformer.generation import TextGenerator
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
-from clusterformer.tasks.base import Labelling
+from clusterformer.tasks.labelling import Labelling
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.similarity import Similarity
 from clusterformer.tasks.translation import Translation

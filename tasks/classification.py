@@ -21,7 +21,7 @@ from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedClassifier
 from clusterformer.task import IGNORE
-from clusterformer.tasks.base import Labelling
+from clusterformer.tasks.labelling import Labelling
 from clusterformer.tasks.metrics import MatthewsCorrelation
 from clusterformer.training.text_baselines import Labelled
 

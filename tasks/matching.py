@@ -32,7 +32,7 @@ class Matching(PairLabelling):
             same 1,897 pairs of GLUE's version alone) or wikiqa-part (tests on the development set).
             mrpc and qqp-part are measured by the F1 of label 1 too, as in GLUE.
         group_column: Column of the question's name in own files, by name or by number from 1.
-        options: Options of `PairLabelling` and `Labelling`.
+        options: Options of `PairLabelling`.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ class Inference(PairLabelling):
             or qnli (both test on their development part); without their training files snli-part
             (trains on the development set), mnli-part (on 3,000 pairs) or scitail-part (on eight
             tenths of the development set).
-        options: Options of `PairLabelling` and `Labelling`.
+        options: Options of `PairLabelling`.
     """
 
     def __init__(self, name: InferenceCorpus | None = None, **options: Any) -> None:

@@ -25,7 +25,7 @@ from clusterformer.models.classifier import PairClassifier
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedClassifier, PretrainedPairClassifier
 from clusterformer.task import IGNORE
-from clusterformer.tasks.base import Labelling
+from clusterformer.tasks.labelling import Labelling
 
 SEPARATOR = "<sep>"
 

@@ -42,7 +42,7 @@ class Similarity(PairLabelling):
 
     Args:
         name: Named data set: stsb.
-        options: Options of `PairLabelling` and `Labelling`.
+        options: Options of `PairLabelling`.
     """
 
     monitor = "val/spearman"

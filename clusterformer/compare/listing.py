@@ -15,7 +15,7 @@ from clusterformer.data.word_vectors import find_vectors
 from clusterformer.errors import InputError, MissingDataError
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
-from clusterformer.tasks.base import Labelling
+from clusterformer.tasks.labelling import Labelling
 
 _OF_DATA = "data", "model.pretrained", "model.init_from"  # they bring their tokenizer
 

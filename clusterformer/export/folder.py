@@ -22,7 +22,7 @@ from clusterformer.export.modeling import (
 from clusterformer.export.tokenizer_files import tokenizer_files
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.task import Task
-from clusterformer.tasks.base import Labelling
+from clusterformer.tasks.labelling import Labelling
 from clusterformer.training.exported import is_exported, write_exported
 from clusterformer.training.runs import Run
 from clusterformer.training.saved import Saved, averaged, open_saved

@@ -20,7 +20,7 @@ from clusterformer.huggingface.hub import HUB_OPTIONS, download
 from clusterformer.models.classifier import TextClassifier
 from clusterformer.models.pretrained import PretrainedClassifier
 from clusterformer.task import Task
-from clusterformer.tasks.base import Labelling
+from clusterformer.tasks.labelling import Labelling
 from clusterformer.tasks.similarity import Similarity
 from clusterformer.training.exported import write_exported
 from clusterformer.training.saved import Saved, fill, make, open_saved

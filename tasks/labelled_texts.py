@@ -1,4 +1,4 @@
-"""Base of the tasks that give an example one label, whatever an example is."""
+"""Base of the tasks on labelled texts: what is read, how it is encoded, and its batches."""
 
 from __future__ import annotations
 
@@ -7,42 +7,31 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
 from clusterformer.data.columns import COLUMNS, find_columns
-from clusterformer.data.label_names import (
-    LabellingState,
-    balanced_weights,
-    check_labels,
-    sorted_labels,
-)
 from clusterformer.data.labelled_text import Column, Example
 from clusterformer.data.named_sets import Split
 from clusterformer.data.text_rows import LabelledDataset, TextRows, row_tokenizer_from_state
 from clusterformer.data.tokenizers import Tokenizer, TokenizerKind, WordTokenizer, learn_tokenizer
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
-from clusterformer.losses import cross_entropy
-from clusterformer.task import IGNORE, Output, SimpleResult, Task
-from clusterformer.training.label_report import LabelReport, all_probabilities
+from clusterformer.task import Task
 from clusterformer.training.learnt import open_learnt
-from clusterformer.training.text_baselines import Labelled, label_measures, text_baselines
 
 _log = logging.getLogger(__name__)
 
 ExampleT = TypeVar("ExampleT", bound=Example)
 
 
-class Labelling(Task):
-    """Give each example one of several labels.
+class LabelledTexts(Task):
+    """Read texts with labels, and make batches of their tokens.
 
     Subclasses pass their `**options` on to these.
 
@@ -57,8 +46,6 @@ class Labelling(Task):
         header: Header line in own files, to be skipped although all columns are numbers.
         encoding: Encoding of own files.
         tokenizer: "word", or for subwords "bpe" or "wordpiece"; learnt from the training texts.
-        class_weights: "balanced" to weigh each label in the loss by the inverse of how often the
-            training data has it; all texts weigh the same by default.
         lowercase: Conversion of all texts to lower case.
         min_count: Minimum number of occurrences of a word in training; rarer ones are unknown. Not
             for subwords.
@@ -74,7 +61,6 @@ class Labelling(Task):
         tokens_per_batch: Maximum number of tokens in a batch, over all processes, padding counted.
     """
 
-    state_type: Any = LabellingState
     reads_pretrained = True
     joint = False
 
@@ -90,7 +76,6 @@ class Labelling(Task):
         header: bool = False,
         encoding: str = "utf-8",
         tokenizer: TokenizerKind = "word",
-        class_weights: Literal["balanced"] | None = None,
         lowercase: bool = True,
         min_count: int = 1,
         vocab_size: int | None = None,
@@ -132,9 +117,6 @@ class Labelling(Task):
         self._batch_size, self._tokens_per_batch = batch_size, tokens_per_batch
         self._rows: TextRows | None = None
         self._vector_table: Tensor | None = None
-        self._labels: list[str] = []
-        self._class_weights = class_weights
-        self._label_weights: Tensor | None = None
         self._test_examples: Sequence[Example] = []
         self._encoded: dict[Split, LabelledDataset] = {}
 
@@ -158,7 +140,13 @@ class Labelling(Task):
     def text_batch(self, lines: list[str]) -> Any:
         """Make a batch of user text without targets, one row a line."""
 
-    # Data
+    @abstractmethod
+    def learn_targets(self, examples: Sequence[Example]) -> None:
+        """Learn from the training examples what `targets` needs, such as the labels."""
+
+    @abstractmethod
+    def targets(self, examples: Sequence[Example]) -> list[Any]:
+        """Make the target of each example."""
 
     def setup(self, stage: str) -> None:
         """Read the parts that the stage needs; learn vocabulary and labels unless restored."""
@@ -230,10 +218,7 @@ class Labelling(Task):
         return hold_out(read(str(self._files["train"]), **self._columns), split, missing)
 
     def _learn(self, examples: Sequence[Example], rows: TextRows | None) -> None:
-        self._labels = self.learn_labels(examples)
-        if self._class_weights == "balanced":
-            given = (example.label for example in examples)
-            self._label_weights = balanced_weights(self._labels, given)
+        self.learn_targets(examples)
         if rows is None:
             texts = (text for example in examples for text in example.texts)
             tokenizer = learn_tokenizer(texts, **self._tokenizer_options)
@@ -244,17 +229,6 @@ class Labelling(Task):
         self._rows = rows
         if self.learnt is not None:
             self._expect_vectors(self.learnt.state.get("vector_width"))
-
-    def learn_labels(self, examples: Sequence[Example]) -> list[str]:
-        """List all labels, in the order of their numbers."""
-        return sorted_labels(example.label for example in examples)
-
-    def baselines(self, *, cheap: bool = False) -> dict[str, Callable[[], SimpleResult]]:
-        return text_baselines(self.read, self.measure, cheap=cheap)
-
-    def measure(self, examples: Sequence[Any], found: Labelled) -> dict[str, float]:
-        """Measure the labels of a simple method, as `metrics()` does those of the network."""
-        return label_measures(examples, found)
 
     def _encode(self, split: Split, examples: Sequence[Example]) -> LabelledDataset:
         if not examples:
@@ -271,17 +245,6 @@ class Labelling(Task):
                 "cut off"
             )
         return self.encoded(examples, tokens, targets)
-
-    def targets(self, examples: Sequence[Example]) -> list[Any]:
-        """Number of the label of each example."""
-        numbers = {label: number for number, label in enumerate(self._labels)}
-        for example in examples:
-            if example.label not in numbers:
-                raise InputError(
-                    f"{example.where}: label {example.label!r} is not among those of the training "
-                    f"data, {', '.join(self._labels):.500}"
-                )
-        return [numbers[example.label] for example in examples]
 
     @property
     def rows(self) -> TextRows:
@@ -300,49 +263,11 @@ class Labelling(Task):
         """Tokenizer of the texts; available after `setup()` or `load_state()`."""
         return self.rows.tokenizer
 
-    # Loss and metrics
-
-    def loss(self, output: Output, batch: Any, label_smoothing: float) -> tuple[Tensor, Tensor]:
-        weights = self._label_weights
-        if weights is not None:
-            weights = weights.to(output.logits.device)
-        return cross_entropy(output.logits, batch.target, label_smoothing, weights)
-
-    def metrics(self) -> MetricCollection:
-        options: dict[str, Any] = {"num_classes": len(self._labels), "ignore_index": IGNORE}
-        return MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(average="micro", **options),
-                "f1": MulticlassF1Score(average="macro", **options),
-            }
-        )
-
-    def report(self) -> LabelReport | None:
-        return LabelReport(self._labels, self._test_examples)
-
-    def update(
-        self, metrics: MetricCollection, output: Output, batch: Any, network: nn.Module
-    ) -> None:
-        metrics.update(output.logits, batch.target)
-
-    def predictions(self, network: nn.Module, batch: Any) -> list[dict[str, Any]]:
-        return [
-            {"label": label, "probability": found[label]}
-            for found in self.all_probabilities(network, batch)
-            for label in [next(iter(found))]
-        ]
-
-    def all_probabilities(self, network: nn.Module, batch: Any) -> list[dict[str, float]]:
-        """Probability of every label for each row of `batch`, most probable first."""
-        return all_probabilities(network(batch).logits.float().softmax(-1), self._labels)
-
     # Checkpoints
 
     def state(self) -> dict[str, Any]:
         return {
-            "labels": self._labels,
             "tokenizer": self.rows.state(),
-            "label_weights": self._label_weights,
             "max_length": self.rows.max_length,
             "vector_width": None if self._vector_table is None else self._vector_table.shape[1],
         }
@@ -353,10 +278,8 @@ class Labelling(Task):
         return None if found["kind"] == "pretrained" else row_tokenizer_from_state(found)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        labels, weights, width = state["labels"], state["label_weights"], state["vector_width"]
+        width = state["vector_width"]
         require_at_least(1, max_length=state["max_length"], vector_width=width)
-        check_labels(labels, weights)
-        self._labels, self._label_weights = labels, weights
         self._rows = TextRows.from_state(state["tokenizer"], state["max_length"], self.joint)
         self._expect_vectors(width)
 
