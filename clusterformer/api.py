@@ -15,7 +15,7 @@ from torch import nn
 import clusterformer.tasks
 from clusterformer.decoding import Search
 from clusterformer.errors import InputError
-from clusterformer.generation import TextGenerator
+from clusterformer.generation import Sampling, TextGenerator
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
@@ -262,13 +262,8 @@ class TrainedModel:
         """
         drawn = self.generator.samples(
             prompt,
-            samples=1 if samples is None else samples,
-            tokens=tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            stop=stop,
-            seed=seed,
+            Sampling(tokens, temperature, top_k, top_p, stop, seed),
+            number=1 if samples is None else samples,
         )
         texts = ["".join(text) for text in drawn]
         return texts[0] if samples is None else texts
@@ -299,18 +294,12 @@ class TrainedModel:
             InputError: if this is no run of LanguageModeling, or an option is out of range.
         """
         return self.generator.stream(
-            prompt,
-            tokens=tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            stop=stop,
-            seed=seed,
+            prompt, Sampling(tokens, temperature, top_k, top_p, stop, seed)
         )
 
     @cached_property
     def generator(self) -> TextGenerator:
-        """Network and tokenizer of a language model; `stream` and `generate` are its methods.
+        """Network and tokenizer of a language model; `stream` and `generate` use it.
 
         Raises:
             InputError: if this is no run of LanguageModeling.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,44 @@ _TRIED = 64  # tokens from which the time is estimated
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """Options of drawing a text.
+
+    Attributes:
+        tokens: Maximum number of tokens to draw.
+        temperature: Divisor of the logits; 0 always takes the most probable token.
+        top_k: Number of the most probable tokens that are drawn from; None for all.
+        top_p: Probability, in (0, 1], of the most probable tokens that are drawn from.
+        stop: Text before which the continuation ends; None for none.
+        seed: Seed of the draws.
+
+    Raises:
+        InputError: for an option out of range.
+    """
+
+    tokens: int = 200
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    stop: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(1, tokens=self.tokens, top_k=self.top_k)
+        require_at_least(0, temperature=self.temperature)
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.stop == "":
+            raise InputError("stop must be a text of one character or more, got ''")
+
+    def choose(self, logits: Tensor, random: torch.Generator) -> Tensor:
+        """Draw a token a row (rows,) from `logits` (rows, V)."""
+        if not self.temperature:
+            return logits.argmax(-1)
+        return draw(logits.float(), self.temperature, self.top_p, random, top_k=self.top_k)
+
+
+@dataclass(frozen=True)
 class TextGenerator:
     """Goes on with a text.
 
@@ -40,69 +78,28 @@ class TextGenerator:
     network: LanguageModel
     tokenizer: StreamTokenizer
 
-    def stream(
-        self,
-        prompt: str = "",
-        *,
-        tokens: int = 200,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        stop: str | None = None,
-        seed: int = 0,
-    ) -> Iterator[str]:
+    def stream(self, prompt: str, sampling: Sampling) -> Iterator[str]:
         """Continue `prompt`, some characters at a time, whole characters only.
 
-        The text may end before `tokens` where the model was trained on many texts.
+        The text may end before `sampling.tokens` where the model was trained on many texts.
 
         Args:
             prompt: Beginning of the text; it is read at once.
-            tokens: Maximum number of tokens to draw.
-            temperature: Divisor of the logits; 0 always takes the most probable token.
-            top_k: Number of the most probable tokens that are drawn from; None for all.
-            top_p: Probability, in (0, 1], of the most probable tokens that are drawn from.
-            stop: Text before which the continuation ends; None for none.
-            seed: Seed of the draws.
+            sampling: Options.
 
         Raises:
-            InputError: for options out of range, or a text longer than learned positions reach.
+            InputError: for a text longer than learned positions reach.
         """
-        samples = self.samples(
-            prompt,
-            samples=1,
-            tokens=tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            stop=stop,
-            seed=seed,
-        )
-        for sample in samples:
+        for sample in self.samples(prompt, sampling, number=1):
             yield from sample
 
-    def samples(
-        self,
-        prompt: str = "",
-        *,
-        samples: int,
-        tokens: int = 200,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        stop: str | None = None,
-        seed: int = 0,
-    ) -> Iterator[Iterator[str]]:
+    def samples(self, prompt: str, sampling: Sampling, *, number: int) -> Iterator[Iterator[str]]:
         """Draw several continuations of `prompt`, which is read once.
 
         Args:
             prompt: Beginning of the text.
-            samples: Number of continuations; the first is that of `stream`.
-            tokens: Options of `stream`, as those that follow.
-            temperature: Likewise.
-            top_k: Likewise.
-            top_p: Likewise.
-            stop: Likewise.
-            seed: Likewise.
+            sampling: Options.
+            number: Number of continuations; the first is that of `stream`.
 
         Yields:
             Each continuation as an iterator, to be read to its end before the next one.
@@ -110,27 +107,15 @@ class TextGenerator:
         Raises:
             InputError: as `stream`.
         """
-        require_at_least(1, tokens=tokens, samples=samples, top_k=top_k)
-        require_at_least(0, temperature=temperature)
-        if not 0 < top_p <= 1:
-            raise InputError(f"top_p must be above 0 and at most 1, got {top_p}")
-        if stop == "":
-            raise InputError("stop must be a text of one character or more, got ''")
+        require_at_least(1, samples=number)
         weight = self.network.embedding.tokens.weight
-        random = torch.Generator(weight.device).manual_seed(seed)
-
-        def choose(logits: Tensor) -> Tensor:
-            if not temperature:
-                return logits.argmax(-1)
-            return draw(logits.float(), temperature, top_p, random, top_k=top_k)
-
+        random = torch.Generator(weight.device).manual_seed(sampling.seed)
         logits, state = self._read(prompt)
         row = torch.zeros(1, dtype=torch.long, device=weight.device)
-        for sample in range(samples):
-            own = state.select(row) if sample < samples - 1 else state
-            drawn = self._draw(logits, own, tokens, choose)
-            text = self._characters(drawn)
-            yield text if stop is None else _before(text, stop)
+        for sample in range(number):
+            own = state.select(row) if sample < number - 1 else state
+            text = self._characters(self._draw(logits, own, sampling, random))
+            yield text if sampling.stop is None else _before(text, sampling.stop)
 
     @torch.inference_mode()
     def _read(self, prompt: str) -> tuple[Tensor, State]:
@@ -171,16 +156,16 @@ class TextGenerator:
             yield rest
 
     def _draw(
-        self, logits: Tensor, state: State, tokens: int, choose: Callable[[Tensor], Tensor]
+        self, logits: Tensor, state: State, sampling: Sampling, random: torch.Generator
     ) -> Iterator[int]:
-        for drawn in range(1, tokens + 1):
+        for drawn in range(1, sampling.tokens + 1):
             logits = logits.clone()  # other samples start from the same ones
             logits[:, PAD] = float("-inf")
-            chosen = choose(logits)
+            chosen = sampling.choose(logits, random)
             if chosen == BOS:
                 return
             yield int(chosen)
-            if drawn < tokens:
+            if drawn < sampling.tokens:
                 with torch.inference_mode():
                     logits, state = self.network.step(chosen, state)
 

@@ -12,7 +12,7 @@ from clusterformer import generation
 from clusterformer.attention import FullAttention, NeuralClusteringAttention, ReformerAttention
 from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.errors import InputError
-from clusterformer.generation import TextGenerator
+from clusterformer.generation import Sampling, TextGenerator
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
 
@@ -25,9 +25,9 @@ def test_a_long_prompt_that_is_read_token_by_token_is_announced(
     config = TransformerConfig(mechanism, d_model=16, num_heads=2, num_layers=1, d_ff=16)
     generator = TextGenerator(LanguageModel(config, vocab_size=258).eval(), ByteTokenizer())
     with caplog.at_level(logging.INFO, "clusterformer"):
-        assert "".join(generator.stream("a" * 99, tokens=1)) is not None
+        assert "".join(generator.stream("a" * 99, Sampling(tokens=1))) is not None
         assert not caplog.messages
-        "".join(generator.stream("a" * 150, tokens=1))
+        "".join(generator.stream("a" * 150, Sampling(tokens=1)))
     notes = [note for note in caplog.messages if "reading a prompt of 151 tokens, about" in note]
     assert len(notes) == told
     assert all("ReformerAttention reads it token by token" in note for note in notes)
@@ -40,16 +40,21 @@ def generator() -> TextGenerator:
     return TextGenerator(LanguageModel(config, vocab_size=258).eval(), ByteTokenizer())
 
 
+def continued(made: TextGenerator, **options: Any) -> str:
+    return "".join(made.stream("abc", Sampling(**options)))
+
+
 def test_top_k_stop_and_samples_of_a_continuation() -> None:
     made = generator()
-    greedy = "".join(made.stream("abc", tokens=30, temperature=0))
-    assert "".join(made.stream("abc", tokens=30, top_k=1)) == greedy
-    assert "".join(made.stream("abc", tokens=30, temperature=1e-300)) == greedy
-    plain = "".join(made.stream("abc", tokens=60, seed=3))
+    greedy = continued(made, tokens=30, temperature=0)
+    assert continued(made, tokens=30, top_k=1) == greedy
+    assert continued(made, tokens=30, temperature=1e-300) == greedy
+    plain = continued(made, tokens=60, seed=3)
     stop = plain[20:23]
-    assert "".join(made.stream("abc", tokens=60, seed=3, stop=stop)) == plain.partition(stop)[0]
-    assert "".join(made.stream("abc", tokens=60, seed=3, stop="\0never")) == plain
-    first, *others = ["".join(t) for t in made.samples("abc", samples=3, tokens=60, seed=3)]
+    assert continued(made, tokens=60, seed=3, stop=stop) == plain.partition(stop)[0]
+    assert continued(made, tokens=60, seed=3, stop="\0never") == plain
+    texts = made.samples("abc", Sampling(tokens=60, seed=3), number=3)
+    first, *others = ["".join(text) for text in texts]
     assert first == plain
     assert len({first, *others}) == 3
 
@@ -58,7 +63,6 @@ def test_top_k_stop_and_samples_of_a_continuation() -> None:
     ("options", "message"),
     [
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"samples": 0}, "samples must be at least 1, got 0"),
         ({"stop": ""}, "stop must be a text of one character or more"),
         ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
         ({"temperature": float("nan")}, "temperature must be at least 0, got nan"),
@@ -67,7 +71,12 @@ def test_top_k_stop_and_samples_of_a_continuation() -> None:
 )
 def test_senseless_options_of_drawing_are_refused(options, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        list(generator().samples("a", **{"samples": 1, **options}))
+        Sampling(**options)
+
+
+def test_no_sample_is_refused() -> None:
+    with pytest.raises(InputError, match="samples must be at least 1, got 0"):
+        list(generator().samples("a", Sampling(), number=0))
 
 
 def test_a_long_prompt_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,5 +87,6 @@ def test_a_long_prompt_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return step(*given, **named)
 
     monkeypatch.setattr(NeuralClusteringAttention, "step", counted)
-    assert "".join(generator().stream("some words " * 2000, tokens=3, temperature=0)) is not None
+    sampling = Sampling(tokens=3, temperature=0)
+    assert "".join(generator().stream("some words " * 2000, sampling)) is not None
     assert len(steps) <= 3 * 2  # drawn tokens by layers

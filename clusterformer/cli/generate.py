@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 HELP = """
 usage: clusterformer generate --checkpoint RUN [--prompt TEXT] [options]
@@ -30,29 +31,33 @@ examples:
 """
 
 
+_NUMBERS: dict[str, type[float]] = {
+    "tokens": int,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "seed": int,
+}
+"""Options that are numbers, and their types."""
+
+
 def run(arguments: list[str]) -> None:
     """Print the prompt and its continuation."""
     from clusterformer.cli.evaluation import load_model
     from clusterformer.cli.options import pop_number, pop_option
+    from clusterformer.generation import Sampling
 
     prompt, arguments = pop_option(arguments, "--prompt")
-    tokens, arguments = pop_number(arguments, "--tokens", int)
     samples, arguments = pop_number(arguments, "--samples", int)
-    stop, arguments = pop_option(arguments, "--stop")
-    top_k, arguments = pop_number(arguments, "--top_k", int)
-    temperature, arguments = pop_number(arguments, "--temperature", float)
-    top_p, arguments = pop_number(arguments, "--top_p", float)
-    seed, arguments = pop_number(arguments, "--seed", int)
+    given: dict[str, Any] = {}
+    given["stop"], arguments = pop_option(arguments, "--stop")
+    for name, kind in _NUMBERS.items():
+        given[name], arguments = pop_number(arguments, f"--{name}", kind)
     model, _ = load_model(arguments)
     continuations = model.generator.samples(
         prompt or "",
-        samples=1 if samples is None else samples,
-        tokens=200 if tokens is None else tokens,
-        temperature=1.0 if temperature is None else temperature,
-        top_k=top_k,
-        top_p=1.0 if top_p is None else top_p,
-        stop=stop,
-        seed=seed or 0,
+        Sampling(**{name: value for name, value in given.items() if value is not None}),
+        number=1 if samples is None else samples,
     )
     for number, continuation in enumerate(continuations, start=1):
         if samples is not None and samples > 1:

@@ -20,7 +20,7 @@ from clusterformer.data import documents
 from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
-from clusterformer.generation import TextGenerator
+from clusterformer.generation import Sampling, TextGenerator
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.embeddings import PAD
 from clusterformer.models.language_model import LanguageModel
@@ -256,10 +256,10 @@ def test_text_is_streamed_in_whole_characters(folder: Path) -> None:
     answer = [*ByteTokenizer().encode("é🌊東 x"), BOS]
     model = Parrot()
     model.embedding.tokens = nn.Embedding(1, 1)
-    pieces = list(TextGenerator(model, ByteTokenizer()).stream())  # type: ignore[arg-type]
+    pieces = list(TextGenerator(model, ByteTokenizer()).stream("", Sampling()))  # type: ignore[arg-type]
     assert pieces == ["é", "🌊", "東", " ", "x"]
     answer[4:] = [BOS]  # cut within a character
-    pieces = list(TextGenerator(model, ByteTokenizer()).stream())  # type: ignore[arg-type]
+    pieces = list(TextGenerator(model, ByteTokenizer()).stream("", Sampling()))  # type: ignore[arg-type]
     assert pieces == ["é", "\N{REPLACEMENT CHARACTER}"]
 
 
