@@ -14,7 +14,7 @@ from clusterformer.attention import (
 )
 from clusterformer.clustering import NeuralClustering, estimator, parameters
 from clusterformer.data.stream_tokenizers import ByteTokenizer
-from clusterformer.generation import TextGenerator
+from clusterformer.generation import Sampling, TextGenerator
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
 
@@ -30,7 +30,8 @@ def test_text_is_generated(attention: type[AttentionCore], prompt: str) -> None:
     network = LanguageModel(config, vocab_size=258).eval().to(DEVICE)
     made = TextGenerator(network, ByteTokenizer())
     for options in ({"temperature": 0.0}, {"seed": 3, "top_k": 20, "top_p": 0.9}):
-        assert list(made.samples(prompt, samples=2, tokens=8, **options))
+        drawn = made.samples(prompt, Sampling(tokens=8, **options), number=2)
+        assert len(["".join(sample) for sample in drawn]) == 2
 
 
 @pytest.mark.parametrize("tensors", [False, True])
