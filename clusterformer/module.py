@@ -207,18 +207,21 @@ class ClusterFormer(LightningModule):
 
     def configure_model(self) -> None:
         if self.network is None:
-            try:
-                self.task.pretrained = self.transformer_config.pretrained
-                with torch.device("cpu"):  # a seed gives the same weights on every device
-                    self.network = self.task.build(self.transformer_config)
-            except ValueError as error:
-                raise InputError(str(error)) from error
-            attached = (self.network, self.task, self.trainer, self.transformer_config)
-            with torch.device("cpu"):
-                self.start = start_task(*attached)
-                calibrate_task(*attached)
+            with torch.device("cpu"):  # a seed gives the same weights on every device
+                self._build()
         if isinstance(self.trainer.strategy, FullyShardedStrategy | SharedSequenceStrategy):
             self.trainer.strategy.divide(self.network)
+
+    def _build(self) -> None:
+        """Make the network, and what it starts from."""
+        try:
+            self.task.pretrained = self.transformer_config.pretrained
+            self.network = self.task.build(self.transformer_config)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        attached = (self.network, self.task, self.trainer, self.transformer_config)
+        self.start = start_task(*attached)
+        calibrate_task(*attached)
 
     def forward(self, batch: Any) -> Output:
         """Run the network on a batch of the task."""

@@ -60,7 +60,7 @@ def test_forward_and_backward(cls, causal, padded: bool, training: bool, device)
     assert_on(device, here.grad, *(p.grad for p in layer.parameters()))
     if not training:
         expected = on_cpu(x, mask).values
-        torch.testing.assert_close(out.values.cpu(), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(out.values.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("cls", STRICT, ids=name)
