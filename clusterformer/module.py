@@ -209,6 +209,7 @@ class ClusterFormer(LightningModule):
         if self.network is None:
             with torch.device("cpu"):  # a seed gives the same weights on every device
                 self._build()
+        assert self.network is not None
         if isinstance(self.trainer.strategy, FullyShardedStrategy | SharedSequenceStrategy):
             self.trainer.strategy.divide(self.network)
 
