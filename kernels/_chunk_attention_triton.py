@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from clusterformer.kernels._chunk_kernels_triton import dkv_kernel, dq_kernel, forward_kernel
+from clusterformer.kernels._chunking_triton import packed
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.reference import LATER_ROUNDS
@@ -48,8 +49,8 @@ def chunk_attention(
             f"{extra[0].shape[-1]} extra; CLUSTERFORMER_KERNELS=reference takes any"
         )
     q, k, v, *columns = (_inner_contiguous(x.to(q.dtype)) for x in (q, k, v, *extra))
-    members = blocks.members.masked_fill(~blocks.filled, -1).int()
-    index = members, blocks.visible.contiguous(), _own_entries(blocks)
+    members, own_entries = packed(blocks)
+    index = members, blocks.visible.contiguous(), own_entries
     mask = q.new_empty(0, dtype=torch.bool) if mask is None else mask.contiguous()
     options = blocks.look_back, scale, self_bias, causal, within or 0, blocks.padded
     out, _ = _forward(q, k, v, *columns, *index, mask, *options)
@@ -169,16 +170,6 @@ def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 
 
 register_backward(_forward, _backward, gradients=5)
-
-
-def _own_entries(blocks: Blocks) -> Tensor:
-    """Entries that hold each block, (B or R * B * H, G, copies), the own one first; -1 for none."""
-    slots = blocks.members.shape[-1]
-    first = blocks.members[:, blocks.own, 0]  # one token of each block
-    copies = blocks.copies.gather(1, first[..., None].expand(-1, -1, blocks.copies.shape[-1]))
-    entries = copies.div(slots, rounding_mode="floor")
-    live = blocks.own_filled[..., :1]
-    return entries.masked_fill((copies < 0) | ~live, -1)
 
 
 def _inner_contiguous(x: Tensor) -> Tensor:

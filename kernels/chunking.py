@@ -10,8 +10,10 @@ indices; rows move once, into the blocks, and once back.
 import torch
 from torch import Tensor
 
+from clusterformer.kernels import _chunking_torch
 from clusterformer.kernels.blocks import Blocks, Sorted
-from clusterformer.kernels.ordering import ceil_div, count_up_to, stable_order
+from clusterformer.kernels.dispatch import use_triton
+from clusterformer.kernels.grouping import sort
 
 
 def equal_blocks(
@@ -36,8 +38,7 @@ def equal_blocks(
         look_ahead: Number of blocks seen after it (0 in the paper).
         min_width: Minimum number of tokens in a block, except the last one (1 in the paper).
     """
-    order, inverse, _ = grouped
-    batch, length = order.shape
+    batch, length = grouped.order.shape
     max_blocks, exporting = num_blocks, torch.compiler.is_exporting()
     if not exporting:
         min_width = min(min_width, length)
@@ -49,37 +50,19 @@ def equal_blocks(
     else:  # as many as tokens
         spare = max(1, look_back + look_ahead)  # no fewer blocks than a window has
         width, num_blocks = max(min_width, 2), (length + min_width - 1) // min_width + spare
-    device = order.device
+    device = grouped.order.device
     if key_mask is None:
         lengths = torch.full((batch, 1), length, device=device)
     else:
         lengths = key_mask.sum(-1, keepdim=True)
-    widths = ceil_div(lengths, max_blocks).clamp(min=min_width)
-    used = ceil_div(lengths, widths).clamp(min=1)  # (B, 1) blocks that hold tokens
+    sizes = num_blocks, width, max_blocks, min_width, look_back, look_ahead
+    if use_triton(device) and not exporting:
+        from clusterformer.kernels import _chunking_triton
 
-    entry = torch.arange(num_blocks + look_back + look_ahead, device=device)
-    block = entry - look_back
-    held = (block < used + look_ahead) & (block >= -used)  # once around the circle
-    rank = torch.arange(width, device=device)
-    position = (block % used * widths)[..., None] + rank  # (B, G + J - 1, S)
-    filled = held[..., None] & (rank < widths[..., None]) & (position < lengths[..., None])
-    members = order.gather(1, position.clamp(max=length - 1).flatten(1)).view(position.shape)
-    members = members.masked_fill(~filled, 0)
-
-    own_block, rank = inverse.div(widths, rounding_mode="floor"), inverse % widths
-    turns = torch.cat([torch.zeros_like(used), -used, used], 1)  # made here: a GPU waits for copies
-    entries = (own_block + look_back)[..., None] + turns[:, None]  # (B, N, 3)
-    exists = (entries >= 0) & (entries < used[..., None] + look_back + look_ahead)
-    copies = (entries * width + rank[..., None]).masked_fill(~exists, -1)
-    if key_mask is not None:
-        copies = copies.masked_fill(~key_mask[..., None], -1)
-
-    # A circle of fewer blocks than a window: each once, the own one among them.
-    before = (used - 1).clamp(max=look_back)
-    after = (used - 1 - before).clamp(max=look_ahead)
-    offset = torch.arange(-look_back, look_ahead + 1, device=device)
-    inside = torch.arange(num_blocks, device=device) < used  # (B, G)
-    visible = inside[..., None] & ((offset >= -before) & (offset <= after))[:, None]
+        cut = _chunking_triton.circle(*grouped[:2], lengths, key_mask, *sizes)
+    else:
+        cut = _chunking_torch.circle(*grouped[:2], lengths, key_mask, *sizes)
+    members, filled, copies, visible = cut
     slot, padded = copies[..., 0], key_mask is not None
     guarded = exporting and _is_symbolic(num_blocks)
     whole = not guarded and num_blocks <= look_back + 1 + look_ahead
@@ -105,44 +88,23 @@ def cluster_chunks(
         look_back: Number of chunks seen before the own one.
         look_ahead: Number of chunks seen after it; then a later token does change what is seen.
     """
-    order, inverse, counts = grouped
-    batch, length = order.shape
-    clusters = counts.shape[1]
-    device, padded, short = order.device, key_mask is not None, False
-    if not torch.compiler.is_exporting():
+    length, clusters, device = grouped.order.shape[1], grouped.counts.shape[1], grouped.order.device
+    exporting, short = torch.compiler.is_exporting(), False
+    if not exporting:
         short = length <= (look_back + 1 + look_ahead) * chunk_size
         chunk_size = min(chunk_size, length)  # a text shorter than a chunk pays for its tokens
     # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall.
     blocks = (length + clusters * (chunk_size - 1)) // chunk_size
-    chunks = ceil_div(counts, chunk_size)  # (B, C)
-    chunk_end, token_end = chunks.cumsum(1), counts.cumsum(1)
-    chunk_start, token_start = chunk_end - chunks, token_end - counts
+    sizes = blocks, chunk_size, look_back, look_ahead
+    if use_triton(device) and not exporting:
+        from clusterformer.kernels import _chunking_triton
 
-    block = (
-        torch.arange(-look_back, blocks + look_ahead, device=device).expand(batch, -1).contiguous()
-    )
-    owner = count_up_to(chunk_end, block).clamp(max=clusters - 1)
-    within = block - chunk_start.gather(1, owner)  # chunk of its cluster; negative before all
-    rank = within[..., None] * chunk_size + torch.arange(chunk_size, device=device)
-    filled = (rank >= 0) & (rank < counts.gather(1, owner)[..., None])
-    position = (token_start.gather(1, owner)[..., None] + rank).clamp(0, length - 1)
-    members = order.gather(1, position.flatten(1)).view(rank.shape).masked_fill(~filled, 0)
-
-    cluster = _cluster_of_each(grouped)
-    rank = inverse - token_start.gather(1, cluster)
-    slot = (chunk_start.gather(1, cluster) + look_back) * chunk_size + rank
-    if key_mask is not None:
-        slot = slot.masked_fill(~key_mask, -1)
-
-    offset, own = (
-        torch.arange(-look_back, look_ahead + 1, device=device),
-        slice(look_back, -look_ahead or None),
-    )
-    live = filled[:, own].any(-1, keepdim=True)  # (B, G, 1)
-    chunk = within[:, own, None] + offset
-    visible = live & (chunk >= 0) & (chunk < chunks.gather(1, owner[:, own])[..., None])
+        cut = _chunking_triton.chunks(*grouped, key_mask, *sizes)
+    else:
+        cut = _chunking_torch.chunks(*grouped, key_mask, *sizes)
+    members, filled, copies, visible = cut
     return Blocks(
-        members, filled, slot, slot[..., None], visible, look_back, padded,
+        members, filled, copies[..., 0], copies, visible, look_back, key_mask is not None,
         short=short, grouped=grouped,
     )  # fmt: skip
 
@@ -175,29 +137,26 @@ def window_blocks(
     """
     if not torch.compiler.is_exporting() and length <= width:
         return single_block(length, batch, key_mask, device=device)
-    order = torch.arange(length, device=device).expand(batch, length)
-    inverse, lengths = order, torch.full((batch, 1), length, device=device)
-    if key_mask is not None:
-        order = stable_order((~key_mask).long())  # padding last
-        inverse = torch.empty_like(order).scatter_(1, order, inverse)
-        lengths = key_mask.sum(-1, keepdim=True)
+    if key_mask is None:
+        order = torch.arange(length, device=device).expand(batch, length)
+        grouped = Sorted(order, order, torch.full((batch, 1), length, device=device))
+    else:
+        grouped = sort(torch.zeros_like(key_mask, dtype=torch.long), 1, key_mask)  # padding last
+    exporting = torch.compiler.is_exporting()
     blocks = (length + width - 1) // width  # ONNX rounds a negative quotient up
-    if torch.compiler.is_exporting():
+    if exporting:
         blocks = torch.sym_max(blocks, 2)  # of one block the strides would be a guard
-    block = torch.arange(-look_back, blocks + look_ahead, device=device)
-    position = block[:, None] * width + torch.arange(width, device=device)  # (G + J - 1, S)
-    filled = (position >= 0) & (position < lengths[..., None])
-    members = order[:, position.clamp(0, length - 1).flatten()].view(batch, *position.shape)
-    slot = inverse + look_back * width
-    if key_mask is not None:
-        slot = slot.masked_fill(~key_mask, -1)
-    used = filled.any(-1)
-    reach = look_back + look_ahead + 1
-    visible = torch.stack([used[:, seen : seen + blocks] for seen in range(reach)], 2)  # (B, G, J)
-    visible = visible & visible[..., look_back, None]
-    members, copies, padded = members.masked_fill(~filled, 0), slot[..., None], key_mask is not None
-    short = not torch.compiler.is_exporting() and length <= reach * width
-    return Blocks(members, filled, slot, copies, visible, look_back, padded, short=short)
+    sizes = blocks, width, look_back, look_ahead
+    if use_triton(device) and not exporting:
+        from clusterformer.kernels import _chunking_triton
+
+        cut = _chunking_triton.chunks(*grouped, key_mask, *sizes)
+    else:
+        cut = _chunking_torch.row(*grouped, key_mask, *sizes)
+    members, filled, copies, visible = cut
+    short = not exporting and length <= (look_back + look_ahead + 1) * width
+    padded = key_mask is not None
+    return Blocks(members, filled, copies[..., 0], copies, visible, look_back, padded, short=short)
 
 
 def near_blocks(like: Tensor, width: int, key_mask: Tensor | None, *, causal: bool) -> Blocks:
@@ -228,7 +187,7 @@ def capped_blocks(grouped: Sorted, capacity: int, key_mask: Tensor | None = None
     filled = rank < counts[..., None]  # (B, C, S)
     position = (start[..., None] + rank).clamp(max=order.shape[1] - 1)
     members = order.gather(1, position.flatten(1)).view(position.shape).masked_fill(~filled, 0)
-    cluster = _cluster_of_each(grouped)
+    cluster = _chunking_torch.cluster_of_each(inverse, counts)
     slot = cluster * capacity + inverse - start.gather(1, cluster)
     if key_mask is not None:
         slot = slot.masked_fill(~key_mask, -1)
@@ -255,12 +214,6 @@ def single_block(
         slot[:, None], filled[:, None], own, own[..., None], live,
         look_back=0, padded=key_mask is not None, whole=True, short=True,
     )  # fmt: skip
-
-
-def _cluster_of_each(grouped: Sorted) -> Tensor:
-    """Cluster of each token, (B, N); any at padding."""
-    ends = grouped.counts.cumsum(1)
-    return count_up_to(ends, grouped.inverse.contiguous()).clamp(max=ends.shape[1] - 1)
 
 
 def _is_symbolic(number: object) -> bool:
