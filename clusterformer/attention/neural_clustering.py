@@ -243,14 +243,14 @@ class NeuralClusteringAttention(ClusterDecoding):
         in_place = limit > 0 and self.causal is True and not exporting and padded_last(key_mask)
         scale, prefix = self.head_width**-0.5, limit if in_place else 0
         attend = partial(attend_with_ends, causal=is_causal, scale=scale, prefix=prefix)
+        ends = self.ends(hidden, key_mask)
         if local:
             near = q[:, :local], k[:, :local], v[:, :local]
-            window, ends = self.near_blocks(hidden, key_mask), self.ends(hidden, key_mask)
-            parts.append(attend(*near, window, ends, key_mask))
+            parts.append(attend(*near, self.near_blocks(hidden, key_mask), ends, key_mask))
         if local < self.num_heads:
             far = self.fold(q[:, local:]), self.fold(k[:, local:]), self.fold(v[:, local:])
             extra, mask = self.coupling_columns(points), self._rows(key_mask)
-            found = attend(*far, blocks, self.ends(points, mask), mask, extra=extra)
+            found = attend(*far, blocks, self._rows_of_ends(ends), mask, extra=extra)
             parts.append(self.unfold(found))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         if self.causal is True:
@@ -267,11 +267,11 @@ class NeuralClusteringAttention(ClusterDecoding):
         assert grouping.blocks is not None
         causal, local = bool(self.causal), self.local_heads
         rows = repeat_rows(mask, self.num_clusterings)
-        counts = count_with_ends(grouping.blocks, self.ends(rows, rows), rows, causal)
+        ends = self.ends(mask, mask)
+        counts = count_with_ends(grouping.blocks, self._rows_of_ends(ends), rows, causal)
         if self.num_clusterings > 1:
             counts = counts.view(len(mask), self.num_clusterings, -1).float().mean(1)
         if local:
-            ends = self.ends(mask, mask)
             near = count_with_ends(self.near_blocks(mask, mask), ends, mask, causal)
             counts = (local * near + (self.num_heads - local) * counts) / self.num_heads
         shares = share_of_tokens(counts, mask, causal)
@@ -289,6 +289,9 @@ class NeuralClusteringAttention(ClusterDecoding):
 
     def _rows(self, mask: Tensor | None) -> Tensor | None:
         return mask if mask is None else repeat_rows(mask, self.num_clusterings)
+
+    def _rows_of_ends(self, ends: TextEnds | None) -> TextEnds | None:
+        return ends if ends is None else TextEnds(*map(self._rows, ends))
 
     def _group(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None

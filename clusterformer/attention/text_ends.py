@@ -14,7 +14,7 @@ from clusterformer.attention.visibility import count_in_blocks
 from clusterformer.kernels.blocks import Blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.dense_attention import dense_attention, is_dense
-from clusterformer.kernels.ordering import stable_order
+from clusterformer.kernels.ordering import count_up_to
 
 Columns = tuple[Tensor, Tensor]
 
@@ -49,8 +49,8 @@ def text_ends(like: Tensor, count: int, key_mask: Tensor | None = None) -> TextE
     rank = torch.cat([number.expand(batch, count), last], 1)
     there = torch.cat([number < lengths, last >= count], 1)  # each token once
     tokens = rank.masked_fill(~there, 0)
-    if key_mask is not None:
-        tokens = stable_order((~key_mask).long()).gather(1, tokens)
+    if key_mask is not None:  # the token of that rank among the real ones
+        tokens = count_up_to(key_mask.cumsum(1), tokens).clamp(max=length - 1)
     return TextEnds(tokens, there)
 
 
@@ -135,21 +135,18 @@ def _attend_in_blocks(
 def _with_ends(blocks: Blocks, count: int) -> Blocks:
     """Add copies of E = `count` tokens to each entry, numbered from N on, entry by entry."""
     batch, entries, width = blocks.members.shape
-    length, wide = blocks.slot.shape[1], width + count
-    entry = torch.arange(entries, device=blocks.slot.device)[:, None]
-    number = torch.arange(count, device=blocks.slot.device)
-    added = (length + entry * count + number).expand(batch, -1, -1)
-    own_slot = (entry * wide + width + number).flatten().expand(batch, -1)
-
-    def moved(slot: Tensor) -> Tensor:
-        return torch.where(slot < 0, slot, slot + slot.div(width, rounding_mode="floor") * count)
-
-    copies = F.pad(own_slot[..., None], (0, blocks.copies.shape[-1] - 1), value=-1)
+    length, wide, device = blocks.slot.shape[1], width + count, blocks.slot.device
+    added = torch.arange(length, length + entries * count, device=device).view(entries, count)
+    own_slot = torch.arange(entries * wide, device=device).view(entries, wide)[:, width:]
+    own_slot = own_slot.flatten().expand(batch, -1)[..., None]
+    passed = blocks.copies.clamp(min=0).div(width, rounding_mode="floor")  # entries before a slot
+    copies = torch.add(blocks.copies, passed, alpha=count)
+    own_slot = F.pad(own_slot, (0, copies.shape[-1] - 1), value=-1)
     return blocks._replace(
-        members=torch.cat([blocks.members, added], -1),
+        members=torch.cat([blocks.members, added.expand(batch, -1, -1)], -1),
         filled=F.pad(blocks.filled, (0, count), value=True),
-        slot=F.pad(moved(blocks.slot), (0, entries * count), value=-1),  # they ask nothing
-        copies=torch.cat([moved(blocks.copies), copies], 1),
+        slot=F.pad(copies[..., 0], (0, entries * count), value=-1),  # they ask nothing
+        copies=torch.cat([copies, own_slot], 1),
         padded=True,
         whole=False,
         short=False,
@@ -159,10 +156,10 @@ def _with_ends(blocks: Blocks, count: int) -> Blocks:
 
 def _mask_with_ends(blocks: Blocks, ends: TextEnds) -> Tensor:
     """Find the slots that a block may attend to, (B, G, 1, J * (S + E)): each end once."""
-    reach, groups = blocks.visible.shape[-1], blocks.visible.shape[1]
-    met = windows(_slots_at_ends(blocks, ends), reach)  # (B, G, J * S)
-    seen = (window_mask(blocks)[:, :, 0] & ~met).unflatten(-1, (reach, -1))
-    copies = torch.arange(reach, device=met.device) == blocks.look_back  # those in the own block
+    groups, reach = blocks.visible.shape[1:]
+    others = blocks._replace(filled=blocks.filled & ~_slots_at_ends(blocks, ends))
+    seen = window_mask(others)[:, :, 0].unflatten(-1, (reach, -1))
+    copies = torch.arange(reach, device=seen.device) == blocks.look_back  # those in the own block
     copies = copies[:, None] & ends.there[:, None, None]
     return torch.cat([seen, copies.expand(-1, groups, -1, -1)], -1).flatten(2)[:, :, None]
 
@@ -223,9 +220,8 @@ def at_ends(ends: TextEnds, length: int) -> Tensor:
 
 def _slots_at_ends(blocks: Blocks, ends: TextEnds) -> Tensor:
     """Tell which slots hold a token of the ends, (B, G + J - 1, S)."""
-    marks = at_ends(ends, blocks.slot.shape[1])
-    at = marks.gather(1, blocks.members.flatten(1)).view_as(blocks.members)
-    return at & blocks.filled
+    tokens = ends.tokens.masked_fill(~ends.there, -1)[:, None, None]
+    return (blocks.members[..., None] == tokens).any(-1) & blocks.filled
 
 
 def _rows_of(x: Tensor, tokens: Tensor) -> Tensor:

@@ -12,12 +12,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from clusterformer.errors import InputError, missing
 from clusterformer.kernels.dispatch import VARIABLE
 from clusterformer.kernels.tiles import Device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from clusterformer.kernels.blocks import Blocks
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 DEVICES = {
@@ -130,7 +135,7 @@ def _launches(shape: Shape, device: Device) -> list[Launch]:
 
     from clusterformer.kernels import _chunk_attention_triton as attention
     from clusterformer.kernels import _chunk_kernels_triton as chunks
-    from clusterformer.kernels import _grouping_triton, _means_triton, grouping
+    from clusterformer.kernels import _chunking_triton, _grouping_triton, _means_triton, grouping
 
     found: list[Launch] = []
 
@@ -141,6 +146,7 @@ def _launches(shape: Shape, device: Device) -> list[Launch]:
         return record
 
     q, k, v, blocks, options = _example(shape)
+    real = torch.ones(len(blocks.slot), q.shape[2], dtype=torch.bool)
     space = shape.wide or HEADS * shape.width
     points = torch.zeros(1, q.shape[2], space, requires_grad=True)
     anchors = torch.zeros(GROUPS, space, requires_grad=True)
@@ -149,8 +155,10 @@ def _launches(shape: Shape, device: Device) -> list[Launch]:
             _grouping_triton._assign_kernel, _grouping_triton._count_kernel,
             _grouping_triton._position_kernel,
             _means_triton._means_kernel, _means_triton._means_anchors_kernel,
-            _means_triton._means_points_kernel, chunks.forward_kernel, chunks.dq_kernel,
-            chunks.dkv_kernel,
+            _means_triton._means_points_kernel, _chunking_triton._circle_kernel,
+            _chunking_triton._circle_slots_kernel, _chunking_triton._chunks_kernel,
+            _chunking_triton._chunk_slots_kernel, _chunking_triton._pack_kernel,
+            chunks.forward_kernel, chunks.dq_kernel, chunks.dkv_kernel,
         ):  # fmt: skip
             stack.enter_context(patch.object(kernel, "run", recorder(kernel)))
         stack.enter_context(patch.object(Device, "of", staticmethod(lambda where: device)))
@@ -158,6 +166,7 @@ def _launches(shape: Shape, device: Device) -> list[Launch]:
         chosen, means = grouping.assign(points, anchors)
         means.sum().backward()
         grouping.sort(chosen, GROUPS)
+        _blocks(shape, len(real), q.shape[2], real)
         attention.chunk_attention(q, k, v, blocks, scale=0.1, **options).sum().backward()
     return found
 
@@ -166,7 +175,6 @@ def _example(shape: Shape) -> tuple[Any, ...]:
     """Make q, k, v, blocks and the options of the operation."""
     import torch
 
-    from clusterformer.kernels import chunking, reference
     from clusterformer.kernels.blocks import window_mask
     from clusterformer.kernels.chunk_attention import LAST_RESORT
 
@@ -179,20 +187,29 @@ def _example(shape: Shape) -> tuple[Any, ...]:
         "extra": (columns, columns),
     }  # fmt: skip
     batch = {"round": HEADS, "rounds": 2 * HEADS}.get(shape.form, 1)
-    grouped = reference.sort(torch.zeros(batch, length, dtype=torch.long), GROUPS)
-    if shape.form == "strict":
-        blocks = chunking.cluster_chunks(grouped, shape.slots)
-    elif shape.form == "window":
-        blocks = chunking.window_blocks(length, 1, shape.slots, device=rows.device)
+    blocks = _blocks(shape, batch, length)
+    if shape.form == "window":
         options["within"] = shape.slots
-    else:
-        back, ahead = min(1, shape.reach - 1), max(0, shape.reach - 2)
-        blocks = chunking.equal_blocks(grouped, GROUPS, look_back=back, look_ahead=ahead)
     if shape.form.startswith("round"):
         options["self_bias"] = LAST_RESORT
     if shape.form in ("ends", "rounds"):
         options["mask"] = window_mask(blocks, causal=shape.form == "rounds")
     return *(rows.transpose(1, 2) for _ in range(3)), blocks, options
+
+
+def _blocks(shape: Shape, batch: int, length: int, key_mask: Tensor | None = None) -> Blocks:
+    import torch
+
+    from clusterformer.kernels import chunking, reference
+
+    device = torch.device("cpu")
+    if shape.form == "window":
+        return chunking.window_blocks(length, batch, shape.slots, key_mask, device=device)
+    grouped = reference.sort(torch.zeros(batch, length, dtype=torch.long), GROUPS)
+    if shape.form == "strict":
+        return chunking.cluster_chunks(grouped, shape.slots, key_mask)
+    looks = min(1, shape.reach - 1), max(0, shape.reach - 2)
+    return chunking.equal_blocks(grouped, GROUPS, key_mask, *looks)
 
 
 def _compile(launch: Launch, shape: Shape, target: str) -> dict[str, Any]:
