@@ -17,10 +17,10 @@ TILE = 256
 
 
 @triton.jit
-def _fill(p_order, p_members, p_filled, first, count, row, S, BLOCK: tl.constexpr):
+def _fill(p_order, p_members, p_filled, first, count, row, S, BLOCK_N: tl.constexpr):
     """Write `count` tokens from sorted position `first` on into the S slots of an entry."""
-    for start in range(0, S, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
+    for start in range(0, S, BLOCK_N):
+        slot = start + tl.arange(0, BLOCK_N)
         filled = slot < count
         token = tl.load(p_order + first + slot, mask=filled, other=0)
         tl.store(p_members + row * S + slot, token, mask=slot < S)
@@ -37,7 +37,7 @@ def _widths(length, max_blocks, min_width):
 @triton.jit
 def _circle_kernel(
     p_order, p_lengths, p_members, p_filled, p_visible, N, E, G, S, max_blocks, min_width,
-    LOOK_BACK: tl.constexpr, LOOK_AHEAD: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK: tl.constexpr,
+    LOOK_BACK: tl.constexpr, LOOK_AHEAD: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find the tokens of an entry of the circle, and the entries that its block sees.
 
@@ -51,7 +51,7 @@ def _circle_kernel(
     held = (block < used + LOOK_AHEAD) & (block >= -used)  # once around the circle
     first = (block + used) % used * width
     count = tl.where(held, tl.minimum(width, length - first), 0)
-    _fill(p_order + batch * N, p_members, p_filled, first, count, batch * E + entry, S, BLOCK)
+    _fill(p_order + batch * N, p_members, p_filled, first, count, batch * E + entry, S, BLOCK_N)
     # A circle of fewer blocks than a window: each once, the own one among them.
     offset = tl.arange(0, BLOCK_J) - LOOK_BACK
     before = tl.minimum(used - 1, LOOK_BACK)
@@ -65,14 +65,14 @@ def _circle_kernel(
 @triton.jit
 def _circle_slots_kernel(
     p_inverse, p_lengths, p_real, p_copies, N, S, max_blocks, min_width,
-    LOOK_BACK: tl.constexpr, LOOK_AHEAD: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    LOOK_BACK: tl.constexpr, LOOK_AHEAD: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find the slots of a tile of tokens: the own one, and those a turn of the circle away.
 
     Traffic: B N 33 bytes.
     """
     batch = tl.program_id(1).to(tl.int64)
-    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = token < N
     width, used = _widths(tl.load(p_lengths + batch), max_blocks, min_width)
     position = tl.load(p_inverse + batch * N + token, mask=inside, other=0)
@@ -108,7 +108,7 @@ def _count_up_to(p_bounds, value, C, steps):
 def _chunks_kernel(
     p_order, p_counts, p_token_ends, p_chunk_ends, p_members, p_filled, p_visible, N, C, E, G, S,
     steps, LOOK_BACK: tl.constexpr, LOOK_AHEAD: tl.constexpr, BLOCK_J: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find the tokens of a chunk of a cluster, and the chunks of its cluster that it sees.
 
@@ -125,7 +125,7 @@ def _chunks_kernel(
     within = block - (tl.load(p_chunk_ends + cluster) - chunks)  # chunk of its cluster
     first = tl.load(p_token_ends + cluster) - tokens + within * S
     count = tl.where(within >= 0, tl.minimum(tokens - within * S, S), 0)
-    _fill(p_order + batch * N, p_members, p_filled, first, count, batch * E + entry, S, BLOCK)
+    _fill(p_order + batch * N, p_members, p_filled, first, count, batch * E + entry, S, BLOCK_N)
     offset = tl.arange(0, BLOCK_J) - LOOK_BACK
     seen = within + offset
     visible = (count > 0) & (seen >= 0) & (seen < chunks)
@@ -137,14 +137,14 @@ def _chunks_kernel(
 @triton.jit
 def _chunk_slots_kernel(
     p_inverse, p_counts, p_token_ends, p_chunk_ends, p_real, p_slot, N, C, S, steps,
-    LOOK_BACK: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    LOOK_BACK: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find the slot of each token of a tile in the chunks of its cluster.
 
     Traffic: B N (17 + 8 log C) bytes.
     """
     batch = tl.program_id(1).to(tl.int64)
-    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = token < N
     position = tl.load(p_inverse + batch * N + token, mask=inside, other=0)
     cluster = _count_up_to(p_token_ends + batch * C, position, C, steps)
@@ -162,7 +162,7 @@ def _chunk_slots_kernel(
 @triton.jit
 def _pack_kernel(
     p_members, p_filled, p_copies, p_visible, p_packed, p_own, N, E, G, S, J,
-    LOOK_BACK: tl.constexpr, COPIES: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK: tl.constexpr,
+    LOOK_BACK: tl.constexpr, COPIES: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write what the kernels of attention read of an entry; see `packed`.
 
@@ -171,8 +171,8 @@ def _pack_kernel(
     entry = tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
     row = (batch * E + entry) * S
-    for start in range(0, S, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
+    for start in range(0, S, BLOCK_N):
+        slot = start + tl.arange(0, BLOCK_N)
         token = tl.load(p_members + row + slot, mask=slot < S, other=0)
         filled = tl.load(p_filled + row + slot, mask=slot < S, other=0) != 0
         tl.store(p_packed + row + slot, tl.where(filled, token, -1).to(tl.int32), mask=slot < S)
@@ -201,12 +201,12 @@ def circle(
     looks = {"LOOK_BACK": look_back, "LOOK_AHEAD": look_ahead}
     _circle_kernel[entries, batch](
         order.contiguous(), lengths, members, filled, visible, length, entries, num_blocks, width,
-        *size, **looks, BLOCK_J=triton.next_power_of_2(visible.shape[2]), BLOCK=TILE,
+        *size, **looks, BLOCK_J=triton.next_power_of_2(visible.shape[2]), BLOCK_N=TILE,
     )  # fmt: skip
     inverse, padded = inverse.contiguous(), key_mask is not None
     real = inverse if key_mask is None else key_mask.contiguous()
     _circle_slots_kernel[triton.cdiv(length, TILE), batch](
-        inverse, lengths, real, copies, length, width, *size, **looks, PADDED=padded, BLOCK=TILE
+        inverse, lengths, real, copies, length, width, *size, **looks, PADDED=padded, BLOCK_N=TILE
     )
     return cut
 
@@ -239,13 +239,13 @@ def chunks(
     _chunks_kernel[entries, batch](
         order.contiguous(), counts, *ends, members, filled, visible, length, clusters, entries,
         num_blocks, width, steps, LOOK_BACK=look_back, LOOK_AHEAD=look_ahead,
-        BLOCK_J=triton.next_power_of_2(visible.shape[2]), BLOCK=TILE,
+        BLOCK_J=triton.next_power_of_2(visible.shape[2]), BLOCK_N=TILE,
     )  # fmt: skip
     inverse, padded = inverse.contiguous(), key_mask is not None
     real = inverse if key_mask is None else key_mask.contiguous()
     _chunk_slots_kernel[triton.cdiv(length, TILE), batch](
         inverse, counts, *ends, real, slot, length, clusters, width, steps,
-        LOOK_BACK=look_back, PADDED=padded, BLOCK=TILE,
+        LOOK_BACK=look_back, PADDED=padded, BLOCK_N=TILE,
     )  # fmt: skip
     return cut
 
@@ -279,7 +279,7 @@ def _pack(
     members_of, own = _empty_pack(members, copies, visible)
     _pack_kernel[entries, batch](
         members, filled, copies, visible, members_of, own, length, entries, groups, width, reach,
-        LOOK_BACK=look_back, COPIES=number, BLOCK_J=triton.next_power_of_2(reach), BLOCK=TILE,
+        LOOK_BACK=look_back, COPIES=number, BLOCK_J=triton.next_power_of_2(reach), BLOCK_N=TILE,
     )  # fmt: skip
     return members_of, own
 

@@ -44,7 +44,8 @@ def test_chunk_attention_in_triton(blocks) -> None:
 
     rows = leaves(*3 * ((1, 1, N, 4),), (1, N, 3), (1, N, 3))
     none = torch.empty(0, dtype=torch.bool)
-    inputs = *rows, blocks.members.int(), blocks.visible, module._own_entries(blocks), none
+    members, own_entries = module.packed(blocks)
+    inputs = *rows, members, blocks.visible, own_entries, none
     options = (blocks.look_back, 0.3, 0.0, False, 0, False)
     check(module, inputs, module._forward(*inputs, *options), options)
 
@@ -92,6 +93,21 @@ def test_grouping_in_triton(padded: bool) -> None:
     opcheck(module.assign, given, test_utils=UNDIFFERENTIATED)
     chosen = torch.tensor([[1, 0, 0, 1, 0]])
     opcheck(module._sort, (chosen, 2, mask), test_utils=UNDIFFERENTIATED)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_chunking_in_triton(padded: bool, blocks) -> None:
+    pytest.importorskip("triton")
+    from clusterformer.kernels import _chunking_triton as module
+
+    mask = torch.tensor([[True, True, False, True, False]]) if padded else None
+    order, inverse, counts = reference.sort(torch.tensor([[1, 0, 0, 1, 0]]), 2, mask)
+    given = order, inverse, counts.sum(1, keepdim=True), mask, 2, 3, 2, 1, 1, 1
+    opcheck(module.circle, given, test_utils=UNDIFFERENTIATED)
+    given = order, inverse, counts, mask, 4, 2, 1, 0
+    opcheck(module.chunks, given, test_utils=UNDIFFERENTIATED)
+    given = blocks.members, blocks.filled, blocks.copies, blocks.visible, blocks.look_back
+    opcheck(module._pack, given, test_utils=UNDIFFERENTIATED)
 
 
 @pytest.mark.parametrize("own", [False, True])
