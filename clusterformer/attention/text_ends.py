@@ -180,10 +180,11 @@ def _attend_from_ends(
         if extra is not None:
             ask, offer = _rows_of(extra[0], ends.tokens).float(), extra[1].float()
             logits = logits + (ask @ offer.transpose(1, 2))[:, None]
-        if key_mask is not None:
-            real = key_mask | ~key_mask.any(1, keepdim=True)
-            logits = logits.masked_fill(~real[:, None, None], float("-inf"))
-        return (scale * logits).softmax(-1) @ v.float()
+        logits = scale * logits
+        if key_mask is not None:  # no -inf: a text may be nothing but padding
+            lowest = torch.finfo(logits.dtype).min
+            logits = logits.masked_fill(~key_mask[:, None, None], lowest)
+        return logits.softmax(-1) @ v.float()
 
 
 def count_with_ends(
