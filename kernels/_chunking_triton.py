@@ -224,10 +224,7 @@ def chunks(
     order: Tensor, inverse: Tensor, counts: Tensor, key_mask: Tensor | None, num_blocks: int,
     width: int, look_back: int, look_ahead: int,
 ) -> Cut:  # fmt: skip
-    """Cut each cluster into chunks; see `_chunking_torch`.
-
-    One cluster of all tokens is a row of neighbours.
-    """
+    """Cut each cluster into chunks; see `_chunking_torch`."""
     batch, length = order.shape
     cut = members, filled, slot, visible = _empty(
         order, num_blocks, width, look_back, look_ahead, copies=1
@@ -256,6 +253,10 @@ def _(
     width: int, look_back: int, look_ahead: int,
 ) -> Cut:  # fmt: skip
     return _empty(order, num_blocks, width, look_back, look_ahead, copies=1)
+
+
+row = chunks
+"""Neighbours are a single cluster."""
 
 
 def packed(blocks: Blocks) -> tuple[Tensor, Tensor]:

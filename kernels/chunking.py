@@ -7,6 +7,8 @@ The order of work is assign -> sort -> chunk -> attend -> resort. Sorting and ch
 indices; rows move once, into the blocks, and once back.
 """
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -56,13 +58,7 @@ def equal_blocks(
     else:
         lengths = key_mask.sum(-1, keepdim=True)
     sizes = num_blocks, width, max_blocks, min_width, look_back, look_ahead
-    if use_triton(device) and not exporting:
-        from clusterformer.kernels import _chunking_triton
-
-        cut = _chunking_triton.circle(*grouped[:2], lengths, key_mask, *sizes)
-    else:
-        cut = _chunking_torch.circle(*grouped[:2], lengths, key_mask, *sizes)
-    members, filled, copies, visible = cut
+    members, filled, copies, visible = _cuts(device).circle(*grouped[:2], lengths, key_mask, *sizes)
     slot, padded = copies[..., 0], key_mask is not None
     guarded = exporting and _is_symbolic(num_blocks)
     whole = not guarded and num_blocks <= look_back + 1 + look_ahead
@@ -96,13 +92,7 @@ def cluster_chunks(
     # At most floor((N + C (S - 1)) / S) chunks, however the tokens fall.
     blocks = (length + clusters * (chunk_size - 1)) // chunk_size
     sizes = blocks, chunk_size, look_back, look_ahead
-    if use_triton(device) and not exporting:
-        from clusterformer.kernels import _chunking_triton
-
-        cut = _chunking_triton.chunks(*grouped, key_mask, *sizes)
-    else:
-        cut = _chunking_torch.chunks(*grouped, key_mask, *sizes)
-    members, filled, copies, visible = cut
+    members, filled, copies, visible = _cuts(device).chunks(*grouped, key_mask, *sizes)
     return Blocks(
         members, filled, copies[..., 0], copies, visible, look_back, key_mask is not None,
         short=short, grouped=grouped,
@@ -147,13 +137,7 @@ def window_blocks(
     if exporting:
         blocks = torch.sym_max(blocks, 2)  # of one block the strides would be a guard
     sizes = blocks, width, look_back, look_ahead
-    if use_triton(device) and not exporting:
-        from clusterformer.kernels import _chunking_triton
-
-        cut = _chunking_triton.chunks(*grouped, key_mask, *sizes)
-    else:
-        cut = _chunking_torch.row(*grouped, key_mask, *sizes)
-    members, filled, copies, visible = cut
+    members, filled, copies, visible = _cuts(device).row(*grouped, key_mask, *sizes)
     short = not exporting and length <= (look_back + look_ahead + 1) * width
     padded = key_mask is not None
     return Blocks(members, filled, copies[..., 0], copies, visible, look_back, padded, short=short)
@@ -214,6 +198,15 @@ def single_block(
         slot[:, None], filled[:, None], own, own[..., None], live,
         look_back=0, padded=key_mask is not None, whole=True, short=True,
     )  # fmt: skip
+
+
+def _cuts(device: torch.device) -> ModuleType:
+    """Return the module that cuts: in Triton on a GPU, but not in an exported graph."""
+    if torch.compiler.is_exporting() or not use_triton(device):
+        return _chunking_torch
+    from clusterformer.kernels import _chunking_triton
+
+    return _chunking_triton
 
 
 def _is_symbolic(number: object) -> bool:

@@ -291,7 +291,9 @@ class NeuralClusteringAttention(ClusterDecoding):
         return mask if mask is None else repeat_rows(mask, self.num_clusterings)
 
     def _rows_of_ends(self, ends: TextEnds | None) -> TextEnds | None:
-        return ends if ends is None else TextEnds(*map(self._rows, ends))
+        if ends is None:
+            return None
+        return TextEnds(*(repeat_rows(x, self.num_clusterings) for x in ends))
 
     def _group(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None
