@@ -14,7 +14,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
-from clusterformer.data.bitext import Limits, TranslationCorpus, find_bitext, translation_protocol
+from clusterformer.data.bitext import Limits
 from clusterformer.data.fairseq import FairseqSource, refuse_ignored
 from clusterformer.data.named_sets import Split
 from clusterformer.data.own_bitexts import OwnBitexts
@@ -31,6 +31,11 @@ from clusterformer.data.translation_batches import (
     TranslationBatch,
     TranslationDataset,
     check_length,
+)
+from clusterformer.data.translation_corpora import (
+    TranslationCorpus,
+    find_bitext,
+    translation_protocol,
 )
 from clusterformer.decoding import Hypothesis, Search, decode
 from clusterformer.errors import InputError, require_at_least

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from clusterformer.data import parallel
-from clusterformer.data.bitext import Bitext, Limits, find_bitext
+from clusterformer.data.bitext import Bitext, Limits
 from clusterformer.data.parallel import ParallelText
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.token_store import TokenStore, TokenWriter
 from clusterformer.data.tokenizers import BOS_EOS, BytePairTokenizer
+from clusterformer.data.translation_corpora import find_bitext
 from clusterformer.errors import InputError
 
 LINES = [
