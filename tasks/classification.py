@@ -12,9 +12,10 @@ from torchmetrics import MetricCollection
 from clusterformer.data.batches import pad
 from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, read_corpus
 from clusterformer.data.holding_out import hold_out
-from clusterformer.data.labelled_text import Column, Example, Row, read_rows
+from clusterformer.data.labelled_text import Example, Row, read_rows
 from clusterformer.data.listops import LABELS, generate
 from clusterformer.data.named_sets import Split
+from clusterformer.data.tables import Column
 from clusterformer.data.text_rows import LabelledDataset
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.classifier import TextClassifier

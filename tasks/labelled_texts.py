@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 
 from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
 from clusterformer.data.columns import COLUMNS, find_columns
-from clusterformer.data.labelled_text import Column, Example
+from clusterformer.data.labelled_text import Example
 from clusterformer.data.named_sets import Split
+from clusterformer.data.tables import Column
 from clusterformer.data.text_rows import LabelledDataset, TextRows, row_tokenizer_from_state
 from clusterformer.data.tokenizers import Tokenizer, TokenizerKind, WordTokenizer, learn_tokenizer
 from clusterformer.data.word_vectors import word_vectors

@@ -12,7 +12,8 @@ from torchmetrics import MetricCollection
 from torchmetrics.retrieval import RetrievalMAP, RetrievalMRR
 
 from clusterformer.data.corpora import MatchingCorpus
-from clusterformer.data.labelled_text import Column, Example, TextPair
+from clusterformer.data.labelled_text import Example, TextPair
+from clusterformer.data.tables import Column
 from clusterformer.errors import InputError
 from clusterformer.task import Output
 from clusterformer.tasks.metrics import PositiveF1

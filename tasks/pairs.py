@@ -17,8 +17,9 @@ from clusterformer.data.batches import pad
 from clusterformer.data.corpora import PairCorpus, read_pair_corpus
 from clusterformer.data.frames import Frame
 from clusterformer.data.holding_out import hold_out_pairs
-from clusterformer.data.labelled_text import Column, TextPair, read_pairs
+from clusterformer.data.labelled_text import TextPair, read_pairs
 from clusterformer.data.named_sets import Split
+from clusterformer.data.tables import Column
 from clusterformer.data.text_rows import LabelledDataset
 from clusterformer.errors import InputError
 from clusterformer.models.classifier import PairClassifier

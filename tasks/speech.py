@@ -21,13 +21,13 @@ from clusterformer.ctc import Transcript, best_path, ctc_loss, cut_at_blanks, jo
 from clusterformer.data.audio import expanded, read_header
 from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.filter_banks import FilterBanks
-from clusterformer.data.labelled_text import Column
 from clusterformer.data.long_audio import read_windows
 from clusterformer.data.named_sets import Split
 from clusterformer.data.output_units import OutputUnits, OutputUnitsState, UnitKind, split
 from clusterformer.data.speech_batches import SpeechBatch, SpeechDataset, make_batch
 from clusterformer.data.speech_corpora import SpeechCorpus, SpeechCorpusName, feature_statistics
 from clusterformer.data.spoken_digits import RATE, DigitStrings
+from clusterformer.data.tables import Column
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.speech import SpecAugment, SpeechNetwork

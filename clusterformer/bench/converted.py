@@ -17,7 +17,7 @@ from torch import Tensor
 from clusterformer import huggingface
 from clusterformer.bench.report import Row
 from clusterformer.bench.similarity import MeanPoolingEncoder
-from clusterformer.data.labelled_text import read_text, text_lines
+from clusterformer.data.tables import read_text, text_lines
 from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import calls, slots
 from clusterformer.huggingface.visibility import share_seen

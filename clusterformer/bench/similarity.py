@@ -16,7 +16,7 @@ from torch import Tensor
 from torchmetrics.functional import spearman_corrcoef
 
 from clusterformer import huggingface
-from clusterformer.data.labelled_text import read_text, text_lines
+from clusterformer.data.tables import read_text, text_lines
 from clusterformer.errors import InputError
 from clusterformer.models.pooling import pool
 from clusterformer.models.pretrained import quiet

@@ -13,13 +13,7 @@ from typing import Any
 from clusterformer.cli.predict import cell
 from clusterformer.data.audio import expanded
 from clusterformer.data.columns import find_columns
-from clusterformer.data.labelled_text import (
-    FORMATS,
-    Column,
-    read_table,
-    require_one,
-    table_format,
-)
+from clusterformer.data.tables import FORMATS, Column, read_table, require_one, table_format
 from clusterformer.errors import InputError
 
 _ABSENT = object()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from clusterformer.data.labelled_text import Column, read_table, table_format
+from clusterformer.data.tables import Column, read_table, table_format
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from clusterformer.data.labelled_text import read_text
 from clusterformer.data.named_sets import Split, check_count, data_folder
+from clusterformer.data.tables import read_text
 from clusterformer.data.text_pieces import text_pieces
 from clusterformer.errors import InputError, MissingDataError, reading
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from clusterformer.data.filter_banks import FilterBanks
 from clusterformer.data.holding_out import deal
-from clusterformer.data.labelled_text import Column
 from clusterformer.data.named_sets import Split, data_folder, missing_file
 from clusterformer.data.output_units import OutputUnits, frames_needed
 from clusterformer.data.speech_batches import SpeechDataset
 from clusterformer.data.spoken_digits import DigitStrings, SpokenDigits
+from clusterformer.data.tables import Column
 from clusterformer.data.utterances import ListedUtterances, Utterances
 from clusterformer.errors import InputError, MissingDataError
 

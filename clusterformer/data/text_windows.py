@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterformer.data.columns import find_columns
 from clusterformer.data.documents import document_pieces, own_documents
-from clusterformer.data.labelled_text import FORMATS, read_table
+from clusterformer.data.tables import FORMATS, read_table
 from clusterformer.errors import InputError
 
 _SHORTEST = 8  # tokens; shorter ends of texts teach nothing

@@ -22,7 +22,8 @@ from clusterformer.data.audio import (
     resampled_length,
 )
 from clusterformer.data.filter_banks import FilterBanks
-from clusterformer.data.labelled_text import Column, read_rows
+from clusterformer.data.labelled_text import read_rows
+from clusterformer.data.tables import Column
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import pytest
 
 from clusterformer.data import text_pieces as module
 from clusterformer.data.documents import Document
-from clusterformer.data.labelled_text import read_text
+from clusterformer.data.tables import read_text
 from clusterformer.data.text_pieces import text_pieces
 from clusterformer.errors import InputError
 
