@@ -24,7 +24,8 @@ from clusterformer.errors import InputError, require_at_least, require_one_of, r
 from clusterformer.findings import Findings
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained_options import PRETRAINED_LR, refuse_without_pretrained
-from clusterformer.task import Output, Task, keys_seen, stacks
+from clusterformer.stack_groupings import keys_seen, stacks
+from clusterformer.task import Output, Task
 from clusterformer.training.calibrated import calibrate_task
 from clusterformer.training.checkpoints import CHECKPOINT_KEY
 from clusterformer.training.evaluation import Evaluation

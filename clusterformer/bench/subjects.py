@@ -21,7 +21,7 @@ from clusterformer.bench.peers import PEERS
 from clusterformer.errors import InputError, making
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Encoder, StackOutput
-from clusterformer.task import StackGroupings, keys_seen
+from clusterformer.stack_groupings import StackGroupings, keys_seen
 from clusterformer.working_folder import import_from_working_folder
 
 FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}

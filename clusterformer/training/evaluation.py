@@ -14,7 +14,8 @@ from clusterformer.clustering.grouping_statistics import grouping_statistics
 from clusterformer.clustering.processes import is_distributed
 from clusterformer.findings import Findings, Report
 from clusterformer.models.sharding import whole
-from clusterformer.task import Output, Task, stacks
+from clusterformer.stack_groupings import stacks
+from clusterformer.task import Output, Task
 
 
 class WeightedMean(Metric):
