@@ -10,7 +10,7 @@ from torch import Tensor
 from clusterformer.attention import NeuralClusteringAttention
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Encoder
-from clusterformer.task import StackGroupings
+from clusterformer.stack_groupings import StackGroupings
 
 SHORT, LONG = 8, 20
 clusters = partial(NeuralClusteringAttention, num_clusters=3, block_size=4, dense_length=SHORT)

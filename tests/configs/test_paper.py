@@ -18,7 +18,7 @@ from clusterformer.cli.options import Options
 from clusterformer.models.decoder import Decoder
 from clusterformer.models.transformer import Encoder
 from clusterformer.module import ClusterFormer
-from clusterformer.task import StackGroupings, keys_seen
+from clusterformer.stack_groupings import StackGroupings, keys_seen
 from clusterformer.training.config_files import resolve
 
 TRANSLATION = ["wmt14", "iwslt14", "iwslt14-small", "multi30k", "tatoeba"]

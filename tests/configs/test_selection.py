@@ -5,7 +5,7 @@ import torch
 
 from clusterformer.cli.options import Options, make_model_and_task
 from clusterformer.compare.plan import find_plan, read_plan
-from clusterformer.task import keys_seen, stacks
+from clusterformer.stack_groupings import keys_seen, stacks
 
 SEE_ALL = ("Transformer", "NSA", "NSA, blocks of 4")
 
