@@ -125,14 +125,14 @@ def window_blocks(
 
     A text of one block is a `single_block`, except in an exported graph, which is for any length.
     """
-    if not torch.compiler.is_exporting() and length <= width:
+    exporting = torch.compiler.is_exporting()
+    if not exporting and length <= width:
         return single_block(length, batch, key_mask, device=device)
     if key_mask is None:
         order = torch.arange(length, device=device).expand(batch, length)
         grouped = Sorted(order, order, torch.full((batch, 1), length, device=device))
     else:
         grouped = sort(torch.zeros_like(key_mask, dtype=torch.long), 1, key_mask)  # padding last
-    exporting = torch.compiler.is_exporting()
     blocks = (length + width - 1) // width  # ONNX rounds a negative quotient up
     if exporting:
         blocks = torch.sym_max(blocks, 2)  # of one block the strides would be a guard

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.attention.cluster_decoding import ClusterDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
-from clusterformer.attention.text_ends import TextEnds, attend_with_ends, count_with_ends, text_ends
+from clusterformer.attention.text_ends import (
+    TextEnds,
+    attend_with_ends,
+    count_with_ends,
+    repeat_ends,
+    text_ends,
+)
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_at_least, require_one_of, require_positive
@@ -250,7 +256,7 @@ class NeuralClusteringAttention(ClusterDecoding):
         if local < self.num_heads:
             far = self.fold(q[:, local:]), self.fold(k[:, local:]), self.fold(v[:, local:])
             extra, mask = self.coupling_columns(points), self._rows(key_mask)
-            found = attend(*far, blocks, self._rows_of_ends(ends), mask, extra=extra)
+            found = attend(*far, blocks, repeat_ends(ends, self.num_clusterings), mask, extra=extra)
             parts.append(self.unfold(found))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         if self.causal is True:
@@ -268,7 +274,8 @@ class NeuralClusteringAttention(ClusterDecoding):
         causal, local = bool(self.causal), self.local_heads
         rows = repeat_rows(mask, self.num_clusterings)
         ends = self.ends(mask, mask)
-        counts = count_with_ends(grouping.blocks, self._rows_of_ends(ends), rows, causal)
+        every = repeat_ends(ends, self.num_clusterings)
+        counts = count_with_ends(grouping.blocks, every, rows, causal)
         if self.num_clusterings > 1:
             counts = counts.view(len(mask), self.num_clusterings, -1).float().mean(1)
         if local:
@@ -289,11 +296,6 @@ class NeuralClusteringAttention(ClusterDecoding):
 
     def _rows(self, mask: Tensor | None) -> Tensor | None:
         return mask if mask is None else repeat_rows(mask, self.num_clusterings)
-
-    def _rows_of_ends(self, ends: TextEnds | None) -> TextEnds | None:
-        if ends is None:
-            return None
-        return TextEnds(*(repeat_rows(x, self.num_clusterings) for x in ends))
 
     def _group(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None

@@ -15,6 +15,7 @@ from clusterformer.kernels.blocks import Blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.dense_attention import dense_attention, is_dense
 from clusterformer.kernels.ordering import count_up_to
+from clusterformer.kernels.rows import repeat_rows
 
 Columns = tuple[Tensor, Tensor]
 
@@ -52,6 +53,11 @@ def text_ends(like: Tensor, count: int, key_mask: Tensor | None = None) -> TextE
     if key_mask is not None:  # the token of that rank among the real ones
         tokens = count_up_to(key_mask.cumsum(1), tokens).clamp(max=length - 1)
     return TextEnds(tokens, there)
+
+
+def repeat_ends(ends: TextEnds | None, count: int) -> TextEnds | None:
+    """Repeat the ends of each text `count` times, for as many rows of blocks; None stays None."""
+    return None if ends is None else TextEnds(*(repeat_rows(x, count) for x in ends))
 
 
 def attend_with_ends(

@@ -19,15 +19,17 @@ HEADS, WIDTH, WIDE = 8, 64, 16
 FORMS = ("circle", "strict", "window")
 
 
-def blocks_of(form: str, batch: int, length: int) -> tuple[Blocks, dict]:
+def blocks_of(
+    form: str, batch: int, length: int, mask: Tensor | None = None
+) -> tuple[Blocks, dict]:
     if form == "window":
         device = torch.device("cuda")
-        return window_blocks(length, batch, 256, device=device), {"causal": True}
+        return window_blocks(length, batch, 256, mask, device=device), {"causal": True}
     assignment = torch.randint(64, (batch, length), device="cuda")
-    grouped = grouping.sort(assignment, 64)
+    grouped = grouping.sort(assignment, 64, mask)
     if form == "strict":
-        return cluster_chunks(grouped, 64), {"causal": True}
-    return equal_blocks(grouped, 64, look_ahead=1), {}
+        return cluster_chunks(grouped, 64, mask), {"causal": True}
+    return equal_blocks(grouped, 64, mask, look_ahead=1), {}
 
 
 def inputs(batch: int, length: int, dtype: torch.dtype) -> list[Tensor]:
@@ -73,6 +75,21 @@ def test_sorting_and_assigning_long_sequences() -> None:
     assert missed.max() < 1e-3
     for ours, theirs in zip(grouping.sort(chosen, 256), reference.sort(chosen, 256), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_cutting_long_sequences(form, padded, monkeypatch) -> None:
+    length = 65537
+    lengths = torch.tensor([[length], [1000]], device="cuda")
+    mask = torch.arange(length, device="cuda") < lengths if padded else None
+    found = []
+    for kernel in ("triton", "reference"):
+        monkeypatch.setenv(VARIABLE, kernel)
+        torch.manual_seed(0)
+        found.append(blocks_of(form, 2, length, mask)[0])
+    for name in ("members", "filled", "slot", "copies", "visible"):
+        assert torch.equal(*(getattr(blocks, name) for blocks in found)), name
 
 
 @pytest.mark.parametrize(("length", "width"), [(65537, 16), (4099, 300), (4099, 512)])
