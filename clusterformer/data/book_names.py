@@ -16,7 +16,10 @@ CANDIDATES = 10
 """K."""
 
 RECENT = 256
-"""Last tokens of a passage in which no candidate stands; a quarter of one below 1,024 tokens."""
+"""Tokens before a missing name without a candidate; a quarter of a text below 1,024 tokens."""
+
+LONGEST = 32
+"""Most tokens of a sentence from its missing name on."""
 
 
 class Book(NamedTuple):
@@ -32,10 +35,18 @@ class Book(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Attributes: book; position of the missing name; candidates, the right one first."""
+    """A name that a text asks for.
+
+    Attributes:
+        book: Number of the book.
+        at: Position of the missing name in its book.
+        end: Position behind its sentence.
+        candidates: What it may be, the right one first.
+    """
 
     book: int
     at: int
+    end: int
     candidates: list[str]
 
 
@@ -55,28 +66,67 @@ def parse(text: str) -> Book:
 
 
 def questions(book: Book, number: int, length: int) -> list[Question]:
-    """Find the names of a book that can be asked for behind a passage of `length` - 1 tokens.
+    """Find the names of a book that can be asked for in the last sentence of `length` tokens.
 
-    As the right name, no candidate stands in the last tokens of the passage: no window tells one
-    from the other. The others are drawn by how often they stand in the passage, as the right one
-    has been.
+    No candidate stands in the last tokens before it.
     """
-    recent = min(RECENT, length // 4)
+    near = min(RECENT, length // 4)
     found = []
-    for at in np.flatnonzero(book.name):
-        start = at - length + 1
-        if start < 0:
-            continue
-        positions = start + np.flatnonzero(book.name[start:at])
-        last = {book.words[i]: int(i) for i in positions}  # the last time that each name stands
-        right = book.words[at]
-        far = sorted(name for name, i in last.items() if i < at - recent and name != right)
-        if last.get(right, at) >= at - recent or len(far) < CANDIDATES - 1:
-            continue
-        counts = Counter(book.words[i] for i in positions)
-        weights = np.array([counts[name] for name in far]) / sum(counts[name] for name in far)
-        drawn = np.random.default_rng([number, int(at)]).choice(
-            len(far), CANDIDATES - 1, replace=False, p=weights
-        )
-        found.append(Question(number, int(at), [right, *(far[i] for i in drawn)]))
+    for at in map(int, np.flatnonzero(book.name)):
+        start = (end := _sentence_end(book, at)) - length
+        if start >= 0:
+            generator = np.random.default_rng([number, at])
+            if names := _candidates(book, at, range(start, end), near, generator):
+                found.append(Question(number, at, end, names))
     return found
+
+
+def more_questions(
+    book: Book, last: Question, length: int, count: int, generator: np.random.Generator
+) -> list[Question]:
+    """Draw up to `count` further names of the text that `last` ends, at most one of a sentence.
+
+    No candidate stands near on either side. The first time that a name stands in the text it is not
+    asked for, so each right one is seen.
+    """
+    text = range(last.end - length, last.end)
+    near = min(RECENT, length // 4) // 4
+    positions = text.start + np.flatnonzero(book.name[text.start : text.stop])
+    first = {book.words[i]: int(i) for i in positions[::-1]}
+    found: dict[int, Question] = {}
+    for at in map(int, generator.permutation(positions)):
+        if len(found) == count:
+            break
+        end = _sentence_end(book, at)
+        if first[book.words[at]] == at or end in found or end >= last.end:
+            continue
+        if names := _candidates(book, at, text, near, generator):
+            found[end] = Question(last.book, at, end, names)
+    return list(found.values())
+
+
+def _sentence_end(book: Book, at: int) -> int:
+    """Position behind the sentence of a name, or behind its first tokens."""
+    stop = min(at + LONGEST, len(book.words))
+    return next((i + 1 for i in range(at + 1, stop) if book.words[i] in ".!?"), stop)
+
+
+def _candidates(
+    book: Book, at: int, text: range, near: int, generator: np.random.Generator
+) -> list[str]:
+    """Draw names that could be the missing one, itself first; none where it must not be asked for.
+
+    No candidate stands within `near` tokens: no window tells one from the other. The wrong ones are
+    drawn by how often they stand in the text, as the right one has been.
+    """
+    positions = text.start + np.flatnonzero(book.name[text.start : text.stop])
+    positions = positions[positions != at]
+    counts = Counter(book.words[i] for i in positions)
+    close = {book.words[i] for i in positions[abs(positions - at) <= near]}
+    right = book.words[at]
+    far = sorted(counts.keys() - close - {right})
+    if right in close or right not in counts or len(far) < CANDIDATES - 1:
+        return []
+    weights = np.array([counts[name] for name in far], dtype=float)
+    drawn = generator.choice(len(far), CANDIDATES - 1, replace=False, p=weights / weights.sum())
+    return [right, *(far[i] for i in drawn)]

@@ -3,9 +3,10 @@
 After the Children's Book Test (Hill et al., 2016): a passage of a book, then its next sentence with
 one name missing. The ten candidates are names of the passage, and none of them stands within its
 last 256 tokens. Train, valid and test have different books and authors, and in half of the texts
-every name is replaced by a fresh one, so that knowing a book does not help.
+every name is replaced by a fresh one, so that knowing a book does not help. Training asks for
+further names of a passage too: one answer says little about so long a text.
 
-B batch   N tokens   V vocabulary   K candidates
+B batch   N tokens   A missing names   V vocabulary   K candidates
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Cloze(GeneratedTask):
     `num_names` numbers of their own: each name one by its spelling, or, in the texts with fresh
     names, one by chance.
 
-    A pretrained model reads words as its tokens, of a word that is several the first; names are
-    those of the training books that are one token.
+    A causal language model answers at the end of the sentence. A pretrained model answers at the
+    missing name. It reads words as its tokens, of a word that is several the first; names are those
+    of the training books that are one token.
 
     Args:
         name: Named set of books, split by books and authors; or give `train` and others.
@@ -70,10 +72,12 @@ class Cloze(GeneratedTask):
         train: Own training file or folder of texts.
         valid: Own validation file or folder of texts.
         test: Own test file or folder of texts.
-        length: Number of tokens of the passage and of the sentence up to the missing name (N).
+        length: Number of tokens of the passage and of the sentence with the missing name (N).
         vocab_size: Number of words that have a number.
         num_names: Number of numbers for names, at least 100.
         fresh: Share of texts with fresh names.
+        asked_names: Number of names that a training text asks for, at most (A). The last has no
+            candidate within 256 tokens, others none within 64.
         options: Options of `GeneratedTask`.
     """
 
@@ -92,6 +96,7 @@ class Cloze(GeneratedTask):
         vocab_size: int = 8000,
         num_names: int = 1000,
         fresh: float = 0.5,
+        asked_names: int = 16,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -103,12 +108,13 @@ class Cloze(GeneratedTask):
             )
         require_at_least(64, length=length)
         require_at_least(100, num_names=num_names)
-        require_at_least(1, vocab_size=vocab_size)
+        require_at_least(1, vocab_size=vocab_size, asked_names=asked_names)
         if not 0 <= fresh <= 1:
             raise InputError(f"fresh must be in 0..1, got {fresh}")
         self._name, self._root, self._files = name, root, files
         self._length, self._vocab_size = length, vocab_size
         self._num_names, self._fresh = num_names, fresh
+        self._asked_names = asked_names
         self._words: ClozeWords | None = None
         self._source: Pretrained | None = None
         self._books: dict[Split, list[Book]] = {}
@@ -123,6 +129,12 @@ class Cloze(GeneratedTask):
         return FIRST_NAME + self._num_names + self._vocab_size
 
     def texts(self, *stream: int) -> ClozeTexts:
+        return self._texts(stream, asked_names=1)
+
+    def train_texts(self, *stream: int) -> ClozeTexts:
+        return self._texts(stream, self._asked_names)
+
+    def _texts(self, stream: tuple[int, ...], asked_names: int) -> ClozeTexts:
         split = SPLITS[stream[0]]
         if split not in self._questions:
             self._books[split] = books = self._read(split)
@@ -138,7 +150,8 @@ class Cloze(GeneratedTask):
         assert self._words is not None
         return ClozeTexts(
             self._books[split], self._questions[split], self._words, stream,
-            length=self._length, fresh=self._fresh,
+            length=self._length, fresh=self._fresh, asked_names=asked_names,
+            causal=self.pretrained is None,
         )  # fmt: skip
 
     def _read(self, split: Split) -> list[Book]:
@@ -172,7 +185,7 @@ class Cloze(GeneratedTask):
         """Sum the cross-entropy among the candidates."""
         logits = _of_candidates(output, batch)
         total = F.cross_entropy(
-            logits, batch.target, ignore_index=IGNORE, reduction="sum",
+            logits.flatten(0, 1), batch.target.flatten(), ignore_index=IGNORE, reduction="sum",
             label_smoothing=label_smoothing,
         )  # fmt: skip
         return total, (batch.target != IGNORE).sum()
@@ -193,8 +206,8 @@ class Cloze(GeneratedTask):
         def measure(choose: Callable[[Tensor], Tensor]) -> SimpleResult:
             right = 0
             for batch in self.test_dataloader():
-                at = batch.tokens[..., None] == batch.candidates[:, None]  # (B, N, K)
-                right += int((choose(at) == batch.target).sum())
+                at = batch.tokens[..., None] == batch.candidates  # (B, N, K), as A is 1
+                right += int((choose(at) == batch.target[:, 0]).sum())
             return SimpleResult({"accuracy": right / self._test_texts}, 0)
 
         def last(at: Tensor) -> Tensor:
@@ -224,10 +237,10 @@ class Cloze(GeneratedTask):
 
     def predictions(self, network: nn.Module, batch: ClozeBatch) -> list[dict[str, Any]]:
         """Number of the chosen candidate of each text."""
-        chosen = _of_candidates(network(batch), batch).argmax(-1)
+        chosen = _of_candidates(network(batch), batch)[:, 0].argmax(-1)
         return [{"candidate": int(choice)} for choice in chosen]
 
 
 def _of_candidates(output: Output, batch: ClozeBatch) -> Tensor:
-    """Logits of the candidates, (B, K)."""
-    return output.logits[:, 0].float().gather(1, batch.candidates)
+    """Logits of the candidates, (B, A, K)."""
+    return output.logits.float().gather(2, batch.candidates)

@@ -1,6 +1,6 @@
-"""Texts of the cloze task: passages of books with a missing name.
+"""Texts of the cloze task: passages of books with missing names.
 
-B batch   N tokens   K candidates
+B batch   N tokens   A missing names   K candidates
 """
 
 from __future__ import annotations
@@ -11,32 +11,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clusterformer.data.book_names import CANDIDATES, Book, Question
+from clusterformer.data.book_names import CANDIDATES, Book, Question, more_questions
 from clusterformer.data.cloze_words import ClozeWords
 from clusterformer.task import IGNORE
 from clusterformer.tasks.generated.generated_task import GeneratedTexts
 
 
 class ClozeBatch(NamedTuple):
-    """Passages with a missing name at their end."""
+    """Passages with a missing name in their last sentence, and maybe others before."""
 
     tokens: Tensor  # (B, N) int64
     mask: Tensor  # (B, N) bool
-    target: Tensor  # (B,) int64: which candidate is right
-    asked: Tensor  # (B, 1) int64: position of the missing name
-    candidates: Tensor  # (B, K) int64: tokens
+    target: Tensor  # (B, A) int64: which candidate is right
+    asked: Tensor  # (B, A) int64: position of the answer
+    candidates: Tensor  # (B, A, K) int64: tokens
 
 
 class ClozeTexts(GeneratedTexts):
-    """Passages with a missing name.
+    """Passages with missing names.
 
     Args:
         books: Books of one part.
-        questions: What can be asked in them.
+        questions: What can be asked in the last sentence of a text.
         words: Token ids of words and names.
         stream: Numbers that name this list of texts.
         length: Number of tokens of every text, special ones counted.
         fresh: Share of texts with fresh names.
+        asked_names: Number of names that a text asks for, at most.
+        causal: Whether the answer stands at the end of the sentence, not at the missing name.
     """
 
     def __init__(
@@ -48,44 +50,59 @@ class ClozeTexts(GeneratedTexts):
         *,
         length: int,
         fresh: float,
+        asked_names: int,
+        causal: bool,
     ) -> None:
         super().__init__(stream)
         self._books, self._questions, self._words = books, questions, words
         self._length, self._fresh = length, fresh
+        self._asked_names, self._causal = asked_names, causal
         self._order = np.random.default_rng(stream).permutation(len(questions))
 
     def __getitem__(self, indices: list[int]) -> ClozeBatch:
         if not indices:
             zero = torch.zeros(1, 1, dtype=torch.long)
-            candidates = zero.expand(1, CANDIDATES)
-            return ClozeBatch(zero, zero.bool(), zero[0] + IGNORE, zero, candidates)
+            candidates = zero[..., None].expand(1, 1, CANDIDATES)
+            return ClozeBatch(zero, zero.bool(), zero + IGNORE, zero, candidates)
         rows = [self._text(index) for index in indices]
-        tokens, candidates = (torch.tensor([row[i] for row in rows]) for i in (0, 1))
-        asked = torch.full((len(rows), 1), self._length - 1 - len(self._words.after))
-        target = torch.tensor([row[2] for row in rows])
-        return ClozeBatch(
-            tokens, torch.ones_like(tokens, dtype=torch.bool), target, asked, candidates
-        )
+        tokens = torch.tensor([row for row, _ in rows])
+        size = (len(rows), max(len(answers) for _, answers in rows))
+        target = torch.full(size, IGNORE)
+        asked = torch.zeros(size, dtype=torch.long)
+        candidates = torch.zeros(*size, CANDIDATES, dtype=torch.long)
+        for row, (_, answers) in enumerate(rows):
+            for i, (position, right, ids) in enumerate(answers):
+                target[row, i], asked[row, i] = right, position
+                candidates[row, i] = torch.tensor(ids)
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        return ClozeBatch(tokens, mask, target, asked, candidates)
 
-    def _text(self, index: int) -> tuple[list[int], list[int], int]:
-        """Tokens of one text, of its candidates, and which is right."""
+    def _text(self, index: int) -> tuple[list[int], list[tuple[int, int, list[int]]]]:
+        """Tokens of one text; of each answer its position, which candidate is right, their ids."""
         generator = self.generator(index)
-        asked = self._questions[self._order[index % len(self._order)]]
-        book = self._books[asked.book]
-        words = self._words
-        passage = self._length - 1 - len(words.before) - len(words.after)
-        part = slice(asked.at - passage, asked.at)
+        last = self._questions[self._order[index % len(self._order)]]
+        book, words = self._books[last.book], self._words
+        length = self._length - len(words.before) - len(words.after)
+        start = last.end - length
+        others = more_questions(book, last, length, self._asked_names - 1, generator)
+        part = slice(start, last.end)
         pairs = zip(book.words[part], book.name[part], strict=True)
-        names = dict.fromkeys([*asked.candidates, *(word for word, is_name in pairs if is_name)])
+        names = dict.fromkeys([*last.candidates, *(word for word, is_name in pairs if is_name)])
         ids = self._ids(list(names), generator)
-        order = generator.permutation(CANDIDATES)
-        candidates = [ids[asked.candidates[i]] for i in order]
         tokens = [ids[w] if w in ids else words.word(w) for w in book.words[part]]
-        row = [*words.before, *tokens, words.blank, *words.after]
-        return row, candidates, int(np.argmin(order))
+        answers = []
+        for question in (last, *others):
+            order = generator.permutation(CANDIDATES)
+            candidates = [ids[question.candidates[i]] for i in order]
+            if len(set(candidates)) < CANDIDATES:
+                continue
+            tokens[question.at - start] = words.blank
+            position = (question.end - 1 if self._causal else question.at) - start
+            answers.append((len(words.before) + position, int(np.argmin(order)), candidates))
+        return [*words.before, *tokens, *words.after], answers
 
     def _ids(self, names: list[str], generator: np.random.Generator) -> dict[str, int]:
-        """Give all names of a text a token id, the candidates different ones."""
+        """Give all names of a text a token id, the first ones different ids."""
         known = self._words.names
         if generator.random() < self._fresh:
             drawn = generator.permutation(len(known))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clusterformer.cli.main import main
-from clusterformer.data.book_names import parse, questions
+from clusterformer.data.book_names import RECENT, more_questions, parse, questions
 from clusterformer.data.cloze_words import BLANK, FIRST_NAME, BookWords
 from clusterformer.errors import InputError
 from clusterformer.tasks.generated.cloze import Cloze
@@ -36,18 +36,56 @@ def test_names_are_capitalised_within_sentences() -> None:
     assert "then" in book.words
 
 
-def test_the_right_name_stands_in_the_passage_but_not_near_its_end() -> None:
+def test_the_right_name_stands_in_the_text_but_not_near_its_end() -> None:
     book = parse(story(0))
     found = questions(book, 0, LENGTH)
     assert len(found) > 10
     for question in found:
-        start = question.at - LENGTH + 1
-        passage = book.words[start : question.at]
-        assert book.words[question.at] == question.candidates[0]
-        assert question.candidates[0] in passage
+        assert book.words[question.at : question.end] == [
+            question.candidates[0],
+            "went",
+            "home",
+            ".",
+        ]
+        passage = book.words[question.end - LENGTH : question.at]
         assert not set(question.candidates) & set(passage[-LENGTH // 4 :])
         assert len(set(question.candidates)) == 10
         assert set(question.candidates) <= set(passage)
+
+
+def test_a_sentence_without_an_end_is_cut() -> None:
+    book = parse(story(0).replace("home.", "home") + " the" * 100)
+    ends = {question.end - question.at for question in questions(book, 0, LENGTH)}
+    assert max(ends) == 32
+
+
+def test_no_answer_stands_behind_the_text() -> None:
+    book = parse(story(0).replace("home.", "home"))
+    for last in questions(book, 0, 400)[:50]:
+        others = more_questions(book, last, 400, 16, np.random.default_rng(0))
+        assert others
+        assert all(question.end < last.end for question in others)
+
+
+def test_further_names_are_seen_elsewhere_but_not_near() -> None:
+    book = parse(story(0))
+    last = questions(book, 0, 600)[0]
+    start = last.end - 600
+    text = book.words[start : last.end]
+    found = more_questions(book, last, 600, 12, np.random.default_rng(0))
+    assert len(found) == 12
+    assert len({question.end for question in (*found, last)}) == 13  # one of a sentence
+    asked = {question.at - start for question in found}
+    seen = {word for i, word in enumerate(text) if i not in asked}
+    for question in found:
+        at = question.at - start
+        assert question.candidates[0] == text[at]
+        assert len(set(question.candidates)) == 10
+        assert set(question.candidates) <= seen
+        near = 600 // 4 // 4
+        assert RECENT > 600 // 4
+        assert not set(question.candidates) & {*text[at - near : at], *text[at + 1 : at + near + 1]}
+    assert len(more_questions(book, last, 600, 3, np.random.default_rng(0))) == 3
 
 
 @pytest.mark.parametrize("fresh", [0.0, 1.0])
@@ -55,16 +93,36 @@ def test_the_target_is_the_candidate_that_is_missing(books, fresh: float) -> Non
     texts = Cloze(**books, length=LENGTH, fresh=fresh).texts(0)
     batch = texts[list(range(20))]
     assert batch.tokens.shape == (20, LENGTH)
-    assert (batch.tokens[:, -1] == BLANK).all()
+    assert ((batch.tokens == BLANK).sum(-1) == 1).all()
+    assert (batch.tokens[:, -4] == BLANK).all()  # . went home .
     assert (batch.asked == LENGTH - 1).all()
-    for tokens, candidates in zip(batch.tokens, batch.candidates, strict=True):
+    assert batch.asked.shape == batch.target.shape == (20, 1)
+    for tokens, (candidates,) in zip(batch.tokens, batch.candidates, strict=True):
         assert len(set(candidates.tolist())) == 10
         assert set(candidates.tolist()) <= set(tokens.tolist())
-        assert not set(candidates.tolist()) & set(tokens[-LENGTH // 4 : -1].tolist())
+        assert not set(candidates.tolist()) & set(tokens[-LENGTH // 4 : -4].tolist())
         assert candidates.min() >= FIRST_NAME
-    assert len(set(batch.target.tolist())) > 3
-    numbers = {int(n) for row in batch.candidates for n in row}
+    assert len(set(batch.target.flatten().tolist())) > 3
+    numbers = {int(n) for row in batch.candidates for n in row.flatten()}
     assert (len(numbers) > 24) == bool(fresh)  # by spelling the 24 names have one number each
+
+
+def test_training_asks_for_further_names(books) -> None:
+    task = Cloze(**books, length=600, fresh=0.0, asked_names=5)
+    batch = task.train_texts(0)[list(range(8))]
+    plain = task.texts(0)[list(range(8))]
+    real = batch.target >= 0
+    assert real[:, 0].all()
+    assert real.sum(-1).max() == 5
+    assert ((batch.tokens == BLANK).sum(-1) == real.sum(-1)).all()
+    for row, whole in zip(range(8), plain.tokens, strict=True):
+        for i in real[row].nonzero().flatten().tolist():
+            at = int(batch.asked[row, i]) - 3  # the answer stands at the end: . went home .
+            assert batch.tokens[row, at] == BLANK
+            right = batch.candidates[row, i, batch.target[row, i]]
+            assert i == 0 or whole[at] == right
+            assert right in batch.tokens[row]
+    assert task.texts(2)[[0, 1]].asked.shape == (2, 1)
 
 
 def test_places_alone_tell_little(books) -> None:
@@ -74,7 +132,10 @@ def test_places_alone_tell_little(books) -> None:
     batch = task.texts(2)[list(range(60))]
     right = 0
     for tokens, candidates, target in zip(
-        batch.tokens.tolist(), batch.candidates.tolist(), batch.target.tolist(), strict=True
+        batch.tokens.tolist(),
+        batch.candidates[:, 0].tolist(),
+        batch.target[:, 0].tolist(),
+        strict=True,
     ):
         last = [max(i for i, token in enumerate(tokens) if token == name) for name in candidates]
         right += last.index(max(last)) == target
