@@ -201,21 +201,34 @@ class Cloze(GeneratedTask):
         metrics["accuracy"].update(right[batch.target != IGNORE].float())
 
     def baselines(self, *, cheap: bool = False) -> dict[str, Callable[[], SimpleResult]]:
-        """What a name's places in the passage tell, without a word that stands beside it."""
+        """What a name's places in the passage tell, and the words beside it."""
 
-        def measure(choose: Callable[[Tensor], Tensor]) -> SimpleResult:
+        def measure(choose: Callable[[ClozeBatch, Tensor], Tensor]) -> SimpleResult:
             right = 0
             for batch in self.test_dataloader():
                 at = batch.tokens[..., None] == batch.candidates  # (B, N, K), as A is 1
-                right += int((choose(at) == batch.target[:, 0]).sum())
+                right += int((choose(batch, at) == batch.target[:, 0]).sum())
             return SimpleResult({"accuracy": right / self._test_texts}, 0)
 
-        def last(at: Tensor) -> Tensor:
+        def last(batch: ClozeBatch, at: Tensor) -> Tensor:
             return (at * torch.arange(at.shape[1])[:, None]).amax(1).argmax(-1)
+
+        def commonest(batch: ClozeBatch, at: Tensor) -> Tensor:
+            return at.sum(1).argmax(-1)
+
+        def alike(batch: ClozeBatch, at: Tensor) -> Tensor:
+            assert self._words is not None
+            near = F.pad(batch.tokens, (2, 2)).unfold(1, 5, 1)  # (B, N, 5)
+            missing = near[batch.tokens == self._words.blank]  # (B, 5)
+            count = (missing[:, None] == batch.tokens[..., None]).sum(1)  # (B, 5); 0 for padding
+            rare = torch.where(count > 0, at.shape[1] / count, 1).log()
+            shared = (missing[:, None, :, None] == near[:, :, None]).any(-1)  # (B, N, 5)
+            return torch.einsum("bnw,bw,bnk->bk", shared.float(), rare, at.float()).argmax(-1)
 
         return {
             "candidate seen last": lambda: measure(last),
-            "commonest candidate": lambda: measure(lambda at: at.sum(1).argmax(-1)),
+            "commonest candidate": lambda: measure(commonest),
+            "candidate with like neighbours": lambda: measure(alike),
         }
 
     def state(self) -> dict[str, Any]:

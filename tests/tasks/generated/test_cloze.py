@@ -128,7 +128,11 @@ def test_training_asks_for_further_names(books) -> None:
 def test_places_alone_tell_little(books) -> None:
     task = Cloze(**books, length=LENGTH, test_texts=60)
     found = {name: run().measures["accuracy"] for name, run in task.baselines().items()}
-    assert found.keys() == {"candidate seen last", "commonest candidate"}
+    assert found.keys() == {
+        "candidate seen last",
+        "commonest candidate",
+        "candidate with like neighbours",
+    }
     batch = task.texts(2)[list(range(60))]
     right = 0
     for tokens, candidates, target in zip(
@@ -141,6 +145,19 @@ def test_places_alone_tell_little(books) -> None:
         right += last.index(max(last)) == target
     assert found["candidate seen last"] == pytest.approx(right / 60)
     assert max(found.values()) < 0.5
+
+
+def test_neighbours_tell_the_name_where_each_has_its_own(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    told = [f"then the n{i} {NAMES[i]} w{i} home." for i in generator.integers(24, size=300)]
+    letters = str.maketrans("0123456789", "abcdefghij")
+    for split in ("train", "valid", "test"):
+        text = " ".join(line.translate(letters) for line in told)
+        (tmp_path / f"{split}.txt").write_text(text)
+    own = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid", "test")}
+    found = Cloze(**own, length=LENGTH, test_texts=60).baselines()
+    assert found["candidate with like neighbours"]().measures["accuracy"] > 0.9
+    assert found["commonest candidate"]().measures["accuracy"] < 0.7
 
 
 def test_every_question_comes_once_before_any_comes_twice(books) -> None:
