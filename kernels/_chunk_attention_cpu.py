@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.blocks import Blocks, windows
+from clusterformer.kernels.merging import gradients_of_more, merge
 from clusterformer.kernels.reference import LATER_ROUNDS, widen
 from clusterformer.kernels.rows import add_rows, take_rows, zero_rows
 
@@ -32,6 +33,7 @@ def chunk_attention(
     scale: float,
     self_bias: float,
     extra: tuple[Tensor, Tensor],
+    more: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Apply softmax attention of each block over the blocks that it sees; see `reference`.
 
@@ -52,7 +54,10 @@ def chunk_attention(
         x.unflatten(0, (-1, batch * split)) for x in (blocks.members, blocks.own_filled, mask)
     )
     slot_rows = members * split + start[:, None, None]
-    out, _ = _forward(*rows, *columns, slot_rows, filled, mask, blocks.look_back, scale, self_bias)
+    further = rows_of_more(more)
+    out, _ = _forward(
+        *rows, *columns, *further, slot_rows, filled, mask, blocks.look_back, scale, self_bias
+    )
     return out.view(batch, length, heads, -1).transpose(1, 2)
 
 
@@ -63,6 +68,8 @@ def _forward(
     v: Tensor,
     q_extra: Tensor,
     k_extra: Tensor,
+    more: Tensor,
+    more_masses: Tensor,
     slot_rows: Tensor,
     filled: Tensor,
     mask: Tensor,
@@ -75,6 +82,7 @@ def _forward(
     Args:
         q, k, v: (rows, H, D).
         q_extra, k_extra: (rows, A).
+        more, more_masses: (rows, H, D) and (rows, H) of further keys; empty for none.
         slot_rows: Row in each slot, (R, B, G + J - 1, S).
         filled: (R, B, G, S).
         mask: (R, B, G, S or 1, J * S).
@@ -100,6 +108,7 @@ def _forward(
             values.addcmul_(out, (logsumexp - total).exp_()[..., None])
             sums = total
         out, logsumexp = values, sums
+    out, logsumexp = merge(out, logsumexp, more, more_masses)
     return out.to(q.dtype), logsumexp
 
 
@@ -111,6 +120,8 @@ def _backward(
     v: Tensor,
     q_extra: Tensor,
     k_extra: Tensor,
+    more: Tensor,
+    more_masses: Tensor,
     slot_rows: Tensor,
     filled: Tensor,
     mask: Tensor,
@@ -119,8 +130,8 @@ def _backward(
     look_back: int,
     scale: float,
     self_bias: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute gradients of q, k, v and the additional columns.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute gradients of q, k, v, the additional columns and what further keys give.
 
     With the values and log-sum-exps of all rounds, each round's part of the softmax over their
     union has the gradient of a separate softmax.
@@ -150,7 +161,8 @@ def _backward(
             add_rows(dk, seen, part_dk[..., :width])
             add_rows(dk_extra, seen, part_dk[..., width:].sum(3))
             add_rows(dv, seen, part_dv[..., :width])
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dq_extra, dk_extra
+    further = gradients_of_more(grad, out, logsumexp, more, more_masses)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dq_extra, dk_extra, *further
 
 
 @_forward.register_fake
@@ -158,7 +170,15 @@ def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-register_backward(_forward, _backward, gradients=5)
+register_backward(_forward, _backward, gradients=7)
+
+
+def rows_of_more(more: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Values and masses of further keys, (B, H, N, ...), as rows; empty tensors for none."""
+    if more is None:
+        return zero_rows(torch.Size([0])), zero_rows(torch.Size([0]))
+    values, masses = (x.float().transpose(1, 2).flatten(0, 1) for x in more)
+    return values, masses
 
 
 def _pieces(

@@ -13,6 +13,7 @@ from clusterformer.kernels._chunk_kernels_triton import dkv_kernel, dq_kernel, f
 from clusterformer.kernels._chunking_triton import packed
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.blocks import Blocks
+from clusterformer.kernels.merging import gradients_of_more, merge
 from clusterformer.kernels.reference import LATER_ROUNDS
 from clusterformer.kernels.tiles import Device, Tile, backward_tile, padded, tile
 
@@ -35,6 +36,7 @@ def chunk_attention(
     scale: float,
     self_bias: float,
     extra: tuple[Tensor, Tensor],
+    more: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Apply softmax attention of each block over the blocks that it sees; see `reference`.
 
@@ -53,7 +55,9 @@ def chunk_attention(
     index = members, blocks.visible.contiguous(), own_entries
     mask = q.new_empty(0, dtype=torch.bool) if mask is None else mask.contiguous()
     options = blocks.look_back, scale, self_bias, causal, within or 0, blocks.padded
-    out, _ = _forward(q, k, v, *columns, *index, mask, *options)
+    none = q.new_empty(0, dtype=torch.float32)
+    further = (none, none) if more is None else (x.float() for x in more)
+    out, _ = _forward(q, k, v, *columns, *further, *index, mask, *options)
     return out
 
 
@@ -64,6 +68,8 @@ def _forward(
     v: Tensor,
     q_extra: Tensor,
     k_extra: Tensor,
+    more: Tensor,
+    more_masses: Tensor,
     members: Tensor,
     visible: Tensor,
     own_entries: Tensor,
@@ -80,6 +86,7 @@ def _forward(
     Args:
         q, k, v: (B, H, N, D), rows contiguous.
         q_extra, k_extra: (B, N, A), likewise.
+        more, more_masses: (B, H, N, D) and (B, H, N) of further keys; empty for none.
         members: (B or R * B * H, G + J - 1, S) 32-bit token in each slot; -1 for none.
         visible: (B or R * B * H, G, J).
         own_entries: (B or R * B * H, G, copies) entries that hold each block; -1 for none.
@@ -104,7 +111,8 @@ def _forward(
         BLOCK_Q=shape.own, BLOCK_KV=shape.streamed, **_launch(shape),
     )  # fmt: skip
     if len(out) == 1:
-        return out[0], lse[0]
+        values, total = merge(out[0], lse[0], more, more_masses)
+        return values.to(q.dtype), total
     total = lse.logsumexp(0)
     shares = (lse - total.masked_fill(total == float("-inf"), 0.0)).exp()
     return (out * shares[..., None]).sum(0).to(q.dtype), total
@@ -118,6 +126,8 @@ def _backward(
     v: Tensor,
     q_extra: Tensor,
     k_extra: Tensor,
+    more: Tensor,
+    more_masses: Tensor,
     members: Tensor,
     visible: Tensor,
     own_entries: Tensor,
@@ -130,8 +140,8 @@ def _backward(
     causal: bool,
     within: int,
     gaps: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute gradients of q, k, v and the additional columns.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute gradients of q, k, v, the additional columns and what further keys give.
 
     With the log-sum-exps of all rounds, each round's part of the softmax over their union has the
     gradient of a separate softmax.
@@ -161,7 +171,8 @@ def _backward(
     )  # fmt: skip
     dq, dk, dv = (x[0] if len(x) == 1 else x.sum(0) for x in (dq, dk, dv))
     dq_extra, dk_extra = (x.sum((0, 2)).to(q_extra.dtype) for x in (dq_extra, dk_extra))
-    return dq, dk, dv, dq_extra, dk_extra
+    further = gradients_of_more(grad, out, lse, more, more_masses)
+    return dq, dk, dv, dq_extra, dk_extra, *further
 
 
 @_forward.register_fake
@@ -169,7 +180,7 @@ def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-register_backward(_forward, _backward, gradients=5)
+register_backward(_forward, _backward, gradients=7)
 
 
 def _inner_contiguous(x: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from clusterformer.kernels._chunk_attention_cpu import rows_of_more
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.blocks import Blocks
+from clusterformer.kernels.merging import gradients_of_more, merge
 from clusterformer.kernels.rows import add_rows, take_rows, zero_rows
 
 SCORES = 2**19
@@ -35,6 +37,7 @@ def chunk_attention(
     mask: Tensor,
     scale: float,
     extra: tuple[Tensor, Tensor],
+    more: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Apply softmax attention of each block over the blocks that it sees; see `reference`.
 
@@ -50,7 +53,10 @@ def chunk_attention(
     slot_rows = blocks.members + start[:, None, None]
     filled = blocks.own_filled
     with torch.autocast("cpu", enabled=False):
-        out = _forward(*rows, *columns, slot_rows, filled, mask, blocks.look_back, scale)
+        further = rows_of_more(more)
+        out, *_ = _forward(
+            *rows, *columns, *further, slot_rows, filled, mask, blocks.look_back, scale
+        )
     return out.view(batch, length, heads, -1).transpose(1, 2)
 
 
@@ -61,36 +67,44 @@ def _forward(
     v: Tensor,
     q_extra: Tensor,
     k_extra: Tensor,
+    more: Tensor,
+    more_masses: Tensor,
     slot_rows: Tensor,
     filled: Tensor,
     mask: Tensor,
     look_back: int,
     scale: float,
-) -> Tensor:
-    """Compute values (rows, H, D).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute values (rows, H, D); with further keys log-sum-exps of the blocks and of all keys.
 
     Args:
         q, k, v: (rows, H, D).
         q_extra, k_extra: (rows, A).
+        more, more_masses: (rows, H, D) and (rows, H) of further keys; empty for none.
         slot_rows: Row in each slot, (B, G + J - 1, S).
         filled: (B, G, S).
         mask: (B, G, S or 1, J * S).
         look_back: Number of blocks seen before the own one.
         scale: Factor on the logits.
     """
-    values = zero_rows(q.shape)
+    values, masses = zero_rows(q.shape), zero_rows(more_masses.shape)
     full, all_seen = bool(filled.all()), bool(mask.all())
     for piece, own, seen in _pieces(slot_rows, filled.shape[1], look_back, q.shape[1]):
         query, key, value = take_rows(q, own), take_rows(k, seen), take_rows(v, seen)
         bias = _bias(q_extra, k_extra, own, seen, None if all_seen else mask[piece], scale)
-        p = _products(query, key, own, bias, scale).softmax(-1)  # (H, G, S, J * S)
+        logits = _products(query, key, own, bias, scale)
+        p = logits.softmax(-1)  # (H, G, S, J * S)
+        if more.numel():  # the largest weight is exp(the largest logit - log-sum-exp)
+            mass = (logits.amax(-1) - p.amax(-1).log()).permute(1, 2, 0)
+            add_rows(masses, own, mass * filled[piece][..., None])
         part, windows = torch.empty_like(query), _windows(value, own)
         for head in range(q.shape[1]):
             part[:, :, head] = torch.bmm(p[head], windows[:, head])
         if not full:
             part *= filled[piece][..., None, None]
         add_rows(values, own, part)
-    return values.to(q.dtype)
+    values, total = merge(values, masses, more, more_masses)
+    return values.to(q.dtype), masses, total.clone()  # an operation returns no tensor twice
 
 
 @torch.library.custom_op("clusterformer::narrow_blocks_backward", mutates_args=())
@@ -102,27 +116,33 @@ def _backward(
     v: Tensor,
     q_extra: Tensor,
     k_extra: Tensor,
+    more: Tensor,
+    more_masses: Tensor,
     slot_rows: Tensor,
     filled: Tensor,
     mask: Tensor,
     out: Tensor,
+    masses: Tensor,
+    total: Tensor,
     look_back: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute gradients of q, k, v and the additional columns, head by head.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute gradients of q, k, v, the additional columns and what further keys give.
 
     dS = P * (dO V^T - delta), delta = dO . O. P is computed again: PyTorch's softmax takes the time
     of its exp, which is slow at the -inf of a mask.
     """
     dq, dk, dv, dq_extra, dk_extra = (zero_rows(x.shape) for x in (q, k, v, q_extra, k_extra))
     delta = torch.einsum("rhd,rhd->rh", grad.float(), out.float())
-    all_seen, heads = bool(mask.all()), q.shape[1]
+    all_seen, heads, share = bool(mask.all()), q.shape[1], (masses - total).exp()
     for piece, own, seen in _pieces(slot_rows, filled.shape[1], look_back, heads):
         query, key, value = take_rows(q, own), take_rows(k, seen), take_rows(v, seen)
         held = filled[piece][..., None]  # what an empty slot gathers has no gradient
         gradient, dots = take_rows(grad, own) * held[..., None], take_rows(delta, own) * held
         bias = _bias(q_extra, k_extra, own, seen, None if all_seen else mask[piece], scale)
         p = _products(query, key, own, bias, scale).softmax(-1)
+        if more.numel():
+            p *= take_rows(share, own).permute(2, 0, 1)[..., None]
         ds = _products(gradient, value, own).sub_(dots.permute(2, 0, 1)[..., None]).mul_(p)
         part_dq = query.new_empty(heads, *query.shape[:2], query.shape[3])
         part_dk, part_dv = (
@@ -138,20 +158,25 @@ def _backward(
         add_rows(dq, own, part_dq)
         add_rows(dk, seen, part_dk)
         add_rows(dv, seen, part_dv)
-        total = ds.sum(0).mul_(scale)  # all heads add the same bias
+        shared = ds.sum(0).mul_(scale)  # all heads add the same bias
         columns = take_rows(q_extra, own), _window(take_rows(k_extra, seen), own)
-        add_rows(dq_extra, own, torch.bmm(total, columns[1]))
-        part = torch.bmm(total.transpose(1, 2), columns[0])
+        add_rows(dq_extra, own, torch.bmm(shared, columns[1]))
+        part = torch.bmm(shared.transpose(1, 2), columns[0])
         add_rows(dk_extra, seen, _fold(part[None], seen))
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dq_extra, dk_extra
+    further = gradients_of_more(grad, out, total, more, more_masses)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dq_extra, dk_extra, *further
 
 
 @_forward.register_fake
-def _(q: Tensor, *_: object) -> Tensor:
-    return q.new_empty(q.shape)
+def _(
+    q: Tensor, k: Tensor, v: Tensor, q_extra: Tensor, k_extra: Tensor, more: Tensor,
+    more_masses: Tensor, *_: object,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    empty = torch.empty_like
+    return q.new_empty(q.shape), empty(more_masses), empty(more_masses)
 
 
-register_backward(_forward, _backward, gradients=5)
+register_backward(_forward, _backward, gradients=7)
 
 
 def _pieces(

@@ -35,6 +35,7 @@ def chunk_attention(
     mask: Tensor | None = None,
     self_bias: float = 0.0,
     extra: tuple[Tensor, Tensor] | None = None,
+    more: tuple[Tensor, Tensor] | None = None,
     prefix: int = 0,
 ) -> Tensor:
     """Apply softmax attention of each block over the blocks that it sees (eq. 8-10, 12-14).
@@ -53,11 +54,13 @@ def chunk_attention(
             `window_mask`.
         self_bias: Bias on the logit of a token with itself, such as `LAST_RESORT`.
         extra: Additional columns of q and of k, (B, N, A) each, the same for all heads.
+        more: Values (B, H, N, D) of attention to further keys and their masses (B, H, N), see
+            `merging`: the softmax is one over all. Needs a `mask`, and blocks of each sequence.
         prefix: Number of first tokens of each sequence that attend to all before them instead,
             without additional columns; padding must be last.
 
     Returns:
-        (B, H, N, D) in the dtype of q; 0 at padding behind the first `prefix` tokens.
+        (B, H, N, D) in the dtype of q; 0 (or `more`) at padding behind the first `prefix` tokens.
 
     Cost: O(N J S (D + A)) time; O(N D) memory, O(N J D) for the reference on a GPU.
     """
@@ -69,7 +72,7 @@ def chunk_attention(
         )  # fmt: skip
     values = _attend_in_blocks(
         q, k, v, blocks, scale=scale, causal=causal, within=within, mask=mask,
-        self_bias=self_bias, extra=extra,
+        self_bias=self_bias, extra=extra, more=more,
     )  # fmt: skip
     return dense_prefix(values, q, k, v, prefix, scale) if prefix else values
 
@@ -95,6 +98,7 @@ def _attend_in_blocks(
     mask: Tensor | None,
     self_bias: float,
     extra: tuple[Tensor, Tensor] | None,
+    more: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     none = q.new_empty(*q.shape[0::2], 0)
     columns = extra or (none, none)
@@ -103,7 +107,7 @@ def _attend_in_blocks(
 
         return _chunk_attention_triton.chunk_attention(
             q, k, v, blocks, mask=mask, causal=causal, within=within, scale=scale,
-            self_bias=self_bias, extra=columns,
+            self_bias=self_bias, extra=columns, more=more,
         )  # fmt: skip
     use_reference = (
         q.device.type != "cpu" or forced() == "reference" or torch.onnx.is_in_onnx_export()
@@ -119,8 +123,8 @@ def _attend_in_blocks(
     coupled = extra is not None and not (use_reference or self_bias)
     if coupled and _narrow_blocks_cpu.is_narrow(blocks, *q.shape[:2]):
         return _narrow_blocks_cpu.chunk_attention(
-            q, k, v, blocks, mask=mask, scale=scale, extra=columns
+            q, k, v, blocks, mask=mask, scale=scale, extra=columns, more=more
         )
     return kernel.chunk_attention(
-        q, k, v, blocks, mask=mask, scale=scale, self_bias=self_bias, extra=columns
+        q, k, v, blocks, mask=mask, scale=scale, self_bias=self_bias, extra=columns, more=more
     )

@@ -96,6 +96,7 @@ def chunk_attention(
     scale: float,
     self_bias: float,
     extra: tuple[Tensor, Tensor],
+    more: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Apply softmax attention of each block over the blocks that it sees.
 
@@ -108,17 +109,27 @@ def chunk_attention(
         scale: Factor on the logits.
         self_bias: Bias on the logit of a token with itself; in later rounds `LATER_ROUNDS` times.
         extra: Additional columns of q and of k, (B, N, A) each, the same for all heads; A may be 0.
+        more: Values (B, H, N, D) and masses (B, H, N) of further keys in the same softmax, where
+            all heads share the blocks.
 
     Returns:
-        (B, H, N, D); 0 at padding.
+        (B, H, N, D); 0 at padding, plus `more`.
     """
     batch, heads = q.shape[:2]
     if blocks.members.shape[0] == batch:
-        return _attend(q, k, v, blocks, mask, scale, self_bias, extra, batch)[0]
+        out, masses = _attend(
+            q, k, v, blocks, mask, scale, self_bias, extra, batch, with_masses=more is not None
+        )
+        if more is None:
+            return out
+        shares = torch.stack([masses[..., 0], more[1].float()]).softmax(0).to(out.dtype)[..., None]
+        return shares[0] * out + shares[1] * more[0].to(out.dtype)
     rounds = blocks.members.shape[0] // (batch * heads)
     q, k, v = (x.flatten(0, 1)[:, None].repeat(rounds, 1, 1, 1) for x in (q, k, v))
     columns = tuple(repeat_rows(x, heads).repeat(rounds, 1, 1) for x in extra)
-    out, logsumexp = _attend(q, k, v, blocks, mask, scale, self_bias, columns, batch * heads)
+    out, logsumexp = _attend(
+        q, k, v, blocks, mask, scale, self_bias, columns, batch * heads, with_masses=rounds > 1
+    )
     if rounds > 1:
         weights = logsumexp.unflatten(0, (rounds, -1)).softmax(0).to(out.dtype)
         out = (out.unflatten(0, (rounds, -1)) * weights).sum(0)
@@ -135,11 +146,12 @@ def _attend(
     self_bias: float,
     extra: tuple[Tensor, ...],
     first_rows: int,
+    *,
+    with_masses: bool,
 ) -> tuple[Tensor, Tensor]:
     """Values (B, H, N, D) and log-sum-exps (B, H, N, 1) of each row of `blocks`.
 
-    The first `first_rows` rows are those of the first round; log-sum-exps are computed only if
-    there are others.
+    The first `first_rows` rows are those of the first round.
     """
     heads, reach = q.shape[1], blocks.visible.shape[-1]
     query, key, value = (x.transpose(1, 2).flatten(2) for x in (q, k, v))  # (B, N, H * D)
@@ -165,7 +177,7 @@ def _attend(
         query, key, value, attn_mask=bias.to(query.dtype), scale=scale
     )
     out = unblock(out[..., : v.shape[-1]])
-    if first_rows == mask.shape[0]:
+    if not with_masses:
         return out, out.new_empty(0)
     logits = scale * query.float() @ key.float().transpose(-1, -2) + bias
     return out, unblock(logits.logsumexp(-1, keepdim=True))

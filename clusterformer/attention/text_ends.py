@@ -90,7 +90,7 @@ def attend_with_ends(
     Returns:
         (B, H, N, D) in the dtype of q; 0 at padding.
 
-    Cost: that of `chunk_attention` with N (1 + E / S) tokens in blocks of S + E.
+    Cost: that of `chunk_attention`, and O(N E D) for the ends.
     """
     if ends is None:
         return chunk_attention(
@@ -99,75 +99,40 @@ def attend_with_ends(
     if is_dense(blocks, q.device, shared=len(blocks.slot) == len(q)):
         everywhere = at_ends(ends, q.shape[2])
         return dense_attention(q, k, v, blocks, scale=scale, extra=extra, global_mask=everywhere)
-    values = _attend_in_blocks(q, k, v, blocks, ends, scale, extra)
+    mask = window_mask(blocks._replace(filled=blocks.filled & ~_slots_at_ends(blocks, ends)))
+    more = _attend_to_ends(q, k, v, ends, key_mask, scale, extra)
+    values = chunk_attention(q, k, v, blocks, scale=scale, mask=mask, extra=extra, more=more)
     found = _attend_from_ends(q, k, v, ends, key_mask, scale, extra)
     length = q.shape[2]
     index = ends.tokens.masked_fill(~ends.there, length)  # what is not there goes nowhere
     index = index[:, None, :, None].expand_as(found)
+    values = F.pad(values, (0, 0, 0, 1))
     return values.scatter(2, index, found.to(values.dtype))[:, :, :length]
 
 
-def _attend_in_blocks(
+def _attend_to_ends(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    blocks: Blocks,
     ends: TextEnds,
+    key_mask: Tensor | None,
     scale: float,
     extra: Columns | None,
-) -> Tensor:
-    """Values (B, H, N + entries * E, D), of the tokens first, then of copies that nobody reads.
-
-    Each block has copies of the ends as further members, so that every kernel serves them.
-    """
-    entries, count = blocks.members.shape[1], ends.tokens.shape[1]
-
-    def followed_by_ends(x: Tensor) -> Tensor:  # (B, N, ...)
-        copies = _rows_of(x, ends.tokens).repeat(1, entries, *[1] * (x.dim() - 2))
-        return torch.cat([x, copies], 1)
-
-    def followed_by_nothing(x: Tensor) -> Tensor:
-        return F.pad(x, (*[0, 0] * (x.dim() - 2), 0, entries * count))
-
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # as the kernels read them
-    q, k, v = followed_by_nothing(q), followed_by_ends(k), followed_by_ends(v)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    if extra is not None:
-        extra = followed_by_nothing(extra[0]), followed_by_ends(extra[1])
-    larger, mask = _with_ends(blocks, count), _mask_with_ends(blocks, ends)
-    return chunk_attention(q, k, v, larger, scale=scale, mask=mask, extra=extra)
-
-
-def _with_ends(blocks: Blocks, count: int) -> Blocks:
-    """Add copies of E = `count` tokens to each entry, numbered from N on, entry by entry."""
-    batch, entries, width = blocks.members.shape
-    length, wide, device = blocks.slot.shape[1], width + count, blocks.slot.device
-    added = torch.arange(length, length + entries * count, device=device).view(entries, count)
-    own_slot = torch.arange(entries * wide, device=device).view(entries, wide)[:, width:]
-    own_slot = own_slot.flatten().expand(batch, -1)[..., None]
-    passed = blocks.copies.clamp(min=0).div(width, rounding_mode="floor")  # entries before a slot
-    copies = torch.add(blocks.copies, passed, alpha=count)
-    own_slot = F.pad(own_slot, (0, copies.shape[-1] - 1), value=-1)
-    return blocks._replace(
-        members=torch.cat([blocks.members, added.expand(batch, -1, -1)], -1),
-        filled=F.pad(blocks.filled, (0, count), value=True),
-        slot=F.pad(copies[..., 0], (0, entries * count), value=-1),  # they ask nothing
-        copies=torch.cat([copies, own_slot], 1),
-        padded=True,
-        whole=False,
-        short=False,
-        grouped=None,
-    )
-
-
-def _mask_with_ends(blocks: Blocks, ends: TextEnds) -> Tensor:
-    """Find the slots that a block may attend to, (B, G, 1, J * (S + E)): each end once."""
-    groups, reach = blocks.visible.shape[1:]
-    others = blocks._replace(filled=blocks.filled & ~_slots_at_ends(blocks, ends))
-    seen = window_mask(others)[:, :, 0].unflatten(-1, (reach, -1))
-    copies = torch.arange(reach, device=seen.device) == blocks.look_back  # those in the own block
-    copies = copies[:, None] & ends.there[:, None, None]
-    return torch.cat([seen, copies.expand(-1, groups, -1, -1)], -1).flatten(2)[:, :, None]
+) -> tuple[Tensor, Tensor]:
+    """Values (B, H, N, D) and masses (B, H, N) of attention to the ends alone; 0 at padding."""
+    key, value = (_rows_of(x.transpose(1, 2), ends.tokens).transpose(1, 2) for x in (k, v))
+    with torch.autocast(q.device.type, enabled=False):
+        logits = q.float() @ key.float().transpose(2, 3)
+        if extra is not None:
+            offer = _rows_of(extra[1], ends.tokens).float()
+            logits = logits + (extra[0].float() @ offer.transpose(1, 2))[:, None]
+        lowest = torch.finfo(logits.dtype).min
+        logits = (scale * logits).masked_fill(~ends.there[:, None, None], lowest)
+        values, masses = logits.softmax(-1) @ value.float(), logits.logsumexp(-1)
+    if key_mask is not None:
+        values = values.masked_fill(~key_mask[:, None, :, None], 0.0)
+        masses = masses.masked_fill(~key_mask[:, None], lowest)
+    return values, masses
 
 
 def _attend_from_ends(

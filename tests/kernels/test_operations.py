@@ -9,6 +9,7 @@ from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttentio
 from clusterformer.kernels import (
     _chunk_attention_cpu,
     _cluster_chunks_cpu,
+    _narrow_blocks_cpu,
     gathered_attention,
     merged_attention,
     reference,
@@ -32,31 +33,48 @@ def check(module: object, inputs: tuple, saved: tuple[Tensor, ...], options: tup
     opcheck(module._backward, (*given, *options), test_utils=UNDIFFERENTIATED)  # type: ignore[attr-defined]
 
 
+def more_keys(given: bool, *shape: int) -> list[Tensor]:
+    """Values and masses of further keys; empty for none."""
+    return leaves(shape, shape[:-1]) if given else [torch.empty(0), torch.empty(0)]
+
+
 @pytest.fixture
 def blocks() -> Blocks:
     return equal_blocks(reference.sort(torch.tensor([[1, 0, 0, 1, 0]]), 2), 2)
 
 
 @pytest.mark.slow
-def test_chunk_attention_in_triton(blocks) -> None:
+@pytest.mark.parametrize("more", [False, True])
+def test_chunk_attention_in_triton(more: bool, blocks) -> None:
     pytest.importorskip("triton")
     from clusterformer.kernels import _chunk_attention_triton as module
 
     rows = leaves(*3 * ((1, 1, N, 4),), (1, N, 3), (1, N, 3))
     none = torch.empty(0, dtype=torch.bool)
     members, own_entries = module.packed(blocks)
-    inputs = *rows, members, blocks.visible, own_entries, none
+    further = more_keys(more, 1, 1, N, 4)
+    inputs = *rows, *further, members, blocks.visible, own_entries, none
     options = (blocks.look_back, 0.3, 0.0, False, 0, False)
     check(module, inputs, module._forward(*inputs, *options), options)
 
 
-def test_chunk_attention_on_cpu(blocks) -> None:
-    rows = leaves(*3 * ((N, 1, 4),), (N, 3), (N, 3))
+@pytest.mark.parametrize("more", [False, True])
+def test_chunk_attention_on_cpu(more: bool, blocks) -> None:
+    rows = leaves(*3 * ((N, 1, 4),), (N, 3), (N, 3)) + more_keys(more, N, 1, 4)
     mask = window_mask(blocks)[None]
     inputs = *rows, blocks.members[None], blocks.own_filled[None], mask
     options = (blocks.look_back, 0.3, 0.0)
     outputs = _chunk_attention_cpu._forward(*inputs, *options)
     check(_chunk_attention_cpu, inputs, outputs, options)
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_narrow_blocks_on_cpu(more: bool, blocks) -> None:
+    rows = leaves(*3 * ((N, 1, 4),), (N, 3), (N, 3)) + more_keys(more, N, 1, 4)
+    inputs = *rows, blocks.members, blocks.own_filled, window_mask(blocks)
+    options = (blocks.look_back, 0.3)
+    outputs = _narrow_blocks_cpu._forward(*inputs, *options)
+    check(_narrow_blocks_cpu, inputs, outputs, options)
 
 
 @pytest.mark.parametrize("prefix", [0, 2])
