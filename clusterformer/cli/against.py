@@ -5,18 +5,52 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from clusterformer.attention import AttentionCore
-from clusterformer.cli.fitting import FittedRun, fit_run
+from clusterformer.cli.fitting import FittedRun, fit_run, is_finished
 from clusterformer.cli.options import Options
 from clusterformer.compare.planned_run import slug
 from clusterformer.compare.tables import aligned
 from clusterformer.errors import InputError
-from clusterformer.module import ClusterFormer
+from clusterformer.training.runs import Run, first_process
+from clusterformer.training.saved import checkpoint_to_resume
 from clusterformer.wording import counted, formatted
+
+
+class Outcome(NamedTuple):
+    """What a training reached.
+
+    Attributes:
+        run: Its directory; None in all processes but the first.
+        results: Measures of its chosen checkpoint.
+        steps: Number of steps.
+        seconds: Seconds of training, validation included.
+        examples: Number of test examples, where they were compared one by one.
+    """
+
+    run: Run | None
+    results: dict[str, float]
+    steps: int
+    seconds: float
+    examples: int | None = None
+
+    @classmethod
+    def of_training(cls, trained: FittedRun) -> Outcome:
+        run, fitted = trained
+        examples = fitted.findings.count if fitted.findings else None
+        steps = fitted.trainer.global_step
+        return cls(run, fitted.results, steps, fitted.seconds, examples)
+
+    @classmethod
+    def of_run(cls, run: Run) -> Outcome:
+        """Read what a run that ended wrote down."""
+        found = run.results
+        assert found is not None
+        own = run if first_process() else None
+        return cls(own, found["results"], found["steps"], found["seconds"])
 
 
 def check_against(options: Options) -> None:
@@ -37,7 +71,7 @@ def _check(options: Options, name: str, model: dict[str, Any]) -> None:
         raise InputError(f"against, {name}: {error}") from error
 
 
-def fit_against(options: Options, first: FittedRun, seconds: float) -> None:
+def fit_against(options: Options, first: Outcome, resumed: Run | None = None) -> None:
     """Train the models of the option `against` on the same data, seed and steps; print a table.
 
     Every process takes part in the training, only the first prints.
@@ -45,55 +79,73 @@ def fit_against(options: Options, first: FittedRun, seconds: float) -> None:
     Args:
         options: Options of the first training.
         first: First training; the run directories of the others go below its own.
-        seconds: Seconds that it took.
+        resumed: Its run directory where it was resumed: the others go on too.
     """
     measure = options.task.monitor.replace("val/", "test/")
-    if measure not in first.fitted.results:
+    if measure not in first.results:
         return
-    rows = [("this run", first.fitted.results[measure], seconds)]
+    rows = [("this run", first.results[measure], first.seconds)]
     others: dict[str, Any] = options.config["against"] or {}
     for name, model in others.items():
         if first.run:
             print(f"\nthe same with {name}:", flush=True)
-        begun = time.monotonic()
         runs = ["--runs", str(first.run.folder / "against")] if first.run else []
-        other = fit_run(_likewise(options, model, *runs), name=slug(name))
-        rows.append((name, other.fitted.results[measure], time.monotonic() - begun))
+        begun = _begun(resumed.folder / "against" / slug(name)) if resumed else None
+        other = _train(_likewise(options, model, *runs), slug(name), begun)
+        rows.append((name, other.results[measure], other.seconds))
     if not first.run:
         return
     baselines = options.task.baselines(cheap=True) if options.config["baselines"] else {}
     for name, baseline in baselines.items():
-        begun = time.monotonic()
+        start = time.monotonic()
         value = baseline().measures.get(measure.removeprefix("test/"))
         if value is not None:
-            rows.append((name, value, time.monotonic() - begun))
+            rows.append((name, value, time.monotonic() - start))
     if len(rows) == 1:
         return
     cells = [[name, formatted(measure, value), f"{taken:.0f}"] for name, value, taken in rows]
     print(f"\n{aligned([['', measure, 'seconds'], *cells])}")
-    if findings := first.fitted.findings:
-        print(f"{findings.count:,} test examples")
+    if first.examples:
+        print(f"{first.examples:,} test examples")
     if others:
         print(f"\n{_verdict(options, first, rows[: len(others) + 1])}")
 
 
-def _verdict(options: Options, first: FittedRun, rows: list[tuple[str, float, float]]) -> str:
+def _begun(folder: Path) -> tuple[Run, Path] | None:
+    """Find the latest run of a folder, and the checkpoint to go on from; None where there is none.
+
+    A run without a checkpoint was stopped before it trained: another begins anew.
+    """
+    numbers = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
+    if not numbers or not (folder / str(max(numbers)) / "config.yaml").exists():
+        return None
+    run = Run.open(folder / str(max(numbers)))
+    checkpoint = checkpoint_to_resume(run)
+    return (run, checkpoint) if checkpoint else None
+
+
+def _train(options: Options, name: str, begun: tuple[Run, Path] | None) -> Outcome:
+    """Train one of the others, or go on with it; of one that ended, read what it reached."""
+    if begun is None:
+        return Outcome.of_training(fit_run(options, name=name))
+    if is_finished(*begun, options):
+        return Outcome.of_run(begun[0])
+    return Outcome.of_training(fit_run(options, *begun, name=name))
+
+
+def _verdict(options: Options, first: Outcome, rows: list[tuple[str, float, float]]) -> str:
     """Say in one sentence what each model reached, after how many steps, and what it sees."""
-    core = type(_cores(options.model)[0]).__name__.removesuffix("Attention")
+    attention: str = options.resolved()["model"]["attention"]["class_path"]
+    core = attention.rsplit(".", 1)[-1].removesuffix("Attention")
     rows[0] = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", core).lower(), *rows[0][1:])
     chance = options.task.chance
     parts = [
         f"{name} {value:.2f}{' (guessing)' if chance and value < 1.3 * chance else ''}"
         for name, value, _ in rows
     ]
-    steps = first.fitted.trainer.global_step
-    sentence = f"{', '.join(parts)}, after the same {counted(steps, 'step')}"
-    seen = first.fitted.results.get("test/keys_seen", 1.0)
+    sentence = f"{', '.join(parts)}, after the same {counted(first.steps, 'step')}"
+    seen = first.results.get("test/keys_seen", 1.0)
     return f"{sentence}; a token sees {100 * seen:.2g} % of its text" if seen < 0.995 else sentence
-
-
-def _cores(model: ClusterFormer) -> list[AttentionCore]:
-    return [module for module in model.modules() if isinstance(module, AttentionCore)]
 
 
 def _likewise(options: Options, model: dict[str, Any], *arguments: str) -> Options:

@@ -67,9 +67,7 @@ examples:
 
 def run(arguments: list[str]) -> None:
     """Train, then the models that it is to be compared with."""
-    import time
-
-    from clusterformer.cli.against import check_against, fit_against
+    from clusterformer.cli.against import Outcome, check_against, fit_against
     from clusterformer.cli.fitting import fit_method, fit_run, is_finished
     from clusterformer.cli.options import Options, pop_option
     from clusterformer.compare.child import end_with_parent
@@ -79,7 +77,6 @@ def run(arguments: list[str]) -> None:
     from clusterformer.working_folder import import_from_working_folder
 
     end_with_parent()
-    begun = time.monotonic()
     folder, arguments = pop_option(arguments, "--resume")
     trust, arguments = pop_option(arguments, "--trust")
     resumed = Run.open(folder) if folder else None
@@ -95,6 +92,8 @@ def run(arguments: list[str]) -> None:
             f"{resumed.folder}: finished, nothing is left to train; to train on, raise "
             "--trainer.max_steps or --trainer.max_epochs"
         )
+        if options.config["against"]:
+            fit_against(options, Outcome.of_run(resumed), resumed)
         return
     if options.config["method"]:
         fit_method(options, resumed)
@@ -102,4 +101,4 @@ def run(arguments: list[str]) -> None:
     check_against(options)
     first = fit_run(options, resumed, resume)
     if options.config["against"] or options.config["baselines"]:
-        fit_against(options, first, time.monotonic() - begun)
+        fit_against(options, Outcome.of_training(first), resumed)

@@ -73,7 +73,8 @@ def fit_run(
             )
     except KeyboardInterrupt:
         if run:
-            command = f"clusterformer fit --resume {run.folder}"
+            whole = run.folder.parents[2] if name else run.folder  # RUN/against/NAME/NUMBER
+            command = f"clusterformer fit --resume {whole}"
             print(f"stopped; go on with: {command}", file=sys.stderr)
         raise
     if run and name is None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,36 @@ def test_to_be_checked_changes_nothing(tmp_path: Path) -> None:
     ]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def test_a_run_that_was_stopped_among_the_others_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`kill -9` once the first of two others has a checkpoint; then twice `--resume`."""
+    command = [sys.executable, "-m", "clusterformer", *TOY, f"--runs={tmp_path}"]
+    command += ["--trainer.max_epochs=40", f"--against={json.dumps(OTHERS)}"]
+    run = tmp_path / "toy" / "1"
+    full = run / "against" / "full-attention"
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": TOYS}, stdout=subprocess.DEVNULL
+    ) as training:
+        while not (full / "1" / "checkpoints" / "last.ckpt").exists():
+            assert training.poll() is None, "it ended before it could be killed"
+            time.sleep(0.01)
+        training.kill()
+    killed = torch.load(full / "1" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+    resume = ["fit", f"--resume={run}", "--pictures=false"]
+    assert main(resume) == 0
+    first = capsys.readouterr().out
+    assert f"{run}: finished, nothing is left to train" in first
+    found = table(first)
+    assert list(found) == ["this run", *OTHERS, "always with"]
+    assert [path.name for path in full.iterdir()] == ["1"]
+    last = torch.load(full / "1" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+    assert last > killed
+    assert found["full attention"] == pytest.approx(result_of(full / "1"), abs=1e-4)
+    assert main(resume) == 0
+    assert table(capsys.readouterr().out) == found
 
 
 @pytest.mark.slow
