@@ -112,7 +112,7 @@ class Classification(Labelling):
 
     def text_batch(self, lines: list[str]) -> TextBatch:
         count = (len(lines),)
-        [texts], _ = self.cut_rows.encode([lines])
+        [texts] = self.encode_lines([lines])
         return TextBatch(*pad(texts), torch.full(count, IGNORE), torch.full(count, -1))
 
     def build(self, config: TransformerConfig) -> TextClassifier | PretrainedClassifier:

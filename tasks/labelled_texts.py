@@ -120,6 +120,7 @@ class LabelledTexts(Task):
         self._vector_table: Tensor | None = None
         self._test_examples: Sequence[Example] = []
         self._encoded: dict[Split, LabelledDataset] = {}
+        self._told_cut = False
 
     @abstractmethod
     def read(self, split: Split) -> Sequence[Example]:
@@ -195,6 +196,18 @@ class LabelledTexts(Task):
     def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
         """Make batches of user text in its order, one row a line; an empty text is unknown."""
         return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
+
+    def encode_lines(self, columns: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """Token ids of the user's texts, of each column; that one is cut is said the first time."""
+        tokens, excess = self.cut_rows.encode(columns)
+        if any(excess) and not self._told_cut:
+            self._told_cut = True
+            limit = self.cut_rows.max_length
+            rank_zero_only(_log.warning)(
+                f"a text is longer than max_length {limit} tokens; of such texts the tokens beyond "
+                "are cut off"
+            )
+        return tokens
 
     def own_files(
         self,

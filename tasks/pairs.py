@@ -105,7 +105,7 @@ class PairLabelling(Labelling):
 
     def text_batch(self, lines: list[str]) -> PairBatch:
         columns = list(zip(*map(split_pair, lines), strict=True))
-        (first, second), _ = self.cut_rows.encode(columns)
+        first, second = self.encode_lines(columns)
         count = len(lines)
         return pair_batch(first, second, [IGNORE] * count, [0] * count, self._frame, [-1] * count)
 

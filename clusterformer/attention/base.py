@@ -67,8 +67,9 @@ class AttentionCore(nn.Module, ABC):
                 f"d_model = {d_model}"
             )
         if causal not in self.causal_forms:
+            forms = ", ".join(map(repr, self.causal_forms))
             raise ValueError(
-                f"{type(self).__name__} has no causal={causal!r}; it has {self.causal_forms}"
+                f"{type(self).__name__} has no causal={causal!r}; it has causal={forms}"
             )
         self.d_model = d_model
         self.num_heads = num_heads

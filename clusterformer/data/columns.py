@@ -105,9 +105,16 @@ def _is_row(header: Sequence[str], rows: Sequence[Sequence[str]], found: Sequenc
 
 
 def _undecided(path: str | Path, options: Sequence[str], header: Sequence[str]) -> InputError:
+    if not header:
+        return InputError(f"{path}: the file is empty")
     names = " and ".join(options)
     found = ", ".join(map(repr, header[:20])) + ", ..." * (len(header) > 20)
     return InputError(
         f"{path}:1: cannot tell which column is for {names}; set it to one of {found:.500}; "
         "without a header line, to the number of a column"
+        + ("; separate columns by commas or tabs, not by ';'" if _by_semicolons(header) else "")
     )
+
+
+def _by_semicolons(header: Sequence[str]) -> bool:
+    return len(header) == 1 and ";" in header[0]

@@ -176,6 +176,8 @@ def _index(path: Path, first: list[str], column: Column) -> int:
         if not 1 <= column <= len(first):
             raise InputError(f"{path}:1: no column {column}, there are {len(first)}")
         return column - 1
+    if not first:
+        raise InputError(f"{path}: the file is empty")
     if column not in first:
         raise InputError(
             f"{path}:1: no column {column!r}, the header line has {f'{first}':.500}; "

@@ -129,7 +129,7 @@ class TransformerConfig:
             return self._make(make, causal=chosen or True)
         except ValueError as error:
             raise ValueError(
-                f"decoder: {error}; choose another by model.decoder_attention"
+                f"decoder: {error}; choose another by model.attention or model.decoder_attention"
             ) from error
 
     def make_cross_core(self) -> AttentionCore:

@@ -165,6 +165,20 @@ def test_what_is_wrong_is_one_line(
     assert line in error_of(command, capsys)
 
 
+def test_that_a_text_is_cut_is_said_once(tmp_path: Path, capsys, caplog) -> None:
+    lines = [f"{n % 2}\tfilm number {n} is here" for n in range(40)]
+    (tmp_path / "a.tsv").write_text("label\ttext\n" + "\n".join(lines) + "\n")
+    fit = ["fit", "--pictures=false", "--data=Classification", f"--data.train={tmp_path / 'a.tsv'}"]
+    assert main([*fit, "--data.max_length=8", *NETWORK, f"--runs={tmp_path}"]) == 0
+    run, path = next(tmp_path.glob("*/1")), tmp_path / "in.txt"
+    for text, told in (("a film", 0), ("a long film is here " * 3, 1)):
+        path.write_text(f"{text}\n" * 100)  # two batches
+        caplog.clear()
+        assert len(predicted(run, path, capsys).splitlines()) == 100
+        cut = "a text is longer than max_length 8 tokens"
+        assert sum(cut in record.message for record in caplog.records) == told
+
+
 def test_a_long_line_takes_linear_time(tmp_path: Path) -> None:
     path = tmp_path / "long"
     seconds = []

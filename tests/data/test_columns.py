@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterformer.data.columns import find_columns
+from clusterformer.data.labelled_text import read_rows
 from clusterformer.errors import InputError
 
 WORDS = [
@@ -105,6 +106,20 @@ def test_two_texts_are_found_in_their_order(tmp_path):
 def test_what_is_not_decided_names_option_and_columns(tmp_path, columns, wanted, message):
     with pytest.raises(InputError, match=f"a.csv:1: cannot tell which column is {message}"):
         find_columns(write(tmp_path / "a.csv", columns), wanted)
+
+
+def test_an_empty_file_is_called_so(tmp_path):
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(InputError, match=r"a\.csv: the file is empty"):
+        find_columns(tmp_path / "a.csv", TEXT)
+    with pytest.raises(InputError, match=r"a\.csv: the file is empty"):
+        read_rows(tmp_path / "a.csv", text_column="a", label_column="b")
+
+
+def test_columns_apart_by_semicolons_are_noticed(tmp_path):
+    (tmp_path / "a.csv").write_text("text;label\na good film;pos\n" * 2)
+    with pytest.raises(InputError, match="by commas or tabs, not by ';'"):
+        find_columns(tmp_path / "a.csv", TEXT)
 
 
 def test_a_missing_header_line_is_noticed(tmp_path):
