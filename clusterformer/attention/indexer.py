@@ -98,6 +98,7 @@ class IndexerAttention(AttentionCore):
         self.dense_steps = dense_steps
         if dense_steps:
             self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self._awaited = False  # a backward pass
         self.index_norm = nn.LayerNorm(index_width)
         self.read_width(d_model)
 
@@ -123,7 +124,7 @@ class IndexerAttention(AttentionCore):
         with torch.autocast(q.device.type, enabled=False):
             index = self._index(packed.pack(hidden))
             learning = self.training and torch.is_grad_enabled()
-            dense = learning and self._is_dense()
+            dense = learning and self._is_dense(hidden)
             if dense:
                 position, mask = self._all_keys(key, packed.mask)
             else:
@@ -139,15 +140,23 @@ class IndexerAttention(AttentionCore):
         grouping = Grouping(assignment, 1, counts=counts, loss=loss)
         return packed.unpack(mixed).to(q.dtype), grouping
 
-    def _is_dense(self) -> bool:
-        """Tell whether this pass of training belongs to the warm-up, and count it once."""
+    def _is_dense(self, hidden: Tensor) -> bool:
+        """Tell whether this pass of training belongs to the warm-up, and count it.
+
+        All passes before one backward pass count once, also those that it repeats to save memory:
+        they decide alike.
+        """
         if not self.dense_steps:
             return False
-        done = int(self.passes)
-        if in_backward():  # the pass is repeated, to save memory
-            return done <= self.dense_steps
-        self.passes += 1
-        return done < self.dense_steps
+        if not in_backward():
+            self.passes += not self._awaited
+            if hidden.requires_grad:  # its gradient is the last that a backward pass finds
+                self._awaited = True
+                hidden.register_hook(self._arrived)
+        return int(self.passes) <= self.dense_steps
+
+    def _arrived(self, gradient: Tensor) -> None:
+        self._awaited = False
 
     def _index(self, hidden: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Index queries (B, N, I, F), weights (B, N, I) and keys (B, N, F), in float32.

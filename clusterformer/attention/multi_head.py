@@ -76,7 +76,7 @@ class MultiHeadAttention(nn.Module):
         """Attend within x, or from x to `memory`.
 
         Args:
-            x: Hidden states, (B, N, E); B or N may be 0, and no grouping comes back then.
+            x: Hidden states, (B, N, E); B, N or M may be 0, and no grouping comes back then.
             key_mask: (B, N) bool, True at real tokens; None means all real. Values at padding, NaN
                 included, affect no output.
             memory: Hidden states to attend to instead of x (cross-attention), (B, M, E).
@@ -105,8 +105,8 @@ class MultiHeadAttention(nn.Module):
             source, source_mask = memory, memory_mask
             if memory_mask is not None:
                 source = memory.masked_fill(~memory_mask[..., None], 0.0)
-        if not x.numel() and not self.core.shares_sequence:
-            return Attended(self.out_proj(x), None)
+        if not (x.numel() and source.numel()) and not self.core.shares_sequence:
+            return Attended(self.out_proj(torch.zeros_like(x)), None)
         q = self._split(self.q_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(source))
         if self.rotary_base is not None and memory is None:

@@ -191,8 +191,11 @@ class Evaluator:
     def assign(
         self, weights: NDArray | None, min_probability: float
     ) -> tuple[NDArray, NDArray, NDArray]:
-        """Label each point, (P,), and sum memberships (C,) and weighted points (C, columns)."""
-        labels = np.empty(self._X.shape[0], dtype=np.int64)
+        """Label each point, (P,), and sum memberships (C,) and weighted points (C, columns).
+
+        Labels are those of `predict`, to the last bit.
+        """
+        labels = np.empty(self._X.shape[0], np.int64) if min_probability else self.nearest()
         mass: Any = 0.0
         sums: Any = 0.0
         start = 0
@@ -200,7 +203,8 @@ class Evaluator:
             for chunk in self._chunks():
                 logits = self._network(self._map(chunk))
                 rows = slice(start, start + len(chunk))
-                labels[rows] = label(logits, min_probability).cpu()
+                if min_probability:
+                    labels[rows] = label(logits, min_probability).cpu()
                 p = logits.softmax(1)
                 if weights is not None:
                     p = p * torch.as_tensor(weights[rows, None]).to(p)

@@ -77,6 +77,12 @@ class SphericalMeans(nn.Module):
         self.moves += seen.any()
         self.observed.zero_()
 
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Take the centroids for learnt: the next batches move them no further than later ones."""
+        self.moves.clamp_(min=round(1 / (1 - self.decay)))
+        self.observed.zero_()
+
     @_disable_dynamo
     @torch.no_grad()
     def observe(self, points: Tensor, nearest: Tensor, mask: Tensor | None, source: Tensor) -> None:

@@ -187,6 +187,8 @@ class _Fit(FullAttention):
         seen, before = attention_seen(core, last)
         core.space.weight.data.copy_(self.space)
         core.own_centroids().data.copy_(self._fit_centroids(core).squeeze(0))
+        if core.means is not None:
+            core.means.settle()
         if core.log_alpha is not None and alpha is not None:
             core.log_alpha.data.fill_(alpha).log_()
         seen, after = attention_seen(core, last)

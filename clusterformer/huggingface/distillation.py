@@ -59,8 +59,9 @@ def distill(
     Its original, a copy with its own attention, is the teacher. The loss is the squared distance
     between the hidden states of both, as a share of the teacher's squared norm, mean over tokens
     and layers; mechanisms add their own, such as that by which an indexer learns. Weights learn by
-    AdamW with a rate that falls to zero; centroids of neural clustering stay where `calibrate` put
-    them. No labels are needed, and heads on top of the hidden states keep their meaning.
+    AdamW with a rate that falls to zero; learnt centroids of neural clustering stay where
+    `calibrate` put them. No labels are needed, and heads on top of the hidden states keep their
+    meaning.
 
     Args:
         model: Model with a mechanism attached, best after `calibrate`.

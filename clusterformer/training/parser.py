@@ -56,7 +56,7 @@ class Parser(LightningArgumentParser):
 
 def make_parser() -> Parser:
     """Make the parser of the options `--config`, `--model.*` and `--data.*`."""
-    parser = Parser(allow_abbrev=False)
+    parser = Parser(prog="clusterformer", allow_abbrev=False)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="YAML file of options.")
     parser.add_lightning_class_args(ClusterFormer, "model")
     parser.add_lightning_class_args(Task, "data", subclass_mode=True)

@@ -267,6 +267,8 @@ def test_cross_attention_or_a_clear_refusal(cls) -> None:
         return
     values = layer(x, memory=memory, memory_mask=mask).values
     torch.testing.assert_close(values[1:], layer(x[1:], memory=memory[1:, :5]).values)
+    nothing = layer(x, memory=memory[:, :0]).values
+    torch.testing.assert_close(nothing, layer.out_proj.bias.expand_as(x))
     with pytest.raises(ValueError, match="memory must have 2 rows like x, got 1"):
         layer(x, memory=memory[:1])
 

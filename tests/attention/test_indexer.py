@@ -181,6 +181,27 @@ def test_a_pass_that_is_repeated_to_save_memory_counts_once() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_all_passes_before_a_backward_pass_count_once() -> None:
+    """As of a layer that is used twice; one step between them has no backward pass."""
+    inputs = [torch.randn(2, 19, 32, requires_grad=True) for _ in range(2)]
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        layer = MultiHeadAttention(IndexerAttention(32, 4, causal=True, top_k=3, dense_steps=2))
+        found = []
+        for step in range(4):
+            outs = [
+                checkpoint(layer, x, use_reentrant=False) if again else layer(x) for x in inputs
+            ]
+            if step != 1:
+                loss = sum(out.values.square().sum() + out.grouping.loss.sum() for out in outs)
+                found += torch.autograd.grad(loss, [*layer.parameters(), *inputs])
+        gradients.append(found)
+        assert int(layer.core.passes) == 3
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(ValueError, match="target must be one of chosen, all; got 'some'"):
         IndexerAttention(8, 2, target="some")

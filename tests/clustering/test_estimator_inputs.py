@@ -108,6 +108,17 @@ def test_weights_that_are_none_are_refused(
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")
+@pytest.mark.parametrize("scale", [0.0, 1e5])
+def test_labels_are_what_predict_says_of_points_that_are_nearly_one(scale: float) -> None:
+    x = np.zeros((600, 8), np.float32)
+    if scale:  # one point so far off that all others are nearly equal
+        x = np.random.default_rng(0).normal(size=x.shape).astype(np.float32)
+        x[0] *= scale
+    fitted = NeuralClustering(4, max_iter=30, random_state=0, merge=False).fit(x)
+    np.testing.assert_array_equal(fitted.labels_, fitted.predict(x))
+
+
 def test_noise_is_what_no_cluster_is_probable_for() -> None:
     x, _ = make_blobs(150, centers=3, cluster_std=1.0, random_state=0)
     fitted = small(min_probability=0.95).fit(x)

@@ -43,6 +43,21 @@ def test_clusters_gather_tokens_that_attend_to_each_other(tiny) -> None:
             assert torch.equal(x, before[name])
 
 
+def test_centroids_that_follow_tokens_start_from_the_calibrated(tiny) -> None:
+    model = huggingface.attach(
+        grouped(tiny), "NeuralClusteringAttention", num_clusters=8, clusters="k-means",
+        dense_length=0,
+    )  # fmt: skip
+    huggingface.calibrate(model, batches(4), steps=5)
+    means = model.encoder.layer[0].attention.self.clusterformer.core.means
+    calibrated = means.centroids.clone()
+    model.train()
+    for batch in batches(2):
+        model(**batch).last_hidden_state.sum().backward()
+    assert not torch.equal(means.centroids, calibrated)
+    assert torch.cosine_similarity(means.centroids, calibrated, dim=-1).min() > 0.999
+
+
 def test_a_decoder_that_sees_all_before_it_sees_all(tiny) -> None:
     model = tiny("Llama")
     huggingface.attach(model, "NeuralClusteringAttention", num_clusters=1, chunk_size=64)
