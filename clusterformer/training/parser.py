@@ -29,6 +29,9 @@ class Parser(LightningArgumentParser):
 
     _given: Set[str] = frozenset()
 
+    def __init__(self, *others: Any, **options: Any) -> None:
+        super().__init__(*others, **{"prog": "clusterformer", **options})
+
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # type: ignore[override]
         self._given = given_options(sys.argv[1:] if args is None else args)
         config = super().parse_args(args, *others, **options)
@@ -56,7 +59,7 @@ class Parser(LightningArgumentParser):
 
 def make_parser() -> Parser:
     """Make the parser of the options `--config`, `--model.*` and `--data.*`."""
-    parser = Parser(prog="clusterformer", allow_abbrev=False)
+    parser = Parser(allow_abbrev=False)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="YAML file of options.")
     parser.add_lightning_class_args(ClusterFormer, "model")
     parser.add_lightning_class_args(Task, "data", subclass_mode=True)

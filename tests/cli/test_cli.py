@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def test_the_module_runs_without_the_working_folder_on_the_path(tmp_path: Path) 
         [sys.executable, "-m", "clusterformer", "--version"], cwd=tmp_path, capture_output=True
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--help-all"],
+        ["--data.help", "Classification"],
+        ["--model.attention.help", "FullAttention"],
+    ],
+)
+def test_the_help_of_options_names_the_command(option: list[str], capsys) -> None:
+    with suppress(SystemExit):
+        main(["fit", *option])
+    assert capsys.readouterr().out.startswith("usage: clusterformer ")
 
 
 def test_every_option_in_the_help_exists() -> None:
