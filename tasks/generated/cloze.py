@@ -217,9 +217,8 @@ class Cloze(GeneratedTask):
             return at.sum(1).argmax(-1)
 
         def alike(batch: ClozeBatch, at: Tensor) -> Tensor:
-            assert self._words is not None
             near = F.pad(batch.tokens, (2, 2)).unfold(1, 5, 1)  # (B, N, 5)
-            missing = near[batch.tokens == self._words.blank]  # (B, 5)
+            missing = near[torch.arange(len(near)), batch.missing[:, 0]]  # (B, 5)
             count = (missing[:, None] == batch.tokens[..., None]).sum(1)  # (B, 5); 0 for padding
             rare = torch.where(count > 0, at.shape[1] / count, 1).log()
             shared = (missing[:, None, :, None] == near[:, :, None]).any(-1)  # (B, N, 5)

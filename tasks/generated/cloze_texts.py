@@ -24,7 +24,15 @@ class ClozeBatch(NamedTuple):
     mask: Tensor  # (B, N) bool
     target: Tensor  # (B, A) int64: which candidate is right
     asked: Tensor  # (B, A) int64: position of the answer
+    missing: Tensor  # (B, A) int64: position of the missing name
     candidates: Tensor  # (B, A, K) int64: tokens
+
+
+class _Answer(NamedTuple):
+    missing: int
+    asked: int
+    right: int
+    candidates: list[int]
 
 
 class ClozeTexts(GeneratedTexts):
@@ -63,22 +71,23 @@ class ClozeTexts(GeneratedTexts):
         if not indices:
             zero = torch.zeros(1, 1, dtype=torch.long)
             candidates = zero[..., None].expand(1, 1, CANDIDATES)
-            return ClozeBatch(zero, zero.bool(), zero + IGNORE, zero, candidates)
+            return ClozeBatch(zero, zero.bool(), zero + IGNORE, zero, zero, candidates)
         rows = [self._text(index) for index in indices]
         tokens = torch.tensor([row for row, _ in rows])
         size = (len(rows), max(len(answers) for _, answers in rows))
         target = torch.full(size, IGNORE)
-        asked = torch.zeros(size, dtype=torch.long)
+        asked, missing = torch.zeros(2, *size, dtype=torch.long)
         candidates = torch.zeros(*size, CANDIDATES, dtype=torch.long)
         for row, (_, answers) in enumerate(rows):
-            for i, (position, right, ids) in enumerate(answers):
-                target[row, i], asked[row, i] = right, position
-                candidates[row, i] = torch.tensor(ids)
+            for i, answer in enumerate(answers):
+                target[row, i], asked[row, i] = answer.right, answer.asked
+                missing[row, i] = answer.missing
+                candidates[row, i] = torch.tensor(answer.candidates)
         mask = torch.ones_like(tokens, dtype=torch.bool)
-        return ClozeBatch(tokens, mask, target, asked, candidates)
+        return ClozeBatch(tokens, mask, target, asked, missing, candidates)
 
-    def _text(self, index: int) -> tuple[list[int], list[tuple[int, int, list[int]]]]:
-        """Tokens of one text; of each answer its position, which candidate is right, their ids."""
+    def _text(self, index: int) -> tuple[list[int], list[_Answer]]:
+        """Tokens of one text, and what it asks for."""
         generator = self.generator(index)
         last = self._questions[self._order[index % len(self._order)]]
         book, words = self._books[last.book], self._words
@@ -97,8 +106,9 @@ class ClozeTexts(GeneratedTexts):
             if len(set(candidates)) < CANDIDATES:
                 continue
             tokens[question.at - start] = words.blank
-            position = (question.end - 1 if self._causal else question.at) - start
-            answers.append((len(words.before) + position, int(np.argmin(order)), candidates))
+            missing = question.at - start + len(words.before)
+            asked = missing + (question.end - 1 - question.at if self._causal else 0)
+            answers.append(_Answer(missing, asked, int(np.argmin(order)), candidates))
         return [*words.before, *tokens, *words.after], answers
 
     def _ids(self, names: list[str], generator: np.random.Generator) -> dict[str, int]:

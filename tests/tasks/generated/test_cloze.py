@@ -96,6 +96,7 @@ def test_the_target_is_the_candidate_that_is_missing(books, fresh: float) -> Non
     assert ((batch.tokens == BLANK).sum(-1) == 1).all()
     assert (batch.tokens[:, -4] == BLANK).all()  # . went home .
     assert (batch.asked == LENGTH - 1).all()
+    assert (batch.missing == LENGTH - 4).all()
     assert batch.asked.shape == batch.target.shape == (20, 1)
     for tokens, (candidates,) in zip(batch.tokens, batch.candidates, strict=True):
         assert len(set(candidates.tolist())) == 10
@@ -117,7 +118,8 @@ def test_training_asks_for_further_names(books) -> None:
     assert ((batch.tokens == BLANK).sum(-1) == real.sum(-1)).all()
     for row, whole in zip(range(8), plain.tokens, strict=True):
         for i in real[row].nonzero().flatten().tolist():
-            at = int(batch.asked[row, i]) - 3  # the answer stands at the end: . went home .
+            at = int(batch.missing[row, i])
+            assert batch.asked[row, i] == at + 3  # the answer stands at the end: . went home .
             assert batch.tokens[row, at] == BLANK
             right = batch.candidates[row, i, batch.target[row, i]]
             assert i == 0 or whole[at] == right
