@@ -102,12 +102,7 @@ def _forward(
             part = part[..., : q.shape[-1]].transpose(1, 2).flatten(0, 1)
             add_rows(values, own, part * held[..., None])
             add_rows(sums, own, part_sums.transpose(1, 2).flatten(0, 1) * held)
-        if hash_round:
-            total = torch.logaddexp(logsumexp, sums)
-            values.mul_((sums - total).exp_()[..., None])
-            values.addcmul_(out, (logsumexp - total).exp_()[..., None])
-            sums = total
-        out, logsumexp = values, sums
+        out, logsumexp = merge(values, sums, out, logsumexp)
     out, logsumexp = merge(out, logsumexp, more, more_masses)
     return out.to(q.dtype), logsumexp
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.causal_attention import gradients, values_and_masses
+from clusterformer.kernels.merging import gradients_of_more, merge
 
 
 def merged_attention(q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Tensor) -> Tensor:
@@ -42,10 +43,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute values (B, N, D) and the log-sum-exp (B, N, 1) over near and far keys."""
     near, near_mass = values_and_masses(q[:, None], k[:, None], v[:, None], 1.0)
-    near_mass = near_mass[:, 0, :, None]
-    mass = torch.logaddexp(near_mass, far_mass)
-    out = near[:, 0] * (near_mass - mass).exp()
-    return out.addcmul_(far, (far_mass - mass).exp()), mass
+    near_mass = near_mass[:, 0]
+    out, mass = merge(near[:, 0], near_mass, far, far_mass[..., 0])
+    return out, mass[..., None]
 
 
 @torch.library.custom_op("clusterformer::merged_attention_backward", mutates_args=())
@@ -63,8 +63,8 @@ def _backward(
     given, query, key, value, mixed = (x[:, None] for x in (grad, q, k, v, out))
     near = gradients(given, query, key, value, mixed, mass[:, None, :, 0], 1.0)
     dq, dk, dv = (x[:, 0].contiguous() for x in near)
-    share = (far_mass - mass).exp()
-    return dq, dk, dv, share * grad, share * (grad * (far - out)).sum(-1, keepdim=True)
+    dfar, dmass = gradients_of_more(grad, out, mass[..., 0], far, far_mass[..., 0])
+    return dq, dk, dv, dfar, dmass[..., None]
 
 
 @_forward.register_fake

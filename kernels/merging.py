@@ -14,12 +14,15 @@ from torch import Tensor
 def merge(
     values: Tensor, masses: Tensor, more: Tensor, more_masses: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Merge values (..., D) and masses (...) with those of further keys; empty tensors are none."""
+    """Merge values (..., D) and masses (...) with those of further keys; empty tensors are none.
+
+    In place, where `values` have the dtype of masses.
+    """
     if not more.numel():
         return values, masses
     total = torch.logaddexp(masses, more_masses)
     own_share, share = ((x - total).exp()[..., None] for x in (masses, more_masses))
-    return values * own_share + more * share, total
+    return values.to(masses.dtype).mul_(own_share).addcmul_(more, share), total
 
 
 def gradients_of_more(
@@ -30,4 +33,4 @@ def gradients_of_more(
         return torch.empty_like(more), torch.empty_like(more_masses)
     share = (more_masses - masses).exp()
     difference = (grad * (more - values)).sum(-1)
-    return share[..., None] * grad.float(), share * difference
+    return share[..., None] * grad.to(share.dtype), share * difference

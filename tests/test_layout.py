@@ -30,6 +30,7 @@ LAYERS = {
     "clusterformer.whole_files": 0,
     "clusterformer.wording": 0,
     "clusterformer.structure": 0.5,
+    "clusterformer.backward_pass": 0.5,
     "clusterformer.seeded": 0.5,
     "clusterformer.kernels": 1,
     "clusterformer.clustering": 2,

@@ -14,7 +14,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.rotary import rotate
 from clusterformer.attention.text_cache import attend_rows, extend
-from clusterformer.clustering.spherical import in_backward
+from clusterformer.backward_pass import BackwardPass, in_backward
 from clusterformer.errors import require_at_least, require_one_of
 from clusterformer.kernels.index_scores import attention_mass, index_scores, select_keys
 from clusterformer.kernels.top_k import top_k_indices
@@ -98,7 +98,7 @@ class IndexerAttention(AttentionCore):
         self.dense_steps = dense_steps
         if dense_steps:
             self.register_buffer("passes", torch.zeros((), dtype=torch.long))
-        self._awaited = False  # a backward pass
+        self._backward_pass = BackwardPass()
         self.index_norm = nn.LayerNorm(index_width)
         self.read_width(d_model)
 
@@ -149,14 +149,9 @@ class IndexerAttention(AttentionCore):
         if not self.dense_steps:
             return False
         if not in_backward():
-            self.passes += not self._awaited
-            if hidden.requires_grad:  # its gradient is the last that a backward pass finds
-                self._awaited = True
-                hidden.register_hook(self._arrived)
+            self.passes += not self._backward_pass.awaited
+            self._backward_pass.await_gradient(hidden)
         return int(self.passes) <= self.dense_steps
-
-    def _arrived(self, gradient: Tensor) -> None:
-        self._awaited = False
 
     def _index(self, hidden: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Index queries (B, N, I, F), weights (B, N, I) and keys (B, N, F), in float32.

@@ -76,10 +76,11 @@ class MultiHeadAttention(nn.Module):
         """Attend within x, or from x to `memory`.
 
         Args:
-            x: Hidden states, (B, N, E); B, N or M may be 0, and no grouping comes back then.
+            x: Hidden states, (B, N, E); B or N may be 0, and no grouping comes back then.
             key_mask: (B, N) bool, True at real tokens; None means all real. Values at padding, NaN
                 included, affect no output.
-            memory: Hidden states to attend to instead of x (cross-attention), (B, M, E).
+            memory: Hidden states to attend to instead of x (cross-attention), (B, M, E). Where M is
+                0, each token attends to nothing, and no grouping comes back.
             memory_mask: (B, M) bool, for `memory`.
             previous: Grouping of the layer below.
 

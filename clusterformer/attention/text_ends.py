@@ -100,62 +100,56 @@ def attend_with_ends(
         everywhere = at_ends(ends, q.shape[2])
         return dense_attention(q, k, v, blocks, scale=scale, extra=extra, global_mask=everywhere)
     mask = window_mask(blocks._replace(filled=blocks.filled & ~_slots_at_ends(blocks, ends)))
-    more = _attend_to_ends(q, k, v, ends, key_mask, scale, extra)
-    values = chunk_attention(q, k, v, blocks, scale=scale, mask=mask, extra=extra, more=more)
-    found = _attend_from_ends(q, k, v, ends, key_mask, scale, extra)
+    query, key, value = (
+        _rows_of(x.transpose(1, 2), ends.tokens).transpose(1, 2) for x in (q, k, v)
+    )
+    ask, offer = extra or (None, None)
+    few_ask, few_offer = (None if x is None else _rows_of(x, ends.tokens) for x in (ask, offer))
+    logits = _logits(q, key, ask, few_offer, ends.there, scale)
+    values, masses = _mix(logits, value), logits.logsumexp(-1)
+    if key_mask is not None:
+        values = values.masked_fill(~key_mask[:, None, :, None], 0.0)
+        masses = masses.masked_fill(~key_mask[:, None], torch.finfo(masses.dtype).min)
+    more = values, masses
+    mixed = chunk_attention(q, k, v, blocks, scale=scale, mask=mask, extra=extra, more=more)
+    found = _mix(_logits(query, k, few_ask, offer, key_mask, scale), v)
     length = q.shape[2]
     index = ends.tokens.masked_fill(~ends.there, length)  # what is not there goes nowhere
     index = index[:, None, :, None].expand_as(found)
-    values = F.pad(values, (0, 0, 0, 1))
-    return values.scatter(2, index, found.to(values.dtype))[:, :, :length]
+    mixed = F.pad(mixed, (0, 0, 0, 1))
+    return mixed.scatter(2, index, found.to(mixed.dtype))[:, :, :length]
 
 
-def _attend_to_ends(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ends: TextEnds,
-    key_mask: Tensor | None,
+def _logits(
+    query: Tensor,
+    key: Tensor,
+    ask: Tensor | None,
+    offer: Tensor | None,
+    seen: Tensor | None,
     scale: float,
-    extra: Columns | None,
-) -> tuple[Tensor, Tensor]:
-    """Values (B, H, N, D) and masses (B, H, N) of attention to the ends alone; 0 at padding."""
-    key, value = (_rows_of(x.transpose(1, 2), ends.tokens).transpose(1, 2) for x in (k, v))
-    with torch.autocast(q.device.type, enabled=False):
-        logits = q.float() @ key.float().transpose(2, 3)
-        if extra is not None:
-            offer = _rows_of(extra[1], ends.tokens).float()
-            logits = logits + (extra[0].float() @ offer.transpose(1, 2))[:, None]
-        lowest = torch.finfo(logits.dtype).min
-        logits = (scale * logits).masked_fill(~ends.there[:, None, None], lowest)
-        values, masses = logits.softmax(-1) @ value.float(), logits.logsumexp(-1)
-    if key_mask is not None:
-        values = values.masked_fill(~key_mask[:, None, :, None], 0.0)
-        masses = masses.masked_fill(~key_mask[:, None], lowest)
-    return values, masses
-
-
-def _attend_from_ends(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ends: TextEnds,
-    key_mask: Tensor | None,
-    scale: float,
-    extra: Columns | None,
 ) -> Tensor:
-    """Values of full attention at the ends of each text, (B, H, E, D)."""
-    query = _rows_of(q.transpose(1, 2), ends.tokens).transpose(1, 2)
-    with torch.autocast(q.device.type, enabled=False):
-        logits = query.float() @ k.float().transpose(2, 3)
-        if extra is not None:
-            ask, offer = _rows_of(extra[0], ends.tokens).float(), extra[1].float()
-            logits = logits + (ask @ offer.transpose(1, 2))[:, None]
+    """Logits of all queries with all keys, (B, H, queries, keys), in float32.
+
+    Args:
+        query, key: (B, H, any, D).
+        ask, offer: Additional columns of queries and of keys, (B, any, A).
+        seen: (B, keys), False at keys that do not count; None means all do.
+        scale: Factor on the logits.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        logits = query.float() @ key.float().transpose(2, 3)
+        if ask is not None and offer is not None:
+            logits = logits + (ask.float() @ offer.float().transpose(1, 2))[:, None]
         logits = scale * logits
-        if key_mask is not None:  # no -inf: a text may be nothing but padding
-            lowest = torch.finfo(logits.dtype).min
-            logits = logits.masked_fill(~key_mask[:, None, None], lowest)
-        return logits.softmax(-1) @ v.float()
+        if seen is not None:  # no -inf: a text may be nothing but padding
+            logits = logits.masked_fill(~seen[:, None, None], torch.finfo(logits.dtype).min)
+        return logits
+
+
+def _mix(logits: Tensor, value: Tensor) -> Tensor:
+    """Values (B, H, queries, D) by logits, in float32."""
+    with torch.autocast(value.device.type, enabled=False):
+        return logits.softmax(-1) @ value.float()
 
 
 def count_with_ends(

@@ -93,6 +93,7 @@ def run(arguments: list[str]) -> None:
             "--trainer.max_steps or --trainer.max_epochs"
         )
         if options.config["against"]:
+            check_against(options)
             fit_against(options, Outcome.of_run(resumed), resumed)
         return
     if options.config["method"]:

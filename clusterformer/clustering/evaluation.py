@@ -181,12 +181,15 @@ class Evaluator:
         start = 0
         with torch.no_grad():
             for chunk in self._chunks():
-                for block in chunk.split(_BLOCK):
-                    scores = self._network.scores(self._map(block)).cpu()
-                    # three times as fast as torch's argmax over short rows
-                    scores.numpy().argmax(1, out=labels[start : start + len(block)])
-                    start += len(block)
+                self._write_nearest(chunk, labels[start : start + len(chunk)])
+                start += len(chunk)
         return labels
+
+    def _write_nearest(self, chunk: Tensor, labels: NDArray[np.int64]) -> None:
+        for start, block in zip(range(0, len(chunk), _BLOCK), chunk.split(_BLOCK), strict=True):
+            scores = self._network.scores(self._map(block)).cpu()
+            # three times as fast as torch's argmax over short rows
+            scores.numpy().argmax(1, out=labels[start : start + len(block)])
 
     def assign(
         self, weights: NDArray | None, min_probability: float
@@ -195,7 +198,7 @@ class Evaluator:
 
         Labels are those of `predict`, to the last bit.
         """
-        labels = np.empty(self._X.shape[0], np.int64) if min_probability else self.nearest()
+        labels = np.empty(self._X.shape[0], dtype=np.int64)
         mass: Any = 0.0
         sums: Any = 0.0
         start = 0
@@ -205,6 +208,8 @@ class Evaluator:
                 rows = slice(start, start + len(chunk))
                 if min_probability:
                     labels[rows] = label(logits, min_probability).cpu()
+                else:
+                    self._write_nearest(chunk, labels[rows])
                 p = logits.softmax(1)
                 if weights is not None:
                     p = p * torch.as_tensor(weights[rows, None]).to(p)

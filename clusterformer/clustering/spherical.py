@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable, imported when called
 
+from clusterformer.backward_pass import BackwardPass, in_backward
 from clusterformer.seeded import draw_seeded
 
 
@@ -54,7 +55,7 @@ class SphericalMeans(nn.Module):
         self.register_buffer("centroids", F.normalize(start, dim=-1))
         self.register_buffer("observed", torch.zeros_like(start))
         self.register_buffer("moves", torch.zeros((), dtype=torch.long))
-        self._awaited = False
+        self._backward_pass = BackwardPass()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         return super()._apply(lambda x: fn(x).float() if x.is_floating_point() else fn(x), recurse)
@@ -67,7 +68,7 @@ class SphericalMeans(nn.Module):
     @torch.no_grad()
     def move(self) -> None:
         """Move towards the observed tokens, unless their backward pass is not yet over."""
-        if self._awaited or in_backward():
+        if self._backward_pass.awaited or in_backward():
             return
         direction = F.normalize(self.observed.float(), dim=-1)
         seen = direction.any(-1, keepdim=True)
@@ -121,14 +122,4 @@ class SphericalMeans(nn.Module):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(found)
         self.observed += found
-        if source.requires_grad:
-            self._awaited = True
-            source.register_hook(self._arrived)
-
-    def _arrived(self, gradient: Tensor) -> None:
-        self._awaited = False
-
-
-def in_backward() -> bool:
-    """Tell whether a forward pass is being repeated in a backward pass, to save memory."""
-    return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks
+        self._backward_pass.await_gradient(source)

@@ -75,8 +75,8 @@ def questions(book: Book, number: int, length: int) -> list[Question]:
     for at in map(int, np.flatnonzero(book.name)):
         start = (end := _sentence_end(book, at)) - length
         if start >= 0:
-            generator = np.random.default_rng([number, at])
-            if names := _candidates(book, at, range(start, end), near, generator):
+            generator, positions = np.random.default_rng([number, at]), _names_of(book, start, end)
+            if names := _candidates(book, at, positions, near, generator):
                 found.append(Question(number, at, end, names))
     return found
 
@@ -89,9 +89,8 @@ def more_questions(
     No candidate stands near on either side. The first time that a name stands in the text it is not
     asked for, so each right one is seen.
     """
-    text = range(last.end - length, last.end)
     near = min(RECENT, length // 4) // 4
-    positions = text.start + np.flatnonzero(book.name[text.start : text.stop])
+    positions = _names_of(book, last.end - length, last.end)
     first = {book.words[i]: int(i) for i in positions[::-1]}
     found: dict[int, Question] = {}
     for at in map(int, generator.permutation(positions)):
@@ -100,7 +99,7 @@ def more_questions(
         end = _sentence_end(book, at)
         if first[book.words[at]] == at or end in found or end >= last.end:
             continue
-        if names := _candidates(book, at, text, near, generator):
+        if names := _candidates(book, at, positions, near, generator):
             found[end] = Question(last.book, at, end, names)
     return list(found.values())
 
@@ -111,15 +110,19 @@ def _sentence_end(book: Book, at: int) -> int:
     return next((i + 1 for i in range(at + 1, stop) if book.words[i] in ".!?"), stop)
 
 
+def _names_of(book: Book, start: int, end: int) -> np.ndarray:
+    """Positions of all names of a text of a book."""
+    return start + np.flatnonzero(book.name[start:end])
+
+
 def _candidates(
-    book: Book, at: int, text: range, near: int, generator: np.random.Generator
+    book: Book, at: int, positions: np.ndarray, near: int, generator: np.random.Generator
 ) -> list[str]:
     """Draw names that could be the missing one, itself first; none where it must not be asked for.
 
     No candidate stands within `near` tokens: no window tells one from the other. The wrong ones are
     drawn by how often they stand in the text, as the right one has been.
     """
-    positions = text.start + np.flatnonzero(book.name[text.start : text.stop])
     positions = positions[positions != at]
     counts = Counter(book.words[i] for i in positions)
     close = {book.words[i] for i in positions[abs(positions - at) <= near]}

@@ -103,7 +103,7 @@ class ClozeTexts(GeneratedTexts):
         for question in (last, *others):
             order = generator.permutation(CANDIDATES)
             candidates = [ids[question.candidates[i]] for i in order]
-            if len(set(candidates)) < CANDIDATES:
+            if len(set(candidates)) < CANDIDATES:  # a text has more names than there are ids
                 continue
             tokens[question.at - start] = words.blank
             missing = question.at - start + len(words.before)
