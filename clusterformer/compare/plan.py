@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterformer.compare.plan_entries import (
+    check_configurations,
     check_forms,
     check_name,
     check_options,
@@ -115,7 +116,8 @@ def read_plan(path: Path) -> Plan:
     choices = combinations(file, choose, "choose")
     unchosen: dict[str, FitOptions] = {"": {}}
     shared = {**content.get("options", {}), "config": content.get("config", [])}
-    check_options(file, shared, "options")
+    check_options(file, content.get("options", {}), "options")
+    check_configurations(file, shared["config"], "config")
     with reading(path, "a comparison"):
         runs = [
             _planned(
@@ -153,9 +155,7 @@ def _planned(name: tuple[str, str, int, str], *layers: FitOptions) -> PlannedRun
     configs: list[str] = []
     for layer in (shared, data, model):  # what a model overlays goes over its data's configuration
         named = layer.get("config", [])
-        for config in [named] if isinstance(named, str) else named:
-            find(config)
-            configs.append(config)
+        configs += [named] if isinstance(named, str) else named
     options: FitOptions = {}
     for layer in (shared, model, data, own):
         options |= {key: layer[key] for key in layer if key not in ("config", "columns")}

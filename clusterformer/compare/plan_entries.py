@@ -13,6 +13,8 @@ from typing import Any
 
 from clusterformer.compare.plan_file import PlanFile, is_number, shorten
 from clusterformer.compare.planned_run import FitOptions
+from clusterformer.errors import InputError
+from clusterformer.training.config_files import find
 
 KEYS: dict[str, type | tuple[type, ...]] = {
     "title": str,
@@ -130,10 +132,21 @@ def check_options(file: PlanFile, options: Mapping[str, Any], *keys: str) -> Non
         if not re.fullmatch(r"[A-Za-z_][\w.+-]*", key):
             file.refuse(f"{shorten(key)} is no option of fit, such as model.lr", *keys, key)
         if key == "config":
-            names = value if isinstance(value, list) else [value]
-            if not all(isinstance(name, str) for name in names):
-                message = f"config must be a name or a list of names, got {shorten(value)}"
-                file.refuse(message, *keys, key)
+            check_configurations(file, value, *keys, key)
+
+
+def check_configurations(file: PlanFile, value: Any, *keys: str) -> None:
+    """Refuse what names no configuration, and the comparison itself, which hides a shipped one."""
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) for name in names):
+        file.refuse(f"config must be a name or a list of names, got {shorten(value)}", *keys)
+    for name in names:
+        try:
+            found = find(name)
+        except InputError as error:
+            file.refuse(str(error), *keys)
+        if found.resolve() == file.path.resolve():
+            file.refuse(f"config {name} is this comparison itself; give it another name", *keys)
 
 
 def read_named(file: PlanFile, key: str, default: str) -> dict[str, FitOptions]:

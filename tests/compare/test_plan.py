@@ -96,7 +96,7 @@ def test_folds_follow_the_seeds(tmp_path: Path) -> None:
         ({"seeds": "012"}, "seeds has the wrong form: '012'"),
         ({"rows": {"a b": {}, "a-b": {}}}, "a b, seed 0 and a-b, seed 0 name one run directory"),
         ({"rows": {"a": {}}, "baseline": "b"}, "no row 'b' for a baseline; there are a"),
-        ({"config": "mrr.yaml"}, "no configuration 'mrr.yaml'"),
+        ({"config": "mrr.yaml"}, ":1: no configuration 'mrr.yaml'"),
         ({"config": [None]}, "config must be a name or a list of names, got [None]"),
         ({"seeds": [-1]}, "from 0 to 4294967295, got [-1]"),
         ({"seeds": [2**70]}, "from 0 to 4294967295, got [1180591620717411303424]"),
@@ -127,6 +127,14 @@ def test_what_is_wrong_gets_one_line(content: dict, printed: str, tmp_path: Path
         read_plan(write(tmp_path / "plan.yaml", content))
     assert printed in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_comparison_is_no_configuration_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    """A file in the working folder hides the shipped configuration of its name."""
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "mr.yaml", {"columns": {"MR": {"config": "mr.yaml"}}})
+    with pytest.raises(InputError, match=r"mr\.yaml:\d: config mr\.yaml is this comparison itself"):
+        read_plan(path)
 
 
 @pytest.mark.parametrize(
