@@ -55,7 +55,7 @@ def chunk_attention(
         self_bias: Bias on the logit of a token with itself, such as `LAST_RESORT`.
         extra: Additional columns of q and of k, (B, N, A) each, the same for all heads.
         more: Values (B, H, N, D) of attention to further keys and their masses (B, H, N), see
-            `merging`: the softmax is one over all. Needs a `mask`, and blocks of each sequence.
+            `merging`: the softmax is one over all. Needs blocks of each sequence.
         prefix: Number of first tokens of each sequence that attend to all before them instead,
             without additional columns; padding must be last.
 
@@ -115,7 +115,8 @@ def _attend_in_blocks(
     kernel = reference if use_reference else _chunk_attention_cpu
     if mask is None:
         one_round, shared = len(blocks.slot) <= q.shape[0] * q.shape[1], len(blocks.slot) == len(q)
-        if one_round and within is None and is_dense(blocks, q.device, shared=shared):
+        simple = one_round and within is None and more is None
+        if simple and is_dense(blocks, q.device, shared=shared):
             return dense_attention(
                 q, k, v, blocks, scale=scale, causal=causal, self_bias=self_bias, extra=extra
             )

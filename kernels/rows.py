@@ -43,6 +43,8 @@ def resort(blocked: Tensor, blocks: Blocks) -> Tensor:
 
 def repeat_rows(x: Tensor, count: int) -> Tensor:
     """Repeat each row of x (B, ...), giving (B * count, ...); ONNX has no repeat_interleave."""
+    if count == 1:
+        return x
     return x[:, None].expand(-1, count, *x.shape[1:]).flatten(0, 1)
 
 

@@ -5,7 +5,6 @@ G clusterings   R rows: B * G   F features (width of the clustering space)
 """
 
 import math
-from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, get_args
 
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.attention.cluster_decoding import ClusterDecoding
+from clusterformer.attention.head_parts import Part, attend_in_parts
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.text_ends import (
     TextEnds,
-    attend_with_ends,
     count_with_ends,
     repeat_ends,
     text_ends,
@@ -245,20 +244,17 @@ class NeuralClusteringAttention(ClusterDecoding):
             mask = None if key_mask is None else grouping.clustered(key_mask)
             means.observe(points.view(*by_text, points.shape[-1]), labels, mask, hidden)
         local, parts = self.local_heads, []
+        if local:
+            parts.append(Part(local, self.near_blocks(hidden, key_mask)))
+        if local < self.num_heads:
+            columns = self.coupling_columns(points)
+            parts.append(Part(self.num_heads - local, blocks, columns))
         # A graph for any length does not cut a text at one.
         in_place = limit > 0 and self.causal is True and not exporting and padded_last(key_mask)
-        scale, prefix = self.head_width**-0.5, limit if in_place else 0
-        attend = partial(attend_with_ends, causal=is_causal, scale=scale, prefix=prefix)
-        ends = self.ends(hidden, key_mask)
-        if local:
-            near = q[:, :local], k[:, :local], v[:, :local]
-            parts.append(attend(*near, self.near_blocks(hidden, key_mask), ends, key_mask))
-        if local < self.num_heads:
-            far = self.fold(q[:, local:]), self.fold(k[:, local:]), self.fold(v[:, local:])
-            extra, mask = self.coupling_columns(points), self._rows(key_mask)
-            found = attend(*far, blocks, repeat_ends(ends, self.num_clusterings), mask, extra=extra)
-            parts.append(self.unfold(found))
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        mixed = attend_in_parts(
+            q, k, v, parts, self.ends(hidden, key_mask), key_mask,
+            scale=self.head_width**-0.5, causal=is_causal, prefix=limit if in_place else 0,
+        )  # fmt: skip
         if self.causal is True:
             if limit and not in_place:
                 mixed = replace_prefix(mixed, q, k, v, key_mask, limit)
@@ -274,7 +270,7 @@ class NeuralClusteringAttention(ClusterDecoding):
         causal, local = bool(self.causal), self.local_heads
         rows = repeat_rows(mask, self.num_clusterings)
         ends = self.ends(mask, mask)
-        every = repeat_ends(ends, self.num_clusterings)
+        every = None if ends is None else repeat_ends(ends, self.num_clusterings)
         counts = count_with_ends(grouping.blocks, every, rows, causal)
         if self.num_clusterings > 1:
             counts = counts.view(len(mask), self.num_clusterings, -1).float().mean(1)

@@ -12,12 +12,8 @@ from torch import Tensor
 
 from clusterformer.attention.visibility import count_in_blocks
 from clusterformer.kernels.blocks import Blocks, window_mask, windows
-from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.dense_attention import dense_attention, is_dense
 from clusterformer.kernels.ordering import count_up_to
 from clusterformer.kernels.rows import repeat_rows
-
-Columns = tuple[Tensor, Tensor]
 
 
 class TextEnds(NamedTuple):
@@ -55,101 +51,75 @@ def text_ends(like: Tensor, count: int, key_mask: Tensor | None = None) -> TextE
     return TextEnds(tokens, there)
 
 
-def repeat_ends(ends: TextEnds | None, count: int) -> TextEnds | None:
-    """Repeat the ends of each text `count` times, for as many rows of blocks; None stays None."""
-    return None if ends is None else TextEnds(*(repeat_rows(x, count) for x in ends))
+def repeat_ends(ends: TextEnds, count: int) -> TextEnds:
+    """Repeat the ends of each text `count` times, for as many rows of blocks."""
+    return TextEnds(*(repeat_rows(x, count) for x in ends))
 
 
-def attend_with_ends(
+def attend_to_ends(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    blocks: Blocks,
-    ends: TextEnds | None,
-    key_mask: Tensor | None = None,
-    *,
+    ends: TextEnds,
+    key_mask: Tensor | None,
+    added: Tensor | None,
     scale: float,
-    causal: bool = False,
-    extra: Columns | None = None,
-    prefix: int = 0,
-) -> Tensor:
-    """Apply softmax attention over the blocks that a token sees, and the ends of its text.
-
-    Tokens at the ends attend to all tokens of their text. A key counts once.
+) -> tuple[Tensor, Tensor]:
+    """Attend from all tokens to the ends of their text, in float32.
 
     Args:
-        q, k, v: (B, H, N, D). The logits are scale * q . k.
-        blocks: Index structure of each sequence.
-        ends: Tokens at the ends, where nothing is causal; None for none.
+        q, k, v: (B, H, N, D). The logits are scale * (q . k + added).
+        ends: Tokens at the ends.
         key_mask: (B, N), True at real tokens; None means all real.
+        added: (B, H, N, E), or None for none.
         scale: Factor on the logits.
-        causal: A token attends to itself and tokens before it only.
-        extra: Additional columns of q and of k, (B, N, A) each, the same for all heads.
-        prefix: Number of first tokens that attend to all before them, where strictly causal.
 
     Returns:
-        (B, H, N, D) in the dtype of q; 0 at padding.
-
-    Cost: that of `chunk_attention`, and O(N E D) for the ends.
+        Values (B, H, N, D) and masses (B, H, N), see `kernels.merging`; of no weight at padding.
     """
-    if ends is None:
-        return chunk_attention(
-            q, k, v, blocks, scale=scale, causal=causal, extra=extra, prefix=prefix
-        )
-    if is_dense(blocks, q.device, shared=len(blocks.slot) == len(q)):
-        everywhere = at_ends(ends, q.shape[2])
-        return dense_attention(q, k, v, blocks, scale=scale, extra=extra, global_mask=everywhere)
-    mask = window_mask(blocks._replace(filled=blocks.filled & ~_slots_at_ends(blocks, ends)))
-    query, key, value = (
-        _rows_of(x.transpose(1, 2), ends.tokens).transpose(1, 2) for x in (q, k, v)
-    )
-    ask, offer = extra or (None, None)
-    few_ask, few_offer = (None if x is None else _rows_of(x, ends.tokens) for x in (ask, offer))
-    logits = _logits(q, key, ask, few_offer, ends.there, scale)
-    values, masses = _mix(logits, value), logits.logsumexp(-1)
+    logits = _logits(q, rows_of_heads(k, ends), added, ends.there, scale)
+    values, masses = _mix(logits, rows_of_heads(v, ends)), logits.logsumexp(-1)
     if key_mask is not None:
-        values = values.masked_fill(~key_mask[:, None, :, None], 0.0)
-        masses = masses.masked_fill(~key_mask[:, None], torch.finfo(masses.dtype).min)
-    more = values, masses
-    mixed = chunk_attention(q, k, v, blocks, scale=scale, mask=mask, extra=extra, more=more)
-    found = _mix(_logits(query, k, few_ask, offer, key_mask, scale), v)
-    length = q.shape[2]
-    index = ends.tokens.masked_fill(~ends.there, length)  # what is not there goes nowhere
-    index = index[:, None, :, None].expand_as(found)
-    mixed = F.pad(mixed, (0, 0, 0, 1))
-    return mixed.scatter(2, index, found.to(mixed.dtype))[:, :, :length]
+        padding = ~key_mask[:, None]
+        values = values.masked_fill(padding[..., None], 0.0)
+        masses = masses.masked_fill(padding, torch.finfo(masses.dtype).min)
+    return values, masses
 
 
-def _logits(
-    query: Tensor,
-    key: Tensor,
-    ask: Tensor | None,
-    offer: Tensor | None,
-    seen: Tensor | None,
+def attend_from_ends(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ends: TextEnds,
+    key_mask: Tensor | None,
+    added: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """Logits of all queries with all keys, (B, H, queries, keys), in float32.
+    """Attend from the ends to all tokens of their text: (B, H, E, D) in float32.
 
-    Args:
-        query, key: (B, H, any, D).
-        ask, offer: Additional columns of queries and of keys, (B, any, A).
-        seen: (B, keys), False at keys that do not count; None means all do.
-        scale: Factor on the logits.
+    Arguments are those of `attend_to_ends`, but `added` is (B, H, E, N).
     """
-    with torch.autocast(query.device.type, enabled=False):
-        logits = query.float() @ key.float().transpose(2, 3)
-        if ask is not None and offer is not None:
-            logits = logits + (ask.float() @ offer.float().transpose(1, 2))[:, None]
-        logits = scale * logits
-        if seen is not None:  # no -inf: a text may be nothing but padding
-            logits = logits.masked_fill(~seen[:, None, None], torch.finfo(logits.dtype).min)
-        return logits
+    return _mix(_logits(rows_of_heads(q, ends), k, added, key_mask, scale), v)
 
 
-def _mix(logits: Tensor, value: Tensor) -> Tensor:
-    """Values (B, H, queries, D) by logits, in float32."""
-    with torch.autocast(value.device.type, enabled=False):
-        return logits.softmax(-1) @ value.float()
+def put_at_ends(values: Tensor, ends: TextEnds, found: Tensor) -> Tensor:
+    """Replace values (B, H, N, D) at the ends by what was found for them, (B, H, E, D)."""
+    length = values.shape[2]
+    index = ends.tokens.masked_fill(~ends.there, length)  # what is not there goes nowhere
+    index = index[:, None, :, None].expand_as(found)
+    values = F.pad(values, (0, 0, 0, 1))
+    return values.scatter(2, index, found.to(values.dtype))[:, :, :length]
+
+
+def rows_of(x: Tensor, ends: TextEnds) -> Tensor:
+    """Gather rows (B, N, ...) of the ends, (B, E, ...)."""
+    index = ends.tokens.view(*ends.tokens.shape, *[1] * (x.dim() - 2))
+    return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
+
+
+def rows_of_heads(x: Tensor, ends: TextEnds) -> Tensor:
+    """Gather rows (B, H, N, D) of the ends, (B, H, E, D)."""
+    return rows_of(x.transpose(1, 2), ends).transpose(1, 2)
 
 
 def count_with_ends(
@@ -170,11 +140,12 @@ def count_with_ends(
     if ends is None:
         return counts
     width, reach = blocks.members.shape[-1], blocks.visible.shape[-1]
-    met = windows(_slots_at_ends(blocks, ends), reach) & window_mask(blocks)[:, :, 0]
+    marks = at_ends(ends, mask.shape[1])
+    met = windows(slots_at_ends(blocks, marks), reach) & window_mask(blocks)[:, :, 0]
     slot = (blocks.slot - blocks.look_back * width).clamp(min=0)
     met_by_token = met.sum(-1).gather(1, slot // width)
     counts = counts + ends.there.sum(1, keepdim=True) - met_by_token
-    return torch.where(at_ends(ends, mask.shape[1]), mask.sum(1, keepdim=True), counts)
+    return torch.where(marks, mask.sum(1, keepdim=True), counts)
 
 
 def at_ends(ends: TextEnds, length: int) -> Tensor:
@@ -184,13 +155,33 @@ def at_ends(ends: TextEnds, length: int) -> Tensor:
     return marks.scatter(1, index, True)[:, :length]
 
 
-def _slots_at_ends(blocks: Blocks, ends: TextEnds) -> Tensor:
-    """Tell which slots hold a token of the ends, (B, G + J - 1, S)."""
-    tokens = ends.tokens.masked_fill(~ends.there, -1)[:, None, None]
-    return (blocks.members[..., None] == tokens).any(-1) & blocks.filled
+def slots_at_ends(blocks: Blocks, marks: Tensor) -> Tensor:
+    """Tell which slots, (B, G + J - 1, S), hold a token of the ends, by `at_ends`."""
+    return marks.gather(1, blocks.members.flatten(1)).view_as(blocks.filled) & blocks.filled
 
 
-def _rows_of(x: Tensor, tokens: Tensor) -> Tensor:
-    """Gather rows (B, N, ...) of some tokens, (B, E, ...)."""
-    index = tokens.view(*tokens.shape, *[1] * (x.dim() - 2))
-    return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
+def _logits(
+    query: Tensor, key: Tensor, added: Tensor | None, seen: Tensor | None, scale: float
+) -> Tensor:
+    """Logits of all queries with all keys, (B, H, queries, keys), in float32.
+
+    Args:
+        query, key: (B, H, any, D).
+        added: What additional columns add to q . k, (B, H, queries, keys); None for none.
+        seen: (B, keys), False at keys that do not count; None means all do.
+        scale: Factor on the logits.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        logits = query.float() @ key.float().transpose(2, 3)
+        if added is not None:
+            logits = logits + added
+        logits = scale * logits
+        if seen is not None:  # no -inf: a text may be nothing but padding
+            logits = logits.masked_fill(~seen[:, None, None], torch.finfo(logits.dtype).min)
+        return logits
+
+
+def _mix(logits: Tensor, value: Tensor) -> Tensor:
+    """Values (B, H, queries, D) by logits, in float32."""
+    with torch.autocast(value.device.type, enabled=False):
+        return logits.softmax(-1) @ value.float()

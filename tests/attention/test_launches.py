@@ -15,7 +15,7 @@ ENDS = {"global_tokens": 1, "local_heads": 1, "local_window": 4}
 
 @pytest.mark.parametrize(
     ("options", "most"),
-    [({}, 25), ({"causal": True, "chunk_size": 4}, 30), (ENDS, 126)],
+    [({}, 25), ({"causal": True, "chunk_size": 4}, 30), (ENDS, 93)],
     ids=["default", "strictly causal", "ends and local heads"],
 )
 def test_operations_of_a_forward_pass(options: dict, most: int, monkeypatch) -> None:

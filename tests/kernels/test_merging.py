@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels import _narrow_blocks_cpu, reference
-from clusterformer.kernels.blocks import window_mask
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import equal_blocks
 from clusterformer.kernels.dispatch import VARIABLE
@@ -33,7 +32,7 @@ def test_one_softmax(way: str, far: float, monkeypatch: pytest.MonkeyPatch) -> N
 
     def given() -> Tensor:
         return chunk_attention(
-            q, k, v, blocks, scale=SCALE, mask=window_mask(blocks), extra=(ask, offer),
+            q, k, v, blocks, scale=SCALE, extra=(ask, offer),
             more=(values.masked_fill(~real[:, None, :, None], 0), masses),
         )  # fmt: skip
 
