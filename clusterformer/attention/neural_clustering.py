@@ -243,12 +243,11 @@ class NeuralClusteringAttention(ClusterDecoding):
             labels = grouping.assignment.view(by_text)
             mask = None if key_mask is None else grouping.clustered(key_mask)
             means.observe(points.view(*by_text, points.shape[-1]), labels, mask, hidden)
-        local, parts = self.local_heads, []
+        local, parts, heads = self.local_heads, [], q.shape[1]  # a process may hold some heads
         if local:
             parts.append(Part(local, self.near_blocks(hidden, key_mask)))
-        if local < self.num_heads:
-            columns = self.coupling_columns(points)
-            parts.append(Part(self.num_heads - local, blocks, columns))
+        if local < heads:
+            parts.append(Part(heads - local, blocks, self.coupling_columns(points)))
         # A graph for any length does not cut a text at one.
         in_place = limit > 0 and self.causal is True and not exporting and padded_last(key_mask)
         mixed = attend_in_parts(
