@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import AttentionCore, Cache, Grouping
+from clusterformer.attention.head_parts import fold_heads, unfold_heads
 from clusterformer.attention.ring_steps import ring_entries, ring_step
 from clusterformer.attention.text_cache import extend
 from clusterformer.clustering.ring_cache import fill, make_ring_cache
@@ -53,18 +54,6 @@ class ClusterDecoding(AttentionCore):
     @abstractmethod
     def coupling_columns(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Compute the columns of queries and keys, (R, N, F), that couple; None for none."""
-
-    def fold(self, heads: Tensor) -> Tensor:
-        """Give each clustering its share of clustered heads: (B, H, N, D) to (R, H / G, N, D)."""
-        if self.num_clusterings == 1:
-            return heads
-        return heads.unflatten(1, (self.num_clusterings, -1)).flatten(0, 1)
-
-    def unfold(self, heads: Tensor) -> Tensor:
-        """Undo `fold`."""
-        if self.num_clusterings == 1:
-            return heads
-        return heads.unflatten(0, (-1, self.num_clusterings)).flatten(1, 2)
 
     def cache(self, like: Tensor) -> Cache:
         """Make a cache of the first `dense_length` tokens, then of the last chunks of each cluster.
@@ -112,12 +101,13 @@ class ClusterDecoding(AttentionCore):
         far = tuple(x.flatten(0, 1) for x in cache[PREFIX : PREFIX + _RING])
         near = cache[PREFIX + _RING :]
         local, scale, parts = self.local_heads, self.head_width**-0.5, []
+        clusterings = self.num_clusterings
         if local:
             heads, one = (q[:, :local], k[:, :local], v[:, :local]), torch.zeros_like(count)
             part, near = ring_step(*heads, one, self.local_window, near, scale)
             parts.append(part)
         if local < self.num_heads:
-            query, key, value = (self.fold(x[:, local:]) for x in (q, k, v))
+            query, key, value = (fold_heads(x[:, local:], clusterings) for x in (q, k, v))
             extra = self.coupling_columns(points)
             if extra is not None:
                 query, key = (
@@ -125,7 +115,7 @@ class ClusterDecoding(AttentionCore):
                 )
             cluster = _nearest(points, anchors)[:, 0]
             part, far = ring_step(query, key, value, cluster, self.chunk_size, far, scale)
-            parts.append(self.unfold(part))
+            parts.append(unfold_heads(part, clusterings))
         far = tuple(self._by_text(x) for x in far)
         return torch.cat(parts, 1), (count + 1, *cache[1:PREFIX], *far, *near)
 
@@ -153,15 +143,16 @@ class ClusterDecoding(AttentionCore):
             cache: Cache with empty rings.
         """
         local, near = self.local_heads, cache[PREFIX + _RING :]
+        clusterings = self.num_clusterings
         far = tuple(x.flatten(0, 1) for x in cache[PREFIX : PREFIX + _RING])
         if local:
             one = clusters.new_zeros(len(k), k.shape[2])
             near = fill(near, one, ring_entries(k[:, :local], v[:, :local]))
         if local < self.num_heads:
-            key, extra = self.fold(k[:, local:]), self.coupling_columns(points)
+            key, extra = fold_heads(k[:, local:], clusterings), self.coupling_columns(points)
             if extra is not None:
                 key = append_columns(key, extra[1])
-            far = fill(far, clusters, ring_entries(key, self.fold(v[:, local:])))
+            far = fill(far, clusters, ring_entries(key, fold_heads(v[:, local:], clusterings)))
         none = self._by_text(points)[:, :, :0], k[:, :, :0], v[:, :, :0]
         count = torch.full_like(cache[0], k.shape[2])
         return count, *none, *(self._by_text(x) for x in far), *near

@@ -44,10 +44,15 @@ class Part(NamedTuple):
         """Number of clusterings of each of `batch` sequences."""
         return len(self.blocks.slot) // batch
 
-    def fold(self, x: Tensor) -> Tensor:
-        """Give each clustering its share of the heads: (B, H, ...) to (R, H * B / R, ...)."""
-        count = self.clusterings(len(x))
-        return x if count == 1 else x.unflatten(1, (count, -1)).flatten(0, 1)
+
+def fold_heads(x: Tensor, clusterings: int) -> Tensor:
+    """Give each clustering its share of the heads: (B, H, ...) to (R, H * B / R, ...)."""
+    return x if clusterings == 1 else x.unflatten(1, (clusterings, -1)).flatten(0, 1)
+
+
+def unfold_heads(x: Tensor, clusterings: int) -> Tensor:
+    """Undo `fold_heads`."""
+    return x if clusterings == 1 else x.unflatten(0, (-1, clusterings)).flatten(1, 2)
 
 
 def attend_in_parts(
@@ -114,12 +119,14 @@ def attend_in_parts(
 def _cut(x: Tensor, parts: Sequence[Part]) -> list[Tensor]:
     """Cut (B, H, ...) into the heads of each part, folded."""
     each = x.split([part.heads for part in parts], 1)
-    return [part.fold(heads) for part, heads in zip(parts, each, strict=True)]
+    return [
+        fold_heads(heads, part.clusterings(len(x))) for part, heads in zip(parts, each, strict=True)
+    ]
 
 
 def _join(batch: int, parts: list[Tensor]) -> Tensor:
-    """Join the heads of all parts, (B, H, N, D), after `Part.fold`."""
-    whole = [x if len(x) == batch else x.unflatten(0, (batch, -1)).flatten(1, 2) for x in parts]
+    """Join the folded heads of all parts, (B, H, N, D)."""
+    whole = [unfold_heads(x, len(x) // batch) for x in parts]
     return whole[0] if len(whole) == 1 else torch.cat(whole, 1)
 
 
