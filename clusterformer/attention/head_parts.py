@@ -152,8 +152,9 @@ def _column_logits(
             ask, offer = (x.float() for x in part.extra)
             of_part = repeat_ends(ends, part.clusterings(batch))
             few_ask, few_offer = rows_of(ask, of_part), rows_of(offer, of_part)
-            to_ends[-1] = _of_heads(ask @ few_offer.transpose(1, 2), part, batch)
-            from_ends[-1] = _of_heads(few_ask @ offer.transpose(1, 2), part, batch)
+            with torch.autocast(ask.device.type, enabled=False):
+                to_ends[-1] = _of_heads(ask @ few_offer.transpose(1, 2), part, batch)
+                from_ends[-1] = _of_heads(few_ask @ offer.transpose(1, 2), part, batch)
     return _fill(to_ends, parts), _fill(from_ends, parts)
 
 

@@ -125,6 +125,18 @@ def test_every_kernel_serves_them(
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+def test_autocast_does_not_round_logits() -> None:
+    """They are computed in float32 from float32 queries, keys and points, coupling included."""
+    core = NeuralClusteringAttention(
+        32, 4, num_clusters=3, block_size=4, local_heads=1, dense_length=0, global_tokens=1
+    )
+    hidden, (q, k, v) = torch.randn(2, 300, 32), torch.randn(3, 2, 4, 300, 8)
+    expected, _ = core(q, k, v, hidden=hidden)
+    with torch.autocast("cpu", torch.bfloat16):
+        values, _ = core(q, k, v, hidden=hidden)
+    assert torch.equal(values, expected)
+
+
 def test_global_tokens_are_refused_where_later_tokens_may_not_be_seen() -> None:
     with pytest.raises(ValueError, match="global_tokens must be 0 with causal=True, got 1"):
         NeuralClusteringAttention(32, 4, causal=True, global_tokens=1)
