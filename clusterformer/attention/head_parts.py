@@ -143,19 +143,20 @@ def _column_logits(
     Returns:
         (B, H, N, E), where the ends are the keys, and (B, H, E, N), where they are the queries.
     """
-    to_ends: list[Tensor | None] = []
-    from_ends: list[Tensor | None] = []
-    for part in parts:
-        to_ends.append(None)
-        from_ends.append(None)
-        if part.extra is not None:
-            ask, offer = (x.float() for x in part.extra)
-            of_part = repeat_ends(ends, part.clusterings(batch))
-            few_ask, few_offer = rows_of(ask, of_part), rows_of(offer, of_part)
-            with torch.autocast(ask.device.type, enabled=False):
-                to_ends[-1] = _of_heads(ask @ few_offer.transpose(1, 2), part, batch)
-                from_ends[-1] = _of_heads(few_ask @ offer.transpose(1, 2), part, batch)
+    to_ends, from_ends = zip(*(_logits_of(part, ends, batch) for part in parts), strict=True)
     return _fill(to_ends, parts), _fill(from_ends, parts)
+
+
+def _logits_of(part: Part, ends: TextEnds, batch: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Compute what `_column_logits` returns, for the heads of one part."""
+    if part.extra is None:
+        return None, None
+    ask, offer = (x.float() for x in part.extra)
+    of_part = repeat_ends(ends, part.clusterings(batch))
+    with torch.autocast(ask.device.type, enabled=False):
+        to_ends = ask @ rows_of(offer, of_part).transpose(1, 2)
+        from_ends = rows_of(ask, of_part) @ offer.transpose(1, 2)
+    return _of_heads(to_ends, part, batch), _of_heads(from_ends, part, batch)
 
 
 def _of_heads(logits: Tensor, part: Part, batch: int) -> Tensor:
@@ -165,7 +166,7 @@ def _of_heads(logits: Tensor, part: Part, batch: int) -> Tensor:
     return each.expand(-1, -1, part.heads // count, -1, -1).flatten(1, 2)
 
 
-def _fill(logits: list[Tensor | None], parts: Sequence[Part]) -> Tensor | None:
+def _fill(logits: Sequence[Tensor | None], parts: Sequence[Part]) -> Tensor | None:
     """Join logits of all parts; those of a part without columns are 0. None if all are."""
     some = next((x for x in logits if x is not None), None)
     if some is None:
