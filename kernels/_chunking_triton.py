@@ -181,7 +181,7 @@ def _pack_kernel(
         offset = tl.arange(0, BLOCK_J)
         at = p_visible + (batch * G + block) * J + offset
         live = tl.max(tl.load(at, mask=offset < J, other=0).to(tl.int32), 0) != 0
-        token = batch * N + tl.load(p_members + row)  # there too where an end of the text is left out
+        token = batch * N + tl.load(p_members + row)  # also where an end of a text is left out
         for copy in tl.static_range(COPIES):
             slot = tl.load(p_copies + token * COPIES + copy)
             entry_of_copy = tl.where(live & (slot >= 0), slot // S, -1)
