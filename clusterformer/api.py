@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +21,7 @@ from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.tasks.labelling import Labelling
 from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.pairs import PairLabelling
 from clusterformer.tasks.similarity import Similarity
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.saved import Saved, averaged, fill, make, open_saved
@@ -139,7 +140,11 @@ class TrainedModel:
     def _records(self, inputs: Iterable[Any], predictions: Predictions) -> list[dict[str, Any]]:
         if isinstance(inputs, str | Path):
             raise InputError(f"inputs must be a list, got one text, {str(inputs)!r:.80}")
-        lines = [_line(number, each) for number, each in enumerate(inputs, start=1)]
+        if isinstance(inputs, Mapping):
+            raise InputError(f"inputs must be a list, got a {type(inputs).__name__}")
+        if hasattr(inputs, "columns") and hasattr(inputs, "to_numpy"):  # a data frame: its rows
+            inputs = inputs.to_numpy()
+        lines = [_line(self.task, number, each) for number, each in enumerate(inputs, start=1)]
         for number, line in enumerate(lines, start=1):
             self._check(number, line)
         records: list[dict[str, Any]] = []
@@ -316,11 +321,20 @@ class TrainedModel:
         )
 
 
-def _line(number: int, given: Any) -> str:
+def _line(task: Task, number: int, given: Any) -> str:
     """Write an input as the line of text that a task reads: columns with tabs between."""
     if isinstance(given, str | Path):
         return str(given)
-    columns = given.tolist() if hasattr(given, "tolist") else given
-    if not isinstance(columns, Iterable):
+    found = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(found, Iterable) or isinstance(found, bytes | Mapping):
         raise InputError(f"input {number}: got {given!r:.80}, allowed are texts, pairs and points")
-    return "\t".join(str(column) for column in columns)
+    columns = list(found)
+    if isinstance(task, Labelling):
+        if len(columns) > 1 and not isinstance(task, PairLabelling):
+            raise InputError(f"input {number}: {len(columns)} columns, allowed is one text")
+        for column in columns:
+            if not isinstance(column, str):
+                raise InputError(f"input {number}: got {column!r:.80}, allowed are texts")
+    if len(columns) == 1:
+        return str(columns[0])
+    return "\t".join(str(column).replace("\t", " ") for column in columns)

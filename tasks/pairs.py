@@ -141,12 +141,15 @@ def split_pair(line: str) -> tuple[str, str]:
     """Split a line of user text into its two texts.
 
     Raises:
-        InputError: if there are not two of them with one tab between.
+        InputError: if there are not two of them with one tab between, or one is empty.
     """
     first, tab, second = line.partition("\t")
-    if not (first.strip() and second.strip()) or "\t" in second:
+    if not tab or "\t" in second:
         found = "no tab" if not tab else f"{line.count(chr(9))} tabs"
         raise InputError(f"{found} in {line!r}; a line holds two texts with one tab between them")
+    for place, text in (("first", first), ("second", second)):
+        if not text.strip():
+            raise InputError(f"the {place} text is empty in {line!r}")
     return first, second
 
 

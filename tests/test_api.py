@@ -67,7 +67,16 @@ def test_loading_draws_no_random_number(run: Path) -> None:
         (lambda run: clusterformer.load(run).translate(["x"]), "translate needs a run of Trans"),
         (lambda run: clusterformer.load(run).generate("x"), "generate needs a run of Language"),
         (lambda run: clusterformer.load(run).predict("1 2"), "must be a list, got one text, '1 2'"),
+        (
+            lambda run: clusterformer.load(run).predict({"text": "1 2"}),
+            "must be a list, got a dict",
+        ),
         (lambda run: clusterformer.load(run).predict(["1", None]), "input 2: got None, allowed"),
+        (lambda run: clusterformer.load(run).predict([b"1 2"]), "input 1: got b'1 2', allowed"),
+        (
+            lambda run: clusterformer.load(run).predict([{"text": "1"}]),
+            "input 1: got {'text': '1'}",
+        ),
         (lambda run: clusterformer.load(run).predict([float("nan")]), "input 1: got nan, allowed"),
     ],
 )

@@ -59,6 +59,11 @@ def run(arguments: list[str]) -> None:
 
     options, mechanism = _parse(arguments)
     folder = unused_folder(options.folder)
+    checkpoint = folder.with_name(f"{folder.name}.checkpoint")
+    if not options.steps and checkpoint.exists():
+        raise InputError(
+            f"{checkpoint}: a training that was stopped; give its --steps to go on, or remove it"
+        )
     require_transformers()
     show_notes()
     source = find_pretrained(options.model)
@@ -66,7 +71,6 @@ def run(arguments: list[str]) -> None:
     extend(model, tokenizer, options.max_length)
     torch.manual_seed(options.seed)
     attach(model, options.attention, mechanism)
-    checkpoint = folder.with_name(f"{folder.name}.checkpoint")
     _teach(model.to(options.device), tokenizer, options, checkpoint)
     write_model(model.cpu(), tokenizer, source, folder)
     checkpoint.unlink(missing_ok=True)

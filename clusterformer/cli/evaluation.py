@@ -48,7 +48,11 @@ def load_model(arguments: list[str], device: str | None = None) -> tuple[Trained
 def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     """Measure a trained model and print `name<TAB>value` for each measure."""
     folder, arguments = pop_option(arguments, "--report")
+    if folder and stage == "validate":
+        raise InputError("--report is for test; validate has none")
     model, options = load_model(arguments, "cpu")
+    if folder and model.task.report() is None:
+        raise InputError(f"--report: {type(model.task).__name__} has no report")
     _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
     trainer = options.make_trainer()
     measure = trainer.validate if stage == "validate" else trainer.test

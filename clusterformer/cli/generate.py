@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> None:
     from clusterformer.cli.options import pop_number, pop_option
     from clusterformer.generation import Sampling
 
-    prompt, arguments = pop_option(arguments, "--prompt")
+    prompt, arguments = pop_option(arguments, "--prompt", may_be_empty=True)
     samples, arguments = pop_number(arguments, "--samples", int)
     given: dict[str, Any] = {}
     given["stop"], arguments = pop_option(arguments, "--stop")

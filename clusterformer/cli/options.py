@@ -175,7 +175,9 @@ def _whole_numbers_first(parser: Parser) -> None:
                 action._typehint = ordered  # type: ignore[attr-defined]
 
 
-def pop_option(arguments: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+def pop_option(
+    arguments: Sequence[str], option: str, *, may_be_empty: bool = False
+) -> tuple[str | None, list[str]]:
     """Take `option VALUE` or `option=VALUE` out of the arguments.
 
     Returns:
@@ -193,7 +195,7 @@ def pop_option(arguments: Sequence[str], option: str) -> tuple[str | None, list[
             value = argument.partition("=")[2]
         else:
             rest.append(argument)
-    if waiting or value == "":
+    if waiting or (value == "" and not may_be_empty):
         raise InputError(f"{option} needs a value")
     return value, rest
 

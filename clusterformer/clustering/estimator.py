@@ -36,6 +36,7 @@ from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.parameters import (
     MIN_PER_CLUSTER,
     SAMPLE,
+    check_continued,
     check_fitted,
     fine_clusters,
     first_clusters,
@@ -198,12 +199,13 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
 
         The first X determines the components and the first centroids, so it must be typical of the
         data. Neighbours are searched within X: pass thousands of points at a time, in random order.
-        Another `n_clusters` or `hidden` needs a new `fit`.
+        Another `n_clusters`, `hidden`, `n_components` or `merge` by information needs a new `fit`.
         """
         first = not hasattr(self, "_network")
         X, weights, back = self._receive(X, sample_weight, reset=first)
         if not first:
             check_fitted(self, self.n_clusters_, self._network.hidden)
+            check_continued(self, self._features.num_features, self._network.by_information)
         if not hasattr(self, "_random"):
             self._random = check_random_state(self.random_state)
         data = self._prepare(X, np.arange(X.shape[0]), weights, self._random, first=first)

@@ -80,6 +80,19 @@ def check_fitted(estimator: Any, clusters: int, units: int | None) -> None:
         raise ValueError(f"{units} units, but hidden is {estimator.hidden}")
 
 
+def check_continued(estimator: Any, components: int, by_information: bool) -> None:
+    """Check that `partial_fit` can go on with the components and the merging of a fit.
+
+    Raises:
+        ValueError: with what the fit had, and the parameter.
+    """
+    if min(estimator.n_components, estimator.n_features_in_) != components:
+        raise ValueError(f"{components} components, but n_components is {estimator.n_components}")
+    if (estimator.merge == "information") != by_information:
+        fitted = "merges by information" if by_information else "does not merge by information"
+        raise ValueError(f"this model {fitted}, but merge is {estimator.merge!r}")
+
+
 def first_clusters(estimator: Any, num_points: int = SAMPLE) -> int:
     """Return the number of clusters that are wanted, or with which "auto" starts."""
     if estimator.n_clusters != "auto":

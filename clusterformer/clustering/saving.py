@@ -127,6 +127,7 @@ def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArra
         merge_at=int(described["merge_at"]),
         first=len(arrays.get("_network.centroids", ())),
         auto=auto,
+        by_information=estimator.merge == "information",
         generator=torch.Generator(),
     )
     if auto:

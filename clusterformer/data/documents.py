@@ -60,8 +60,8 @@ class Document(NamedTuple):
         if (self.first, self.last) == (0.0, 1.0):
             return "it"
         return (
-            f"its lines from {self.first:.0%} to {self.last:.0%}; hold out other files instead, as "
-            "data.valid and data.test"
+            f"its lines from {self.first:.0%} to {self.last:.0%}: a line goes whole into one part; "
+            "break it into shorter ones, or hold out other files, as data.valid and data.test"
         )
 
     def read(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 _ROWS = 2**16  # rows whose numbers are checked at a time
 _SHOWN = 40  # characters of a field in a message
 _DELIMITERS = ",;\t|"
+
+_log = logging.getLogger(__name__)
 
 
 class PointFile(NamedTuple):
@@ -165,8 +168,8 @@ def read_table(
 ) -> PointFile:
     """Read a table of numbers, with or without a header line.
 
-    A first line with no number in it is a header; so is one that has a column given by name. A
-    first column without a name holds ids, as pandas writes them.
+    A first line with no number in it is a header; so is one that has a column given by name, and
+    one with 0, 1, 2 and so on, as pandas names columns. A first column without a name holds ids.
 
     Args:
         path: UTF-8, with or without a byte-order mark; with `.gz` packed.
@@ -189,6 +192,8 @@ def read_table(
             if layout is None:
                 layout = _lay_out(at, row, columns, label_column, id_column)
                 if layout.header:
+                    if _is_range(row):
+                        _log.info(f"{at}: {', '.join(row)[:_SHOWN]}: read as names of columns")
                     continue
             numbers.extend(layout.read(at, row))
             if layout.label is not None:
@@ -224,7 +229,8 @@ def _lay_out(
         None if column is None else _index(at, first, column, len(first))
         for column in (label_column, id_column)
     )
-    unnamed = not first[0].strip() and all(_number(field) is None for field in first[1:])
+    numbered = _is_range(first)  # as pandas writes columns that have no name
+    unnamed = not first[0].strip() and (numbered or all(_number(x) is None for x in first[1:]))
     if columns is None:
         if unnamed and identity is None and label != 0 and len(first) > 1:
             identity = 0
@@ -233,7 +239,7 @@ def _lay_out(
         numbers = [_index(at, first, column, len(first)) for column in columns]
     if not numbers:
         raise InputError(f"{at}: no column of numbers is left besides labels and ids")
-    header = named or all(_number(first[index]) is None for index in numbers)
+    header = named or numbered or all(_number(first[index]) is None for index in numbers)
     names = first if header else [str(index + 1) for index in range(len(first))]
     return _Layout(names, header, numbers, label, identity)
 
@@ -251,6 +257,12 @@ def _index(at: Position | Path, first: list[str] | None, column: Column, count: 
         found = "there are several" if name in first else f"the first line has {first}"[:200]
         raise InputError(f"{at}: no column {name!r}: {found}; allowed are also numbers from 1")
     return first.index(name)
+
+
+def _is_range(fields: Sequence[str]) -> bool:
+    """Tell whether fields are 0, 1, 2 and so on; one that is empty may stand before them."""
+    named = fields[1:] if not fields[0].strip() else fields
+    return len(named) > 1 and list(named) == [str(number) for number in range(len(named))]
 
 
 def _number(field: str) -> float | None:

@@ -18,7 +18,7 @@ from clusterformer.attention import FullAttention, NeuralClusteringAttention
 from clusterformer.attention.text_ends import at_ends
 from clusterformer.clustering.kmeans import cluster_means, nearest
 from clusterformer.errors import InputError
-from clusterformer.huggingface.dispatch import slots
+from clusterformer.huggingface.dispatch import evaluating, slots
 from clusterformer.huggingface.texts import to_batches
 
 if TYPE_CHECKING:
@@ -87,12 +87,13 @@ def calibrate(
     Raises:
         ValueError: if no `NeuralClusteringAttention` is attached, or there is no text.
     """
-    training = model.training
-    model.eval()
-    with calibrating(model, steps=steps, alpha=alpha, seed=seed) as calibration, torch.no_grad():
+    with (
+        evaluating(model),
+        calibrating(model, steps=steps, alpha=alpha, seed=seed) as calibration,
+        torch.no_grad(),
+    ):
         for batch in to_batches(model, texts, tokenizer, max_length, batch_size):
             model(**batch)
-    model.train(training)
     return calibration.report
 
 

@@ -241,6 +241,17 @@ def without_cache(model: nn.Module) -> dict[str, bool]:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model on evaluation, and back to what it was at the end, whatever happens."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
 def calls(model: nn.Module) -> Iterator[list[tuple[AttentionCore, Grouping | None]]]:
     """Record each use of a mechanism while the model runs; layers may share one, as in ALBERT.
 

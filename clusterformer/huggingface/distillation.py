@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.huggingface.attaching import detach, is_attached
-from clusterformer.huggingface.dispatch import SLOT, groupings, slots, without_cache
+from clusterformer.huggingface.dispatch import SLOT, evaluating, groupings, slots, without_cache
 from clusterformer.huggingface.distillation_file import DistillationFile, Progress, identify
 from clusterformer.huggingface.texts import to_batches
 from clusterformer.losses import mechanism_loss
@@ -99,7 +99,7 @@ def distill(
         optimizer, lambda step: min(1.0, 10 * (step + 1) / steps) * (1 - step / steps)
     )
     options = {"output_hidden_states": True, **without_cache(teacher)}
-    texts = texts if isinstance(texts, Sequence) else list(texts)
+    texts = texts if isinstance(texts, Sequence | Mapping) else list(texts)
     file, progress = None, Progress()
     if checkpoint is not None:
         settings: dict[str, Any] = {"steps": steps, "lr": lr, "mechanism_lr": mechanism_lr}
@@ -113,33 +113,31 @@ def distill(
         progress = file.restore()
         if progress.steps:
             _log.info(f"{checkpoint}: goes on after step {progress.steps:,} of {steps:,}")
-    training = model.training
-    model.eval()  # dropout would be learnt to be undone
-    for slot in slots(model):
-        slot.train()  # mechanisms have none
-    batches = _repeated(model, texts, tokenizer, max_length, batch_size, steps)
-    left = itertools.islice(batches, progress.steps, None)
-    for step, batch in enumerate(left, progress.steps + 1):
-        with torch.no_grad():
-            wanted = teacher(**batch, **options).hidden_states[1:]
-        with groupings(model) as grouped:
-            found = model.base_model(**batch, **options).hidden_states[1:]
-        real = batch.get("attention_mask", torch.ones_like(found[0][..., 0])).bool()
-        pairs = [(x[real].float(), y[real].float()) for x, y in zip(found, wanted, strict=True)]
-        cosine = float(F.cosine_similarity(*pairs[-1], dim=-1).detach().mean())
-        progress = Progress(step, cosine if step == 1 else progress.before, cosine)
-        optimizer.zero_grad()
-        loss = torch.stack([_relative_error(*pair) for pair in pairs]).mean()
-        further = mechanism_loss(grouped)
-        (loss if further is None else loss + further / real.sum()).backward()
-        optimizer.step()
-        falling.step()
-        torch.clear_autocast_cache()  # of weights before the step, where the caller has autocast on
-        if step % max(1, steps // 10) == 0:
-            _log.info(f"step {step:,} of {steps:,}: cosine with the original {cosine:.4f}")
-            if file is not None:
-                file.keep(progress)
-    model.train(training)
+    with evaluating(model):  # dropout would be learnt to be undone
+        for slot in slots(model):
+            slot.train()  # mechanisms have none
+        batches = _repeated(model, texts, tokenizer, max_length, batch_size, steps)
+        left = itertools.islice(batches, progress.steps, None)
+        for step, batch in enumerate(left, progress.steps + 1):
+            with torch.no_grad():
+                wanted = teacher(**batch, **options).hidden_states[1:]
+            with groupings(model) as grouped:
+                found = model.base_model(**batch, **options).hidden_states[1:]
+            real = batch.get("attention_mask", torch.ones_like(found[0][..., 0])).bool()
+            pairs = [(x[real].float(), y[real].float()) for x, y in zip(found, wanted, strict=True)]
+            cosine = float(F.cosine_similarity(*pairs[-1], dim=-1).detach().mean())
+            progress = Progress(step, cosine if step == 1 else progress.before, cosine)
+            optimizer.zero_grad()
+            loss = torch.stack([_relative_error(*pair) for pair in pairs]).mean()
+            further = mechanism_loss(grouped)
+            (loss if further is None else loss + further / real.sum()).backward()
+            optimizer.step()
+            falling.step()
+            torch.clear_autocast_cache()  # of weights before the step, under the caller's autocast
+            if step % max(1, steps // 10) == 0:
+                _log.info(f"step {step:,} of {steps:,}: cosine with the original {cosine:.4f}")
+                if file is not None:
+                    file.keep(progress)
     return Distilled(progress.before, progress.after)
 
 

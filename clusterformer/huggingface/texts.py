@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 from torch import Tensor
@@ -16,21 +17,31 @@ def to_batches(
     """Make batches of texts, on the model's device; batches pass, without their labels.
 
     Raises:
-        InputError: if one text is given for many, or texts without a tokenizer.
+        InputError: if one text is given for many, texts without a tokenizer, or anything else.
     """
-    if isinstance(texts, str):
-        raise InputError("texts must be a list of texts, got one text")
-    first = next(iter(texts), None) if isinstance(texts, Sequence) else None
-    if not isinstance(first, str):
-        for batch in texts:
+    if isinstance(texts, str | Mapping):
+        got = "one text" if isinstance(texts, str) else f"a {type(texts).__name__}"
+        raise InputError(f"texts must be a list of texts or of batches, got {got}")
+    rows = iter(texts)
+    for first in rows:  # look at it
+        rows = chain([first], rows)
+        break
+    else:
+        return
+    if isinstance(first, Mapping):
+        for batch in rows:
             yield {key: x.to(model.device) for key, x in batch.items() if key != "labels"}
         return
     if tokenizer is None:
         raise InputError("texts need their tokenizer; give it, or batches of token ids")
-    for at in range(0, len(texts), batch_size):
+    done = 0
+    while part := list(islice(rows, batch_size)):
+        for number, text in enumerate(part, start=done + 1):
+            if not isinstance(text, str):
+                raise InputError(f"text {number}: got {text!r:.80}, allowed are texts")
         yield dict(
             tokenizer(
-                list(texts[at : at + batch_size]),
-                truncation=True, max_length=max_length, padding=True, return_tensors="pt",
+                part, truncation=True, max_length=max_length, padding=True, return_tensors="pt"
             ).to(model.device)
-        )  # fmt: skip
+        )
+        done += len(part)

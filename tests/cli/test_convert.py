@@ -97,8 +97,9 @@ def test_a_conversion_that_was_killed_goes_on_to_the_same_weights(folder, tmp_pa
         process.kill()
     assert checkpoint.exists()
     assert not made.exists()
-    for other in (["--lr", "0.1"], ["--dtype", "bf16"], ["--seed", "5"]):
+    for other in (["--lr", "0.1"], ["--dtype", "bf16"], ["--seed", "5"], ["--steps", "0"]):
         assert convert(folder, made, *options, *other) == 2  # not what was begun
+        assert checkpoint.exists()
     whole = checkpoint.read_bytes()
     checkpoint.write_bytes(whole[: len(whole) // 2])
     assert convert(folder, made, *options) == 2

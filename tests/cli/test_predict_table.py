@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from toy_command import error_of
 
+import clusterformer
 from clusterformer.cli.main import main
 from clusterformer.cli.predict import _arrivals
 from clusterformer.cli.predict_table import Table
 from clusterformer.data.labelled_text import read_pairs, read_rows
+from clusterformer.errors import InputError
 from clusterformer.tasks.pairs import split_pair
 
 NETWORK = ["--model.attention=FullAttention", "--model.d_model=8", "--model.num_heads=2"]
@@ -60,6 +62,24 @@ def test_a_csv_keeps_its_columns(run: Path, tmp_path: Path, capsys) -> None:
     assert [row[:3] for row in rows] == ROWS
     assert rows[1][3:] == ["", ""]
     assert all(row[3] in "01" and float(row[4]) >= 0.5 for row in (rows[0], rows[2]))
+
+
+def test_a_data_frame_gives_its_rows(run: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ROWS, columns=HEADER)
+    model = clusterformer.load(run)
+    assert model.predict(frame["review"]) == model.predict([row[1] for row in ROWS])
+    assert model.predict(frame[["review"]]) == model.predict(frame["review"])
+    for inputs in (frame, frame.to_numpy()):
+        with pytest.raises(InputError, match="input 1: 3 columns, allowed is one text"):
+            model.predict(inputs)
+
+
+def test_a_report_is_for_a_test(run: Path, tmp_path: Path, capsys) -> None:
+    command = [f"--checkpoint={run}", f"--report={tmp_path / 'report'}"]
+    assert "--report is for test" in error_of(["validate", *command], capsys)
+    assert main(["test", *command]) == 0
+    assert (tmp_path / "report" / "report.json").exists()
 
 
 def test_texts_are_those_that_training_reads(tmp_path: Path) -> None:

@@ -118,6 +118,22 @@ def test_parameters_that_make_no_sense_are_named(
         small(**{name: value}).partial_fit(blobs[0])
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"n_clusters": 4}, "3 centers, but n_clusters is 4"),
+        ({"n_components": 1}, "4 components, but n_components is 1"),
+        ({"merge": "information"}, "does not merge by information, but merge is 'information'"),
+    ],
+)
+def test_what_needs_a_new_fit_is_not_continued(
+    changed: dict, message: str, blobs: tuple[np.ndarray, np.ndarray]
+) -> None:
+    fitted = small().fit(blobs[0]).set_params(**changed)
+    with pytest.raises(ValueError, match=message):
+        fitted.partial_fit(blobs[0])
+
+
 def test_more_memory_than_there_is_is_not_asked_for() -> None:
     x = np.zeros((2**17, 1), dtype=np.float32)
     with pytest.raises(ValueError, match=r"'n_clusters' parameter .* need about .* GiB"):

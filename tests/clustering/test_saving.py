@@ -29,7 +29,9 @@ def saved(x: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("options", [{}, {"hidden": 8}, {"merge": False}, {"n_components": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden": 8}, {"merge": False}, {"merge": "information"}, {"n_components": 2}]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_loaded_model_is_the_saved_one(
     options: dict, dtype: type, x: np.ndarray, tmp_path: Path

@@ -149,6 +149,11 @@ def test_columns_are_selected_by_name_and_number(tmp_path: Path) -> None:
     table.write_text(",a,b\nu,1,2\nv,3,4\n")  # as pandas writes an index
     points = read_points(str(table))
     assert (points.ids, points.train.tolist()) == (["u", "v"], [[1, 2], [3, 4]])
+    for text in ("0,1\n1,2\n3,4\n", ",0,1\n7,1,2\n9,3,4\n"):  # columns without names
+        table.write_text(text)
+        assert read_points(str(table)).train.tolist() == [[1, 2], [3, 4]]
+    table.write_text("0.0,1.0\n3,4\n")
+    assert read_points(str(table)).train.tolist() == [[0, 1], [3, 4]]
     np.save(tmp_path / "x.npy", np.arange(6.0).reshape(2, 3))
     assert read_points(str(tmp_path / "x.npy"), columns=["3", "1"]).train.tolist() == [
         [2, 0],

@@ -125,3 +125,7 @@ def test_what_cannot_be_calibrated_is_refused(tiny) -> None:
         huggingface.calibrate(model, [])
     with pytest.raises(ValueError, match="need their tokenizer"):
         huggingface.calibrate(model, ["a text"])
+    for texts, message in ([[None, "a text"], "text 1: got None"], [{"a": "text"}, "got a dict"]):
+        with pytest.raises(ValueError, match=message):
+            huggingface.calibrate(model.train(), texts, tokenizer=str)
+        assert model.training

@@ -222,6 +222,8 @@ def test_it_trains_resumes_and_generates(folder: Path, capsys: pytest.CaptureFix
         written.append(capsys.readouterr().out)
     assert written[0] == written[1] != written[2]
     assert all(piece.startswith("the Zoë") for piece in written)
+    assert main(["generate", f"--checkpoint={run}", "--prompt=", "--tokens=3"]) == 0
+    capsys.readouterr()
     (folder / "some.txt").write_text("the cat sat\nsat – the Zoë\n", encoding="utf-8")
     assert main(["predict", f"--checkpoint={run}", "--input=some.txt"]) == 0
     bits, tokens = capsys.readouterr().out.splitlines()[1].split("\t")

@@ -1,9 +1,11 @@
 """Pairs of texts: batches, the network's symmetries, own files, prediction."""
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
 
+import clusterformer
 from clusterformer.attention import FullAttention, NeuralClusteringAttention
 from clusterformer.cli.main import main
 from clusterformer.data.frames import Frame
@@ -183,6 +185,14 @@ def test_predict_labels_pairs_and_names_the_line_without_a_tab(train_file, tmp_p
     assert label in ("same", "other")
     assert 0 < float(probability) <= 1
     assert f"{lines}:2: no tab in 'ann met bob'" in error
+    model = clusterformer.load(run)
+    spaced = model.predict([("ann met bob", "hal met ida")])
+    assert model.predict(np.array([["ann\tmet bob", "hal met\tida"]])) == spaced
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"first": ["ann met bob"], "second": ["hal met ida"]})
+    assert model.predict(frame) == spaced
+    with pytest.raises(InputError, match="input 1: got nan, allowed are texts"):
+        model.predict(frame.assign(second=float("nan")))
 
 
 def test_word_vectors_leave_room_for_the_separator(train_file, tmp_path, monkeypatch):
@@ -225,10 +235,15 @@ def test_pictures_show_the_words_of_a_row(train_file):
 
 @pytest.mark.parametrize(
     ("line", "found"),
-    [("no tab", "no tab"), ("a\tb\tc", "2 tabs"), ("a\t ", "1 tabs"), ("\ta", "1 tabs")],
+    [
+        ("no tab", "no tab in .* two texts with one tab between"),
+        ("a\tb\tc", "2 tabs in .* two texts with one tab between"),
+        ("a\t ", "the second text is empty"),
+        ("\ta", "the first text is empty"),
+    ],
 )
 def test_a_line_without_two_texts_is_refused(line, found):
-    with pytest.raises(InputError, match=f"{found} in .* two texts with one tab between"):
+    with pytest.raises(InputError, match=found):
         split_pair(line)
 
 
