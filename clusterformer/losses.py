@@ -19,9 +19,9 @@ IGNORE = -100
 """Target of an example or token that counts in no loss and no metric."""
 
 ClusteringForm = Literal["contrastive", "bare", "bounded"]
+"""Form of the clustering loss; see `clustering_loss`. "bounded" is one of the sorting loss too."""
 
 _TEMPERATURE = 0.1  # of the contrastive form, for the cosine
-"""Form of the clustering loss; see `clustering_loss`. "bounded" is one of the sorting loss too."""
 
 
 def cross_entropy(
@@ -124,7 +124,8 @@ def clustering_loss(
     texts, length = mask.shape
     mask = mask.repeat_interleave(len(points) // texts, 0)  # a row for each clustering
     labels = grouping.assignment.reshape(-1, length).masked_fill(~mask, 0)
-    phi = points @ centroids.transpose(1, 2)  # (B, N, C)
+    with torch.autocast(points.device.type, enabled=False):
+        phi = points @ centroids.transpose(1, 2)  # (B, N, C)
     if form == "contrastive":
         scaled = (phi / _TEMPERATURE).transpose(1, 2)
         losses = F.cross_entropy(scaled, labels, reduction="none")

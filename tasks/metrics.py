@@ -145,8 +145,8 @@ class MatthewsCorrelation(MulticlassMatthewsCorrCoef):
         super().__init__(2, ignore_index=IGNORE)
 
     def compute(self) -> Tensor:
-        one_alone = min(self.confmat.sum(0).min(), self.confmat.sum(1).min()) == 0
-        return self.confmat.new_zeros((), dtype=torch.float) if one_alone else super().compute()
+        is_constant = min(self.confmat.sum(0).min(), self.confmat.sum(1).min()) == 0
+        return self.confmat.new_zeros((), dtype=torch.float) if is_constant else super().compute()
 
 
 class Purity(Metric):

@@ -43,6 +43,19 @@ def test_sorting_loss_is_equation_11(similarity: str) -> None:
         torch.testing.assert_close(sorting_loss(g)[row], expected / 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["contrastive", "bare", "bounded"])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_autocast_rounds_no_loss(similarity: str, form: str, dtype: torch.dtype) -> None:
+    g, mask = grouping(similarity)
+    expected = auxiliary([g], mask, form)
+    with torch.autocast("cpu", dtype):
+        found = auxiliary([g], mask, form)
+    assert found.clustering.dtype is torch.float32
+    assert found.clustering.equal(expected.clustering)
+    assert found.sorting.equal(expected.sorting)
+
+
 def test_the_cosine_bounds_both_losses() -> None:
     g, mask = grouping("cosine", scale=1e4)
     assert (clustering_loss(g, mask, "bare").abs() <= mask.sum(-1) + 1e-3).all()

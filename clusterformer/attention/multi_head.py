@@ -208,4 +208,6 @@ class MultiHeadAttention(nn.Module):
 def _as_autocast(x: Tensor) -> Tensor:
     """Round x as autocast does, so once and not in each projection, and for the mechanism too."""
     device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    if x.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))

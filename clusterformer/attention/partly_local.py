@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.softmax import full_attention
 from clusterformer.attention.text_cache import extend
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.errors import require_at_least
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import near_blocks
-from clusterformer.masks import attention_mask
 
 
 class PartlyLocalAttention(AttentionCore):
@@ -76,7 +76,8 @@ class PartlyLocalAttention(AttentionCore):
             scale = self.head_width**-0.5
             parts.append(chunk_attention(*heads, near, scale=scale, causal=causal))
         if local < self.num_heads:
-            parts.append(self._full(q[:, local:], k[:, local:], v[:, local:], key_mask))
+            heads = q[:, local:], k[:, local:], v[:, local:]
+            parts.append(full_attention(*heads, key_mask, causal=bool(self.causal)))
         return torch.cat([part.to(q.dtype) for part in parts], 1), None
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
@@ -84,17 +85,6 @@ class PartlyLocalAttention(AttentionCore):
         blocks = near_blocks(mask, self.local_window, mask, causal=causal)
         near = share_of_tokens(count_in_blocks(blocks, causal), mask, causal)
         return (local * near + (self.num_heads - local) * mask.float()) / self.num_heads
-
-    def _full(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        mask = None if key_mask is None else attention_mask(key_mask, causal=bool(self.causal))
-        is_causal = mask is None and bool(self.causal)
-        if q.device.type != "cpu":
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
-        # On CPU bfloat16 attention is up to ten times slower backward than float32 (torch 2.13).
-        with torch.autocast("cpu", enabled=False):
-            return F.scaled_dot_product_attention(
-                q.float(), k.float(), v.float(), attn_mask=mask, is_causal=is_causal
-            )
 
     def cache(self, like: Tensor) -> Cache:
         if not self.causal:

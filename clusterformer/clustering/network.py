@@ -106,7 +106,8 @@ class NeuralClusters(nn.Module):
 
     def similarities(self, points: Tensor) -> Tensor:
         """Compute cosines (P, C) of points (P, F) with all living centroids."""
-        return self.embed(points) @ F.normalize(self.centroids[self.alive], dim=-1).T
+        with torch.autocast(points.device.type, enabled=False):  # close cosines decide
+            return self.embed(points) @ F.normalize(self.centroids[self.alive], dim=-1).T
 
     def scores(self, points: Tensor) -> Tensor:
         """Compute cosines (P, C) times the length of each embedded point, which keeps their order.
@@ -166,7 +167,8 @@ class NeuralClusters(nn.Module):
         counted = max(1, self.merge_at // 3) if self.by_information else _JOINT_STEPS
         if 0 <= left < counted:
             p, q = self._memberships(logits), self._memberships(neighbor_logits)
-            pairs = p.T @ q if weights is None else (p * weights[:, None]).T @ q
+            with torch.autocast(p.device.type, enabled=False):  # counts
+                pairs = p.T @ q if weights is None else (p * weights[:, None]).T @ q
             self.joint += over_processes(pairs + pairs.T)
         if left == 0:
             self._merge(self.joint)

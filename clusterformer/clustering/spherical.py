@@ -62,7 +62,8 @@ class SphericalMeans(nn.Module):
 
     def forward(self, points: Tensor) -> Tensor:
         """Compute cosines (B, H, C, N) of centroids with unit points (B, H, N, D)."""
-        return self.centroids.float() @ points.transpose(-1, -2)
+        centroids = F.normalize(self.centroids.float(), dim=-1)  # a mean of checkpoints is shorter
+        return centroids @ points.transpose(-1, -2)
 
     @_disable_dynamo
     @torch.no_grad()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clusterformer.attention import AttentionCore, Cache
+from clusterformer.attention import AttentionCore, Cache, Grouping
 
 Group = tuple[Tensor, Cache]
 """Rows of the batch, (R,), and the cache of the mechanism for them."""
@@ -27,7 +27,7 @@ def attend_with_cache(
     hidden: Tensor,
     mask: Tensor | None,
     layer: Any,
-) -> Tensor:
+) -> tuple[Tensor, Grouping | None]:
     """Mix values of the tokens that are new, and keep them in the mechanism's own cache.
 
     Args:
@@ -37,6 +37,9 @@ def attend_with_cache(
         hidden: Input of the layer at the new tokens, (B, N, E).
         mask: (B, M), True at real tokens; None means all real.
         layer: Layer of transformers' KV cache, changed in place: it gets the state.
+
+    Returns:
+        Values (B, H, N, D), and the grouping of the first tokens; None for later ones.
 
     Raises:
         ValueError: if the KV cache is no dynamic one, or this mechanism did not fill it.
@@ -50,14 +53,14 @@ def attend_with_cache(
                 f"the KV cache holds {k.shape[2] - new} tokens that this mechanism has not seen; "
                 "start with an empty cache"
             )
-        mixed, _ = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
+        mixed, grouping = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
         layer.clusterformer = _State((q, k, v, hidden, mask))
-        return mixed
+        return mixed, grouping
     if mask is not None and not bool(mask[:, -new:].all()):
         raise ValueError("padding after the first tokens of a cached text is not supported")
     if state.groups is None:
         state.prefill(core)
-    return state.step(core, q, k[:, :, -new:], v[:, :, -new:], hidden)
+    return state.step(core, q, k[:, :, -new:], v[:, :, -new:], hidden), None
 
 
 class _State:

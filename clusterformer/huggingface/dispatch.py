@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, Grouping
+from clusterformer.backward_pass import in_backward
 from clusterformer.huggingface.decoding import attend_with_cache
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class AttachedMechanism(nn.Module):
         self.record: Callable[[AttentionCore, Grouping | None], None] | None = None
         self.group: SequenceGroup | None = None
         self._given: tuple[Tensor, Any] | None = None
+        self._without_grad = False
 
     def give(self, hidden: Tensor, past: Any) -> None:
         """Keep the input of the layer, which the attention function does not get."""
@@ -78,14 +80,27 @@ class AttachedMechanism(nn.Module):
         """
         if self.training and not torch.compiler.is_compiling() and _has_adapters(self.core):
             _warn_of_idle_adapters()
-        if past_layer is not None:
-            return attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
-        mixed, grouping = self.core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
+        if past_layer is None:
+            mixed, grouping = self.core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
+        else:
+            mixed, grouping = attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
+        if not torch.compiler.is_compiling():
+            self._check_loss(grouping)
         if self.record is not None:
             self.record(self.core, grouping)
-        elif not torch.compiler.is_compiling() and grouping and grouping.loss is not None:
-            _warn_of_lost_loss(type(self.core).__name__)
         return mixed
+
+    def _check_loss(self, grouping: Grouping | None) -> None:
+        """Warn if the mechanism's own loss goes nowhere."""
+        again = in_backward()
+        if not again:
+            self._without_grad = not torch.is_grad_enabled()
+        if grouping is None or grouping.loss is None:
+            return
+        if again and self._without_grad:
+            _warn_of_reentrant_checkpoints(type(self.core).__name__)
+        elif not again and self.record is None:
+            _warn_of_lost_loss(type(self.core).__name__)
 
 
 @cache
@@ -95,6 +110,16 @@ def _warn_of_lost_loss(mechanism: str) -> None:
         f"{mechanism} learns from a loss of its own what it chooses, and nothing adds that to the "
         "model's; add clusterformer.losses.mechanism_loss, as the guide to Hugging Face does under "
         "`Train it`",
+        stacklevel=2,
+    )
+
+
+@cache
+def _warn_of_reentrant_checkpoints(mechanism: str) -> None:
+    """Say once that a loss made in the backward pass reaches no one."""
+    warnings.warn(
+        f"{mechanism} loses the loss by which it learns what to choose under reentrant activation "
+        'checkpointing; enable it with gradient_checkpointing_kwargs={"use_reentrant": False}',
         stacklevel=2,
     )
 

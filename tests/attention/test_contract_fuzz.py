@@ -127,6 +127,15 @@ def check_autocast(case: Case) -> None:
             half_precision(case, case.x.float().clone(), dtype)
 
 
+def check_double(case: Case) -> None:
+    """Autocast leaves float64 as it is, as in PyTorch's own layers."""
+    case.layer.double()
+    with torch.autocast("cpu", torch.bfloat16):
+        values = case.layer(case.x.double(), case.mask).values
+    assert values.dtype is torch.float64
+    assert values[case.mask].isfinite().all()
+
+
 def longer(case: Case) -> list[tuple[Tensor, Tensor]]:
     """Make batches of the case's texts, of three lengths above 1."""
     pairs = []
@@ -165,6 +174,7 @@ def check_export(case: Case) -> None:
 
 WITH_GRADIENTS = [check_dtypes, check_autocast]
 CHECKS = [check_padding, check_future, check_steps, check_orphans, check_cross, *WITH_GRADIENTS]
+CHECKS += [check_double]
 GRAPH_CHECKS = [check_compile, check_export]
 
 

@@ -1,5 +1,6 @@
 """NeuralClustering: scikit-learn's checks, its manners, and clusters better than k-means."""
 
+import copy
 import math
 import pickle
 import warnings
@@ -240,6 +241,20 @@ def test_neighbor_loss_is_the_likelihood_of_pairs_written_out() -> None:
         pair = sum(mean[c] * u[c][i] * u[c][5 + i] for c in range(3))
         expected -= math.log(100 * pair) / 5
     assert neighbor_loss(logits, neighbor_logits).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_autocast_rounds_no_cosine_and_no_count() -> None:
+    network, points = NeuralClusters(4, 5, merge_at=2), torch.randn(600, 4)
+    expected = network(points)
+    joint = [network.joint.clone()]
+    for enabled in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            assert network(points).equal(expected)
+            twin = copy.deepcopy(network)
+            twin.watch(points, expected, expected.roll(1, 0))
+        joint.append(twin.joint)
+    assert joint[1].equal(joint[2])
+    assert not joint[0].equal(joint[1])
 
 
 def test_a_cluster_without_points_is_given_some_of_the_largest() -> None:

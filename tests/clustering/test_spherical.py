@@ -74,6 +74,14 @@ def test_checkpoints_whose_count_is_a_float_load() -> None:
     assert not means.moves.is_floating_point()
 
 
+def test_a_mean_of_checkpoints_compares_by_the_cosine() -> None:
+    means = SphericalMeans(1, 3, 5, decay=0.9, seed=0)
+    points = F.normalize(torch.randn(1, 1, 20, 5), dim=-1)
+    expected = means(points)
+    means.centroids.mul_(torch.tensor([0.5, 0.9, 1.0])[:, None])
+    torch.testing.assert_close(means(points), expected)
+
+
 def test_they_find_clusters_that_are_there() -> None:
     centres = F.normalize(torch.randn(4, 8), dim=-1)
     means = SphericalMeans(1, 4, 8, decay=0.9, seed=1)

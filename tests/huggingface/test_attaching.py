@@ -12,6 +12,7 @@ import torch
 from clusterformer import huggingface
 from clusterformer.attention import mechanisms
 from clusterformer.huggingface import dispatch
+from clusterformer.losses import mechanism_loss
 
 pytest.importorskip("transformers")
 
@@ -148,6 +149,41 @@ def test_a_loss_that_no_one_adds_is_warned_of_once(tiny) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(tokens)
+
+
+def test_a_decoder_with_its_cache_records_and_warns_too(tiny) -> None:
+    """The cache of transformers is on by default, in training as well."""
+    dispatch._warn_of_lost_loss.cache_clear()
+    model = huggingface.attach(tiny("Llama", "ForCausalLM"), "IndexerAttention", top_k=4).train()
+    tokens = torch.randint(3, 50, (2, 17))
+    losses = []
+    for use_cache in (True, False):
+        with huggingface.groupings(model) as found:
+            model(tokens, labels=tokens, use_cache=use_cache)
+        losses.append(mechanism_loss(found))
+    assert losses[0].equal(losses[1])
+    with pytest.warns(UserWarning, match="IndexerAttention learns from a loss of its own"):
+        model(tokens, labels=tokens)
+
+
+def test_activation_checkpointing_keeps_the_loss_or_says_that_it_cannot(tiny) -> None:
+    for warning in (dispatch._warn_of_lost_loss, dispatch._warn_of_reentrant_checkpoints):
+        warning.cache_clear()
+    model = huggingface.attach(tiny("Bert"), "IndexerAttention", top_k=4).train()
+    model.enable_input_require_grads()
+    tokens = torch.randint(3, 50, (2, 17))
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with huggingface.groupings(model) as found:
+            values = model(tokens).last_hidden_state
+        (values.sum() + mechanism_loss(found)).backward()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with huggingface.groupings(model) as found:
+        values = model(tokens).last_hidden_state
+    assert mechanism_loss(found) is None
+    with pytest.warns(UserWarning, match='"use_reentrant": False'):
+        values.sum().backward()
 
 
 @pytest.mark.parametrize(
