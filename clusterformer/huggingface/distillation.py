@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.huggingface.attaching import detach, is_attached
 from clusterformer.huggingface.dispatch import SLOT, evaluating, groupings, slots, without_cache
 from clusterformer.huggingface.distillation_file import DistillationFile, Progress, identify
-from clusterformer.huggingface.texts import to_batches
+from clusterformer.huggingface.texts import require_many, to_batches
 from clusterformer.losses import mechanism_loss
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def distill(
         optimizer, lambda step: min(1.0, 10 * (step + 1) / steps) * (1 - step / steps)
     )
     options = {"output_hidden_states": True, **without_cache(teacher)}
-    texts = texts if isinstance(texts, Sequence | Mapping) else list(texts)
+    require_many(texts)
+    texts = texts if isinstance(texts, Sequence) else list(texts)
     file, progress = None, Progress()
     if checkpoint is not None:
         settings: dict[str, Any] = {"steps": steps, "lr": lr, "mechanism_lr": mechanism_lr}

@@ -11,6 +11,13 @@ from torch import Tensor
 from clusterformer.errors import InputError
 
 
+def require_many(texts: Any) -> None:
+    """Refuse one text or one batch in the place of a list."""
+    if isinstance(texts, str | Mapping):
+        got = "one text" if isinstance(texts, str) else f"a {type(texts).__name__}"
+        raise InputError(f"texts must be a list of texts or of batches, got {got}")
+
+
 def to_batches(
     model: Any, texts: Any, tokenizer: Any, max_length: int, batch_size: int
 ) -> Iterator[dict[str, Tensor]]:
@@ -19,9 +26,7 @@ def to_batches(
     Raises:
         InputError: if one text is given for many, texts without a tokenizer, or anything else.
     """
-    if isinstance(texts, str | Mapping):
-        got = "one text" if isinstance(texts, str) else f"a {type(texts).__name__}"
-        raise InputError(f"texts must be a list of texts or of batches, got {got}")
+    require_many(texts)
     rows = iter(texts)
     for first in rows:  # look at it
         rows = chain([first], rows)
