@@ -7,28 +7,34 @@ from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 from torch import nn
 
 import clusterformer.tasks
 from clusterformer.decoding import Search
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_unicode
 from clusterformer.generation import Sampling, TextGenerator
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.tasks.labelling import Labelling
 from clusterformer.tasks.language_modeling import LanguageModeling
+from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
 from clusterformer.tasks.pairs import PairLabelling
 from clusterformer.tasks.similarity import Similarity
+from clusterformer.tasks.speech import SpeechRecognition
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.saved import Saved, averaged, fill, make, open_saved
 from clusterformer.training.saved_clustering import is_clustering, open_clustering
 
-Predictions = Callable[[nn.Module, Any], list[dict[str, Any]]]
+Record = TypeVar("Record")
+Predictions = Callable[[nn.Module, Any], list[Record]]
 """Makes the records of a batch with the network."""
+
+ONE_TEXT = (Labelling, LanguageModeling, MaskedLanguageModeling, SpeechRecognition, Translation)
+"""Tasks whose input is one text; of pairs it is two."""
 
 
 def load(
@@ -137,7 +143,7 @@ class TrainedModel:
             for label in [next(iter(each))]
         ]
 
-    def _records(self, inputs: Iterable[Any], predictions: Predictions) -> list[dict[str, Any]]:
+    def _records(self, inputs: Iterable[Any], predictions: Predictions[Record]) -> list[Record]:
         if isinstance(inputs, str | Path):
             raise InputError(f"inputs must be a list, got one text, {str(inputs)!r:.80}")
         if isinstance(inputs, Mapping):
@@ -147,7 +153,7 @@ class TrainedModel:
         lines = [_line(self.task, number, each) for number, each in enumerate(inputs, start=1)]
         for number, line in enumerate(lines, start=1):
             self._check(number, line)
-        records: list[dict[str, Any]] = []
+        records: list[Record] = []
         for batch in self.task.text_dataloader(lines) if lines else ():
             with torch.inference_mode():
                 moved = self.module.transfer_batch_to_device(batch, self.module.device, 0)
@@ -156,6 +162,8 @@ class TrainedModel:
 
     def _check(self, number: int, line: str) -> None:
         try:
+            if not isinstance(self.task, SpeechRecognition):  # which reads a path
+                require_unicode(line)
             self.task.check_text(line)
         except InputError as error:
             raise InputError(f"input {number}: {error}") from error
@@ -196,8 +204,8 @@ class TrainedModel:
             nbest: Translations of each sentence.
 
         Returns:
-            The translation of each sentence; with `nbest` a list of the best for each, best first,
-            `{"translation": ..., "score": ...}`.
+            The translation of each sentence, of an empty one ""; with `nbest` a list of the best
+            for each, best first, `{"translation": ..., "score": ...}`.
 
         Raises:
             InputError: if this is no run of Translation, or an option is out of range.
@@ -210,10 +218,13 @@ class TrainedModel:
             usual.length_penalty if length_penalty is None else length_penalty,
             1 if nbest is None else nbest,
         )
-        records = self._records(texts, partial(self.task.translations, search=search))
-        if nbest is None:
-            return [record["translation"] for record in records]
-        return [records[start : start + nbest] for start in range(0, len(records), nbest)]
+        texts = texts if isinstance(texts, str | Mapping) else list(texts)
+        found = self._records(texts, partial(self.task.translations, search=search))
+        found = [
+            records if str(text).strip() else [{"translation": "", "score": 0.0}]
+            for text, records in zip(texts, found, strict=True)
+        ]
+        return [records[0]["translation"] for records in found] if nbest is None else found
 
     @overload
     def generate(
@@ -329,7 +340,7 @@ def _line(task: Task, number: int, given: Any) -> str:
     if not isinstance(found, Iterable) or isinstance(found, bytes | Mapping):
         raise InputError(f"input {number}: got {given!r:.80}, allowed are texts, pairs and points")
     columns = list(found)
-    if isinstance(task, Labelling):
+    if isinstance(task, ONE_TEXT):
         if len(columns) > 1 and not isinstance(task, PairLabelling):
             raise InputError(f"input {number}: {len(columns)} columns, allowed is one text")
         for column in columns:

@@ -206,6 +206,20 @@ def require_at_least(minimum: float, **options: Any) -> None:
             raise InputError(f"{name} must be finite, got {value}")
 
 
+def require_unicode(text: str) -> None:
+    """Refuse a text with half a character, as an argument in another encoding leaves.
+
+    Raises:
+        InputError: with the position of the first one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"character {error.start + 1} of {text!r:.80} is no character; is the text UTF-8?"
+        ) from None
+
+
 def require_positive(**options: float) -> None:
     """Refuse options that are 0 or less, infinite, or NaN.
 

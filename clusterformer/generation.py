@@ -15,7 +15,7 @@ from clusterformer.attention.base import AttentionCore
 from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import BOS
 from clusterformer.decoding import draw
-from clusterformer.errors import InputError, require_at_least
+from clusterformer.errors import InputError, require_at_least, require_unicode
 from clusterformer.models.decoder import State
 from clusterformer.models.embeddings import PAD
 from clusterformer.models.language_model import LanguageModel
@@ -58,6 +58,8 @@ class Sampling:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if self.stop == "":
             raise InputError("stop must be a text of one character or more, got ''")
+        if not -(2**63) <= self.seed < 2**63:
+            raise InputError(f"seed must be a number of 64 bits, got {self.seed}")
 
     def choose(self, logits: Tensor, random: torch.Generator) -> Tensor:
         """Draw a token a row (rows,) from `logits` (rows, V)."""
@@ -119,6 +121,7 @@ class TextGenerator:
 
     @torch.inference_mode()
     def _read(self, prompt: str) -> tuple[Tensor, State]:
+        require_unicode(prompt)
         device = self.network.embedding.tokens.weight.device
         read = torch.tensor([[BOS, *self.tokenizer.encode(prompt)]], device=device)
         try:

@@ -120,6 +120,8 @@ class LanguageModeling(RunningText):
     def report(self) -> PositionReport | None:
         if sequence_size(self.trainer) > 1:  # a process sees a part of the positions
             return None
+        if self._context == 1:  # there is no position to compare with
+            return None
         return PositionReport(self._context)
 
     # Network, loss and metrics

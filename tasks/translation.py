@@ -103,7 +103,7 @@ class Translation(Task):
         beam: Number of hypotheses followed in a test and in prediction; 1 is greedy.
         length_penalty: Exponent of the length in scores of hypotheses: above 1 favours long
             translations, below 1 short ones.
-        nbest: Number of translations of each sentence in prediction, best first.
+        nbest: Number of translations of each sentence that the command `translate` writes.
     """
 
     mode = "max"
@@ -319,25 +319,28 @@ class Translation(Task):
         return decode(network.step, state, first, search, eos=BOS_EOS, max_length=max_length)
 
     def predictions(self, network: nn.Module, batch: SourceBatch) -> list[dict[str, Any]]:
-        """`nbest` records for each row, best first."""
-        return self.translations(network, batch, self.search)
+        """The best translation of each row."""
+        search = replace(self.search, nbest=1)
+        return [best for [best] in self.translations(network, batch, search)]
 
     def translations(
         self, network: nn.Module, batch: SourceBatch, search: Search
-    ) -> list[dict[str, Any]]:
-        """Translate each row: `search.nbest` records for it, best first."""
+    ) -> list[list[dict[str, Any]]]:
+        """Translate each row: up to `search.nbest` records for it, best first."""
         assert isinstance(network, Seq2Seq)
         state = network.start(batch)
         found = self._decode(network, state, batch.mask, search)
         return [
-            {
-                "translation": self.source.target_form.detokenise(
-                    self.tokenizer.decode(hypothesis.tokens)
-                ),
-                "score": hypothesis.score,
-            }
+            [
+                {
+                    "translation": self.source.target_form.detokenise(
+                        self.tokenizer.decode(hypothesis.tokens)
+                    ),
+                    "score": hypothesis.score,
+                }
+                for hypothesis in hypotheses
+            ]
             for hypotheses in found
-            for hypothesis in hypotheses
         ]
 
     def describe(self, batch: TextInput, index: int) -> list[str]:

@@ -37,14 +37,16 @@ examples:
 def run(arguments: list[str]) -> None:
     """Read sentences, write translations."""
     from clusterformer.cli.options import pop_number
+    from clusterformer.tasks.translation import Translation
 
     beam, arguments = pop_number(arguments, "--beam", int)
     nbest, arguments = pop_number(arguments, "--nbest", int)
     length_penalty, arguments = pop_number(arguments, "--length_penalty", float)
 
     def translate(model: TrainedModel, lines: list[str]) -> list[list[dict[str, Any]]]:
+        usual = model.task.search.nbest if isinstance(model.task, Translation) else 1
         return model.translate(
-            lines, beam=beam, length_penalty=length_penalty, nbest=1 if nbest is None else nbest
+            lines, beam=beam, length_penalty=length_penalty, nbest=usual if nbest is None else nbest
         )
 
     predict_lines(

@@ -76,7 +76,12 @@ class ParallelText:
             if violation is None:
                 yield SentencePair(source, target, pair.line)
             else:
-                self._drop(violation, pair.line, dropped)
+                drop(violation, self.where(pair), self.limits, dropped)
+
+    def where(self, pair: SentencePair) -> str:
+        """File and line of a pair: of the source if that is empty, else of the target."""
+        file = self.bitext.target if pair.source.strip() else self.bitext.source
+        return f"{file}:{pair.line}"
 
     def fits(self, ids: Sequence[list[int]], line: int, dropped: Counter[str]) -> bool:
         """Tell whether an encoded pair is within the limits, where these count subwords.
@@ -87,11 +92,8 @@ class ParallelText:
         source, target = map(len, ids)
         violation = self.limits.excess((source, target)) if self.limits.unit == "subwords" else None
         if violation:
-            self._drop(violation, line, dropped)
+            drop(violation, f"{self.bitext.target}:{line}", self.limits, dropped)
         return violation is None
-
-    def _drop(self, violation: str, line: int, dropped: Counter[str]) -> None:
-        drop(violation, f"{self.bitext.target}:{line}", self.limits, dropped)
 
     def preprocess(self, pair: SentencePair) -> tuple[str, str]:
         """Bring both sides to the form of the model."""
@@ -249,7 +251,7 @@ class ParallelTextSource(TranslationSource):
             pairs = [pair for pair in pairs if pair.source.strip() and pair.target.strip()]
         for pair in pairs:
             if not pair.source.strip() or not pair.target.strip():
-                raise InputError(f"{text.bitext.target}:{pair.line}: empty side, allowed is text")
+                raise InputError(f"{text.where(pair)}: empty side, allowed is text")
         texts = [text.preprocess(pair) for pair in pairs]
         encoded = [self.encode(side, tokenizer) for side in zip(*texts, strict=True)]
         dropped: Counter[str] = Counter()

@@ -127,6 +127,7 @@ def test_long_preparation_says_how_far_it_is(tmp_path, caplog, monkeypatch):
     ("lines", "message"),
     [
         ([("a", "b"), ("a", " ")], "a.en:2: empty side"),
+        ([("a", "b"), (" ", "b")], "a.de:2: empty side"),
         ([("a b c", "b b b")], "a.en:1: more than max_length 2"),
     ],
 )

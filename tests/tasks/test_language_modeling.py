@@ -236,6 +236,8 @@ def test_it_trains_resumes_and_generates(folder: Path, capsys: pytest.CaptureFix
         (["--top_p=2"], "top_p must be above 0 and at most 1, got 2.0"),
         (["--tokens=many"], "--tokens is a number (int), got 'many'"),
         (["--length=3"], "no option --length"),
+        (["--prompt=caf\udce9"], "is no character; is the text UTF-8?"),
+        (["--prompt=a", f"--seed={10**20}"], "seed must be a number of 64 bits"),
     ):
         assert main(["generate", f"--checkpoint={run}", *wrong]) == 2
         assert message in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,15 @@ def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     [best] = model.translate(["ein hund"], beam=3, nbest=2)
     assert best[0]["translation"] == "EIN HUND"
     assert best[0]["score"] >= best[1]["score"]
+    assert model.translate(["", "ein hund"]) == ["", "EIN HUND"]
+    model.task.search = replace(model.task.search, nbest=3)  # as of data.nbest
+    records = model.predict(["ein hund", "rot rot haus"])
+    assert [record["translation"] for record in records] == ["EIN HUND", "ROT ROT HAUS"]
+    for wrong, message in (("\ud800", "input 1: character 1 of"), (("ein", "hund"), "2 columns")):
+        with pytest.raises(InputError, match=message):
+            model.translate([wrong])
+    assert main(["translate", *run, "--data.nbest=2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
     assert main(["translate", *run, "--nbest", "9"]) == 2
     assert "nbest must be at most beam (5), got 9" in capsys.readouterr().err
     wrong = ["--data", "Classification", "--data.train", "x.tsv"]
