@@ -21,6 +21,8 @@ from clusterformer.tasks.translation import Translation
 from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import to_yaml
 from clusterformer.training.fit import Fitted, fit
+from clusterformer.training.loop_progress import continue_epoch
+from clusterformer.training.monitoring import EarlyStopping
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.selection import selected_nothing
 from clusterformer.training.simple_method import fit_simple
@@ -111,9 +113,19 @@ def is_finished(run: Run, last: Path, options: Options) -> bool:
         return False
     checkpoint, limits = read(last, tensors=False), options.config["trainer"]
     with making(f"{last}: refused, its progress"):
-        epochs = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
+        loop = checkpoint["loops"]["fit_loop"]
+        continue_epoch(loop)
+        epochs = int(loop["epoch_progress"]["current"]["processed"])
+        waited = [
+            state["wait_count"]
+            for name, state in checkpoint["callbacks"].items()
+            if name.startswith(EarlyStopping.__name__)
+        ]
     reached = (("max_steps", checkpoint["global_step"]), ("max_epochs", epochs))
-    return any(0 <= (limits[name] or -1) <= value for name, value in reached)
+    if any(0 <= (limits[name] or -1) <= value for name, value in reached):
+        return True
+    patience = options.config["patience"]
+    return patience is not None and any(count >= patience for count in waited)
 
 
 def _announcement(run: Run) -> LambdaCallback:

@@ -102,7 +102,7 @@ class Result:
 
 
 def read_outcome(run: Run) -> Mapping[str, Any] | None:
-    """Read what `fit` wrote when it ended in a run directory; None if it has not ended.
+    """Read what `fit` wrote when it ended in a run directory; None if its last start has not ended.
 
     Raises:
         InputError: if the file is damaged.
@@ -111,6 +111,8 @@ def read_outcome(run: Run) -> Mapping[str, Any] | None:
         outcome = run.results
         if outcome is not None:
             _check_outcome(outcome)
+            if outcome.get("config", run.config.name) != run.config.name:
+                return None
     return outcome
 
 

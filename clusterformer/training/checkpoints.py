@@ -289,8 +289,9 @@ class KeptCheckpoints(Checkpoint):
 class LastCheckpoint(Checkpoint):
     """A callback that keeps `last.ckpt`, the state to resume from.
 
-    It is written every few steps and at the end of each epoch, but not between the last batch of an
-    epoch and its validation: a run resumed from there would skip the validation.
+    It is written every few steps and at the end of each epoch, but not between a batch and its
+    validation: a run resumed from there would skip the validation. Nor is it within accumulated
+    batches, whose gradients are in no file. It stands behind all callbacks of validation.
 
     Args:
         folder: Folder of the checkpoints; only the first process needs it.
@@ -298,40 +299,55 @@ class LastCheckpoint(Checkpoint):
 
     Attributes:
         dirpath: Folder of the checkpoints, under the name that Lightning's own callbacks have.
+        interrupted: Whether the training is to end with the next checkpoint, in KeyboardInterrupt.
     """
 
     def __init__(self, folder: str | Path | None, every: int) -> None:
         require_at_least(1, checkpoint_every=every)
         self.dirpath = folder
+        self.interrupted = False
         self._every = every
-        self._saved = 0
+        self._saved = self._step = 0
+        self._due = self._ending = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.dirpath = trainer.strategy.broadcast(self.dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved = trainer.global_step
+        self._saved = self._step = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
-        stopping = trainer.should_stop or step == trainer.max_steps
-        if (stopping or step - self._saved >= self._every) and not trainer.is_last_batch:
-            self.save_step(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_last_batch:
+        step, loop = trainer.global_step, trainer.fit_loop
+        stepped, self._step = step != self._step, step
+        if not stepped:
+            trainer.should_stop = False  # max_time asks again after the next batch
+            return
+        self._ending = trainer.should_stop or step == trainer.max_steps  # after a validation
+        due = self.interrupted or step - self._saved >= self._every
+        if trainer.is_last_batch or self._ending or not due:
+            return
+        fetcher = loop._data_fetcher
+        assert fetcher is not None
+        self._due = loop.epoch_loop._should_check_val_fx(fetcher)  # a validation comes first
+        if not self._due:
+            write_step(trainer)
             self.save(trainer)
 
-    def save_step(self, trainer: Trainer) -> None:
-        """Write the state after a batch, and before it the row of metrics of that batch."""
-        write_step(trainer)
-        self.save(trainer)
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._due and not trainer.sanity_checking:
+            self._due = False
+            self.save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_last_batch or self._ending:
+            self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
         """Write the state of this step."""
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        trainer.save_checkpoint(Path(str(self.dirpath)) / "last.ckpt")
-        self._saved = trainer.global_step
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            trainer.save_checkpoint(Path(str(self.dirpath)) / "last.ckpt")
+            self._saved = trainer.global_step
+        if self.interrupted:
+            raise KeyboardInterrupt

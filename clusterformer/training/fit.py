@@ -120,8 +120,8 @@ def fit(
             callbacks=[
                 *monitoring(task.monitor, task.mode, patience),
                 BestCheckpoint(folder, task.monitor, task.mode),
-                last,
                 kept,
+                last,
                 CausalityProbe(),
                 clock,
                 Stopping(last),
@@ -171,9 +171,9 @@ def fit(
     if model.start:
         outcome["init_from"] = model.start._asdict()
     if run:
-        run.finish(outcome)
         if model.findings:
             model.findings.write(run.tested)
+        run.finish(outcome)
     assert model.network is not None
     with whole(model.network):  # which the first process runs alone
         draw = draw and sequence_size(trainer) == 1

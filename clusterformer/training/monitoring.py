@@ -34,7 +34,15 @@ def monitoring(monitor: str, mode: str, patience: int | None) -> list[Callback]:
 
 
 class EarlyStopping(callbacks.EarlyStopping):  # its name is the key of its state in checkpoints
-    """Lightning's callback; its patience is this run's, not that in the checkpoint."""
+    """Lightning's callback; its patience is this run's, not that in the checkpoint.
+
+    A run that it has ended stays so when it is resumed, unless with more patience.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({**state_dict, "patience": self.patience})

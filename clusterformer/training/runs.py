@@ -137,10 +137,13 @@ class Run:
         written = self._numbered("results.json")[:-1]
         if not written:
             return False
-        with suppress(ValueError, RecursionError):  # a torn file
+        found = None
+        with suppress(ValueError, RecursionError):
             found = json.loads(written[-1].read_text(encoding="utf-8"))
-            if isinstance(found, dict) and "config" in found:
-                return bool(found["config"] == self.config.name)
+        if not isinstance(found, dict):  # a torn file: test again
+            return False
+        if "config" in found:
+            return bool(found["config"] == self.config.name)
         # of an earlier version: by the clocks, which may differ between starts
         return written[-1].stat().st_mtime >= self.config.stat().st_mtime
 

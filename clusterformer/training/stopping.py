@@ -16,8 +16,8 @@ class Stopping(Callback):
     """A callback that ends a training in order.
 
     After the last step there is a validation, also where the steps end within an epoch. The first
-    Ctrl-C lets the running step end, all of its accumulated batches, and writes `last.ckpt`, so
-    that resuming repeats nothing; the second one stops at once.
+    Ctrl-C lets the running step end, all of its accumulated batches, and its validation, and writes
+    `last.ckpt`, so that resuming repeats nothing; the second one stops at once.
 
     Args:
         last: Callback that writes the checkpoint.
@@ -26,11 +26,9 @@ class Stopping(Callback):
     def __init__(self, last: LastCheckpoint) -> None:
         self._last = last
         self._interrupted = False
-        self._step = 0
         self._handler: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._step = trainer.global_step
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGINT, self._interrupt)
 
@@ -42,20 +40,15 @@ class Stopping(Callback):
         interrupted = self._interrupted
         if trainer.world_size > 1:
             interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
-            self._interrupted = interrupted  # all processes stop at the end of an epoch, or none
-        stepped = trainer.global_step != self._step  # gradients of a part of a step are in no file
-        self._step = trainer.global_step
-        if interrupted and stepped and not trainer.is_last_batch:
-            self._last.save_step(trainer)
-            raise KeyboardInterrupt
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._interrupted:
-            self._last.save(trainer)
-            raise KeyboardInterrupt
+        self._last.interrupted = interrupted  # it ends the training with its next checkpoint
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._release()
+        interrupted = self._interrupted  # in the last validation
+        if trainer.world_size > 1:
+            interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
+        if interrupted:
+            raise KeyboardInterrupt
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

@@ -1,0 +1,99 @@
+"""A run that ends in a validation, by the user or by patience: resumed, it repeats no other."""
+
+import csv
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from toy_command import TOY
+from toy_task import Toy
+
+from clusterformer import ClusterFormer
+from clusterformer.cli.main import main
+from clusterformer.training.checkpoints import read
+from clusterformer.training.fit import Fitted, fit
+from clusterformer.training.runs import Run
+
+
+class CtrlC(Callback):
+    """The user, once, in a validation of the training."""
+
+    def __init__(self, validation: int) -> None:
+        self._left = validation
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._left -= 1
+        if self._left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+def train(run: Run, options: dict[str, Any], *callbacks: Callback, resumed: bool = False) -> Fitted:
+    torch.manual_seed(0)
+    model = ClusterFormer(d_model=8, num_heads=2, num_layers=1, warmup=0, lr=0.01)
+    options = {
+        "accelerator": "cpu", "num_sanity_val_steps": 0, "enable_model_summary": False,
+        "enable_progress_bar": False, "log_every_n_steps": 1, **options,
+    }  # fmt: skip
+    resume = run.last if resumed else None
+    return fit(model, Toy(), options, run=run, resume=resume, draw=False, callbacks=callbacks,
+               checkpoint_every=1, keep=1)  # fmt: skip
+
+
+def rows(run: Run) -> list[dict[str, str]]:
+    """Read the metrics; Lightning counts the epoch in which a training ended for the test alone."""
+    found = list(csv.DictReader(run.metrics.read_text().splitlines()))
+    assert found[-1].pop("epoch")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "validation"),
+    [
+        ({"max_epochs": 3}, 1),
+        ({"max_epochs": 3}, 3),  # the last one
+        ({"max_epochs": 2, "val_check_interval": 2}, 1),  # within an epoch
+        ({"max_epochs": 2, "val_check_interval": 2}, 2),
+        ({"max_steps": 3}, 1),  # after the last step, within an epoch
+        ({"max_steps": 8, "val_check_interval": 2}, 3),
+    ],
+)
+def test_ctrl_c_in_a_validation_changes_nothing(
+    options: dict[str, Any], validation: int, tmp_path: Path
+) -> None:
+    whole, part = Run.create(tmp_path, "whole"), Run.create(tmp_path, "part")
+    expected = train(whole, options)
+    with pytest.raises(KeyboardInterrupt):
+        train(part, options, CtrlC(validation))
+    found = train(part, options, resumed=True)
+    assert found.results == expected.results
+    assert rows(part) == rows(whole)
+    for name in ("best.ckpt", "last.ckpt"):
+        ours, theirs = (read(run.checkpoints / name) for run in (part, whole))
+        assert ours["global_step"] == theirs["global_step"], name
+        for key, weight in theirs["state_dict"].items():
+            assert torch.equal(weight, ours["state_dict"][key]), name
+    files = [{path.name for path in run.checkpoints.iterdir()} for run in (whole, part)]
+    assert files[0] == files[1]
+
+
+def test_a_run_that_patience_ended_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*TOY, f"--runs={tmp_path}", "--patience=1", "--trainer.max_epochs=40"]
+    assert main([*command, "--model.lr=0"]) == 0
+    run = Run.open(tmp_path / "toy" / "1")
+    step, results = read(run.last)["global_step"], run.results
+    assert step == 2 * 5
+    assert main(["fit", f"--resume={run.folder}"]) == 0
+    assert "nothing is left to train" in capsys.readouterr().out
+    (run.folder / "results.json").write_text("")  # torn
+    assert main(["fit", f"--resume={run.folder}"]) == 0
+    assert read(run.last)["global_step"] == step
+    assert run.results is not None
+    assert results is not None
+    assert run.results["results"] == results["results"]
+    assert main(["fit", f"--resume={run.folder}", "--patience=3"]) == 0
+    assert read(run.last)["global_step"] == 2 * step
