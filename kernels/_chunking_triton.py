@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clusterformer.kernels._chunking_torch import Cut
+from clusterformer.kernels._grid_triton import row_of_program, spread_rows
 from clusterformer.kernels.blocks import Blocks
 
 TILE = 256
@@ -44,7 +45,7 @@ def _circle_kernel(
     Traffic: B E S 17 bytes.
     """
     entry = tl.program_id(0)
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     length = tl.load(p_lengths + batch)
     width, used = _widths(length, max_blocks, min_width)
     block = entry - LOOK_BACK
@@ -71,7 +72,7 @@ def _circle_slots_kernel(
 
     Traffic: B N 33 bytes.
     """
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = token < N
     width, used = _widths(tl.load(p_lengths + batch), max_blocks, min_width)
@@ -115,7 +116,7 @@ def _chunks_kernel(
     Traffic: B E (S 17 + 8 log C) bytes.
     """
     entry = tl.program_id(0)
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     block = (entry - LOOK_BACK).to(tl.int64)
     first_cluster = batch * C
     cluster = tl.minimum(_count_up_to(p_chunk_ends + first_cluster, block, C, steps), C - 1)
@@ -143,7 +144,7 @@ def _chunk_slots_kernel(
 
     Traffic: B N (17 + 8 log C) bytes.
     """
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = token < N
     position = tl.load(p_inverse + batch * N + token, mask=inside, other=0)
@@ -169,7 +170,7 @@ def _pack_kernel(
     Traffic: B E S 13 bytes.
     """
     entry = tl.program_id(0)
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     row = (batch * E + entry) * S
     for start in range(0, S, BLOCK_N):
         slot = start + tl.arange(0, BLOCK_N)
@@ -198,13 +199,15 @@ def circle(
     cut = members, filled, copies, visible = _empty(order, num_blocks, width, look_back, look_ahead)
     entries, size = members.shape[1], (max_blocks, min_width)
     looks = {"LOOK_BACK": look_back, "LOOK_AHEAD": look_ahead}
-    _circle_kernel[entries, batch](
+    grid = entries, *spread_rows(batch)
+    _circle_kernel[grid](
         order.contiguous(), lengths, members, filled, visible, length, entries, num_blocks, width,
         *size, **looks, BLOCK_J=triton.next_power_of_2(visible.shape[2]), BLOCK_N=TILE,
     )  # fmt: skip
     inverse, padded = inverse.contiguous(), key_mask is not None
     real = inverse if key_mask is None else key_mask.contiguous()
-    _circle_slots_kernel[triton.cdiv(length, TILE), batch](
+    grid = triton.cdiv(length, TILE), *spread_rows(batch)
+    _circle_slots_kernel[grid](
         inverse, lengths, real, copies, length, width, *size, **looks, PADDED=padded, BLOCK_N=TILE
     )
     return cut
@@ -232,14 +235,16 @@ def chunks(
     counts = counts.contiguous()
     ends = counts.cumsum(1), ((counts + width - 1) // width).cumsum(1)
     steps = clusters.bit_length()
-    _chunks_kernel[entries, batch](
+    grid = entries, *spread_rows(batch)
+    _chunks_kernel[grid](
         order.contiguous(), counts, *ends, members, filled, visible, length, clusters, entries,
         num_blocks, width, steps, LOOK_BACK=look_back, LOOK_AHEAD=look_ahead,
         BLOCK_J=triton.next_power_of_2(visible.shape[2]), BLOCK_N=TILE,
     )  # fmt: skip
     inverse, padded = inverse.contiguous(), key_mask is not None
     real = inverse if key_mask is None else key_mask.contiguous()
-    _chunk_slots_kernel[triton.cdiv(length, TILE), batch](
+    grid = triton.cdiv(length, TILE), *spread_rows(batch)
+    _chunk_slots_kernel[grid](
         inverse, counts, *ends, real, slot, length, clusters, width, steps,
         LOOK_BACK=look_back, PADDED=padded, BLOCK_N=TILE,
     )  # fmt: skip
@@ -277,7 +282,8 @@ def _pack(
     length, number = copies.shape[1:]
     groups, reach = visible.shape[1:]
     members_of, own = _empty_pack(members, copies, visible)
-    _pack_kernel[entries, batch](
+    grid = entries, *spread_rows(batch)
+    _pack_kernel[grid](
         members, filled, copies, visible, members_of, own, length, entries, groups, width, reach,
         LOOK_BACK=look_back, COPIES=number, BLOCK_J=triton.next_power_of_2(reach), BLOCK_N=TILE,
     )  # fmt: skip

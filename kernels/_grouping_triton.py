@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from clusterformer.kernels._grid_triton import row_of_program, spread_rows
 from clusterformer.kernels.blocks import Sorted
 from clusterformer.kernels.tiles import Device
 
@@ -51,7 +52,7 @@ def _assign_kernel(
 
     Traffic: B N (4 F + 9) bytes; 2 B N C F operations in float32.
     """
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     start = tl.program_id(0) * BLOCK_N
     first_token = batch * N + start
     token = tl.arange(0, BLOCK_N)
@@ -85,7 +86,7 @@ def _count_kernel(
     Traffic: B N (8 + C / 8) bytes.
     """
     tile = tl.program_id(0)
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     token = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     cluster = tl.load(p_assignment + batch * N + token, mask=token < N, other=-1)
     for first in range(0, C, BLOCK_C):
@@ -104,7 +105,7 @@ def _position_kernel(
     Traffic: B N 32 bytes.
     """
     tile = tl.program_id(0)
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     within = tl.arange(0, BLOCK_N)
     token = tile * BLOCK_N + within
     cluster = tl.load(p_assignment + batch * N + token, mask=token < N, other=-1)
@@ -131,7 +132,8 @@ def assign(points: Tensor, anchors: Tensor, real: Tensor, normalizer: Tensor) ->
     batch, length, width = points.shape
     clusters, tiles = anchors.shape[-2], triton.cdiv(length, TILE)
     assignment = points.new_empty(batch, length, dtype=torch.long)
-    _assign_kernel[tiles, batch](
+    grid = tiles, *spread_rows(batch)
+    _assign_kernel[grid](
         points, anchors, real, normalizer, assignment, length, clusters, width, _stride(anchors),
         **_blocks(points),
     )  # fmt: skip
@@ -172,7 +174,7 @@ def _sort(
     assignment = assignment.contiguous()
     clusters, tiles = num_clusters + 1, triton.cdiv(length, TILE)
     counts = assignment.new_empty(batch, clusters, tiles)
-    grid = tiles, batch
+    grid = tiles, *spread_rows(batch)
     sizes = length, clusters, tiles
     _count_kernel[grid](assignment, counts, *sizes, BLOCK_N=TILE, BLOCK_C=CENTROIDS)
     flat = counts.flatten(1)

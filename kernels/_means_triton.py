@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from clusterformer.kernels._grid_triton import row_of_program, spread_rows
 from clusterformer.kernels._grouping_triton import COLUMNS, _scores, _stride
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.tiles import Device, MeansTile, means_tile, segment_length
@@ -58,7 +59,7 @@ def _means_kernel(
 
     Traffic: B N (4 F + 1 + C (F + 1) / 256) bytes; 2 B N C F (Y + 1) operations in float32.
     """
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     c_first, column, index = _owned(C, width, BLOCK_C, BLOCK_COLUMNS)
     first = batch * N + index * segment
     tokens = tl.minimum(segment, N - index * segment)
@@ -103,7 +104,7 @@ def _means_anchors_kernel(
 
     Traffic: B N (4 F + 1 + C F / 256) bytes; 2 B N C F (2 Y + 1) operations in float32.
     """
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     c_first, column, index = _owned(C, width, BLOCK_C, BLOCK_COLUMNS)
     cluster = c_first + tl.arange(0, BLOCK_C)
     b_delta = tl.load(p_delta + batch * C + cluster, mask=cluster < C, other=0.0)
@@ -140,7 +141,7 @@ def _means_points_kernel(
     Traffic: B N (8 F + 1) bytes; 2 B N C F (2 Y + 2) operations in float32.
     """
     parts = tl.cdiv(width, BLOCK_COLUMNS)
-    batch = tl.program_id(1).to(tl.int64)
+    batch = row_of_program()
     column = tl.program_id(0) % parts * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     start = tl.program_id(0) // parts * BLOCK_N
     first = batch * N + start
@@ -209,7 +210,8 @@ def _backward(
     batch, length, width = points.shape
     shapes = means_tile(width, points=True)
     tiles = triton.cdiv(length, shapes.own) * triton.cdiv(width, shapes.columns)
-    _means_points_kernel[tiles, batch](
+    grid = tiles, *spread_rows(batch)
+    _means_points_kernel[grid](
         *given, d_points, *_sizes(points, anchors), **_constants(points, shapes),
         BLOCK_N=shapes.own, BLOCK_C=shapes.streamed,
     )  # fmt: skip
@@ -227,7 +229,7 @@ register_backward(centroid_means, _backward, gradients=2)
 
 def _segments(
     points: Tensor, anchors: Tensor
-) -> tuple[Tensor, tuple[int, int], tuple[int, ...], dict[str, Any]]:
+) -> tuple[Tensor, tuple[int, int, int], tuple[int, ...], dict[str, Any]]:
     """Prepare a launch over segments of tokens.
 
     Returns:
@@ -241,7 +243,7 @@ def _segments(
     found = points.new_empty(batch, segments, *anchors.shape[-2:])
     constants = {"BLOCK_N": shapes.streamed, "BLOCK_C": shapes.own, **_constants(points, shapes)}
     sizes = *_sizes(points, anchors), segment, segments
-    return found, (tiles * segments, batch), sizes, constants
+    return found, (tiles * segments, *spread_rows(batch)), sizes, constants
 
 
 def _sizes(points: Tensor, anchors: Tensor) -> tuple[int, ...]:

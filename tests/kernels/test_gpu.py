@@ -153,3 +153,30 @@ def test_points_beyond_the_reach_of_32_bits() -> None:
     real, normalizer = points[..., 0].isfinite(), anchors.new_zeros(1, 5)
     found = torch.ops.clusterformer.assign_triton(points, anchors, real, normalizer)[:, -64:]
     assert torch.equal(found, (anchors @ points[:, -64:].transpose(1, 2)).argmax(1))
+
+
+def test_more_rows_than_a_second_dimension_of_a_grid_holds(monkeypatch) -> None:
+    from clusterformer.kernels import _chunking_triton
+
+    rows, length = 70_000, 5
+    assignment = torch.randint(3, (rows, length), device="cuda")
+    # small integers: scores are exact, so equal ones tie in both
+    points, anchors = (
+        torch.randint(-4, 5, (size, 4), device="cuda").float() for size in (rows * length, 3)
+    )
+    found = []
+    for kernel in ("triton", "reference"):
+        monkeypatch.setenv(VARIABLE, kernel)
+        leaves = [x.clone().requires_grad_() for x in (points, anchors)]
+        chosen, means = grouping.assign(
+            leaves[0].view(rows, length, 4), leaves[1], without_normalizer=True
+        )
+        gradients = torch.autograd.grad(means.square().mean(), leaves)
+        grouped = grouping.sort(assignment, 3)
+        cuts = equal_blocks(grouped, 3, look_ahead=1), cluster_chunks(grouped, 2)
+        indices = [x for blocks in cuts for x in blocks[:5]]
+        found.append([chosen, *grouped, *indices, means.detach(), *gradients])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    members, _ = _chunking_triton.packed(cuts[0])
+    assert torch.equal(members.long(), cuts[0].members.masked_fill(~cuts[0].filled, -1))

@@ -17,7 +17,7 @@ def interpreted(monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "triton")
 
 
-SIZES = [(2, 1, 1, 3), (2, 63, 5, 16), (1, 100, 37, 20)]  # B, N, C, P
+SIZES = [(2, 1, 1, 3), (2, 63, 5, 16), (1, 100, 37, 20), (2, 70, 5, 16)]  # B, N, C, P
 
 
 @pytest.mark.parametrize("padded", [False, True])
