@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -16,13 +16,12 @@ import clusterformer.tasks
 from clusterformer.decoding import Search
 from clusterformer.errors import InputError, require_unicode
 from clusterformer.generation import Sampling, TextGenerator
+from clusterformer.input_lines import input_lines
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.tasks.labelling import Labelling
 from clusterformer.tasks.language_modeling import LanguageModeling
-from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
-from clusterformer.tasks.pairs import PairLabelling
 from clusterformer.tasks.similarity import Similarity
 from clusterformer.tasks.speech import SpeechRecognition
 from clusterformer.tasks.translation import Translation
@@ -32,9 +31,6 @@ from clusterformer.training.saved_clustering import is_clustering, open_clusteri
 Record = TypeVar("Record")
 Predictions = Callable[[nn.Module, Any], list[Record]]
 """Makes the records of a batch with the network."""
-
-ONE_TEXT = (Labelling, LanguageModeling, MaskedLanguageModeling, SpeechRecognition, Translation)
-"""Tasks whose input is one text; of pairs it is two."""
 
 
 def load(
@@ -144,13 +140,7 @@ class TrainedModel:
         ]
 
     def _records(self, inputs: Iterable[Any], predictions: Predictions[Record]) -> list[Record]:
-        if isinstance(inputs, str | Path):
-            raise InputError(f"inputs must be a list, got one text, {str(inputs)!r:.80}")
-        if isinstance(inputs, Mapping):
-            raise InputError(f"inputs must be a list, got a {type(inputs).__name__}")
-        if hasattr(inputs, "columns") and hasattr(inputs, "to_numpy"):  # a data frame: its rows
-            inputs = inputs.to_numpy()
-        lines = [_line(self.task, number, each) for number, each in enumerate(inputs, start=1)]
+        lines = input_lines(self.task, inputs)
         for number, line in enumerate(lines, start=1):
             self._check(number, line)
         records: list[Record] = []
@@ -218,11 +208,11 @@ class TrainedModel:
             usual.length_penalty if length_penalty is None else length_penalty,
             1 if nbest is None else nbest,
         )
-        texts = texts if isinstance(texts, str | Mapping) else list(texts)
-        found = self._records(texts, partial(self.task.translations, search=search))
+        lines = input_lines(self.task, texts)
+        found = self._records(lines, partial(self.task.translations, search=search))
         found = [
-            records if str(text).strip() else [{"translation": "", "score": 0.0}]
-            for text, records in zip(texts, found, strict=True)
+            records if line.strip() else [{"translation": "", "score": 0.0}]
+            for line, records in zip(lines, found, strict=True)
         ]
         return [records[0]["translation"] for records in found] if nbest is None else found
 
@@ -330,22 +320,3 @@ class TrainedModel:
             f"{self.path}: {method} needs a run of {wanted.__name__}, this is one of "
             f"{type(self.task).__name__}; use predict"
         )
-
-
-def _line(task: Task, number: int, given: Any) -> str:
-    """Write an input as the line of text that a task reads: columns with tabs between."""
-    if isinstance(given, str | Path):
-        return str(given)
-    found = given.tolist() if hasattr(given, "tolist") else given
-    if not isinstance(found, Iterable) or isinstance(found, bytes | Mapping):
-        raise InputError(f"input {number}: got {given!r:.80}, allowed are texts, pairs and points")
-    columns = list(found)
-    if isinstance(task, ONE_TEXT):
-        if len(columns) > 1 and not isinstance(task, PairLabelling):
-            raise InputError(f"input {number}: {len(columns)} columns, allowed is one text")
-        for column in columns:
-            if not isinstance(column, str):
-                raise InputError(f"input {number}: got {column!r:.80}, allowed are texts")
-    if len(columns) == 1:
-        return str(columns[0])
-    return "\t".join(str(column).replace("\t", " ") for column in columns)

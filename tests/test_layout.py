@@ -43,6 +43,7 @@ LAYERS = {
     "clusterformer.plots": 4,
     "clusterformer.tasks": 6,
     "clusterformer.configs": 6,
+    "clusterformer.input_lines": 6.5,
     "clusterformer.api": 7,
     "clusterformer.bench": 7,
     "clusterformer.compare": 7,

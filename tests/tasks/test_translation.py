@@ -121,6 +121,9 @@ def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     assert best[0]["translation"] == "EIN HUND"
     assert best[0]["score"] >= best[1]["score"]
     assert model.translate(["", "ein hund"]) == ["", "EIN HUND"]
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"de": ["ein hund", ""]})
+    assert model.translate(frame) == ["EIN HUND", ""]
     model.task.search = replace(model.task.search, nbest=3)  # as of data.nbest
     records = model.predict(["ein hund", "rot rot haus"])
     assert [record["translation"] for record in records] == ["EIN HUND", "ROT ROT HAUS"]
