@@ -9,22 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterformer.compare.choosing import Choice
-from clusterformer.compare.configs import differences
+from clusterformer.compare.notes import missing_runs, mixed_cells, name_cell, unselected_cells
 from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
 from clusterformer.errors import InputError
 from clusterformer.training.monitoring import mode_of
-from clusterformer.training.selection import name_stack, seen_by_stack
 
 AVERAGE = "average"
 """Name of the column with the mean over all columns."""
-
-MAX_NAMED = 5
-"""Most unfinished runs that a note names."""
-
-NO_OPTIONS = ("seed_everything", "runs", "wandb", "data.root")
-"""Keys of a configuration that may differ between runs that are repetitions of one another."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +132,10 @@ def summarise(
     latest = {(result.row, result.column, result.seed): result for result in whole}
     for result in whole:
         if latest[result.row, result.column, result.seed] is not result:
-            name = _name_cell(result.row, result.column)
+            name = name_cell(result.row, result.column)
             notes.append(f"left out: {name} has another run of seed {result.seed}")
     results = list(latest.values())
-    notes += _missing(unfinished) + _mixed(results) + _whole_sight(results)
+    notes += missing_runs(unfinished) + mixed_cells(results) + unselected_cells(results)
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
     metrics = {column: metrics[column] for column in columns}
@@ -268,60 +261,6 @@ def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:
         if mean is not None:
             costs[name] = mean
     return costs
-
-
-def _missing(unfinished: Sequence[PlannedRun]) -> list[str]:
-    """Name the first planned runs that are not in the table, in one line."""
-    if not unfinished:
-        return []
-    names = [planned.name for planned in unfinished[:MAX_NAMED]]
-    more = len(unfinished) - len(names)
-    names += [f"and {more} more"] if more else []
-    return [f"not finished, and not in the table: {'; '.join(names)}"]
-
-
-def _mixed(results: Sequence[Result]) -> list[str]:
-    """Name the cells whose runs have different options, but for those that follow the seed."""
-    notes = []
-    for cell, found in _by_cell(results).items():
-        seeds = [result.seed for result in found]
-        different = {
-            key: values
-            for key, values in differences([result.config for result in found]).items()
-            if key not in NO_OPTIONS and values != seeds
-        }
-        told = [
-            f"{key} ({', '.join(dict.fromkeys(map(str, values)))})"
-            for key, values in different.items()
-        ]
-        if told:
-            notes.append(f"{cell}: its runs differ in {', '.join(told)}")
-    return notes
-
-
-def _whole_sight(results: Sequence[Result]) -> list[str]:
-    """Name the cells in which every token saw everything, under mechanisms that select keys."""
-    notes = []
-    for cell, found in _by_cell(results).items():
-        stacks = set.intersection(*(set(result.selected_nothing) for result in found))
-        if stacks and len(stacks) == len(seen_by_stack(found[0].measures)):
-            told = "every token saw its whole text; at these lengths nothing was selected"
-            notes.append(f"{cell}: {told}")
-        elif stacks:
-            told = f"every token of the {name_stack(*stacks)} saw its whole text; there nothing"
-            notes.append(f"{cell}: {told} was selected")
-    return notes
-
-
-def _by_cell(results: Sequence[Result]) -> dict[str, list[Result]]:
-    cells: dict[str, list[Result]] = {}
-    for result in results:
-        cells.setdefault(_name_cell(result.row, result.column), []).append(result)
-    return cells
-
-
-def _name_cell(row: str, column: str) -> str:
-    return f"{row} on {column}" if column else row
 
 
 def _own_metric(results: Sequence[Result]) -> str:

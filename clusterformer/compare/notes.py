@@ -1,0 +1,71 @@
+"""Lines beside the table of a comparison, on the runs that are in it and those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterformer.compare.configs import differences
+from clusterformer.compare.planned_run import PlannedRun
+from clusterformer.compare.results import Result
+from clusterformer.training.selection import name_stack, seen_by_stack
+
+MAX_NAMED = 5
+"""Most unfinished runs that a note names."""
+
+NO_OPTIONS = ("seed_everything", "runs", "wandb", "data.root")
+"""Keys of a configuration that may differ between runs that are repetitions of one another."""
+
+
+def missing_runs(unfinished: Sequence[PlannedRun]) -> list[str]:
+    """Name the first planned runs that are not in the table, in one line."""
+    if not unfinished:
+        return []
+    names = [planned.name for planned in unfinished[:MAX_NAMED]]
+    more = len(unfinished) - len(names)
+    names += [f"and {more} more"] if more else []
+    return [f"not finished, and not in the table: {'; '.join(names)}"]
+
+
+def mixed_cells(results: Sequence[Result]) -> list[str]:
+    """Name the cells whose runs have different options, but for those that follow the seed."""
+    notes = []
+    for cell, found in _by_cell(results).items():
+        seeds = [result.seed for result in found]
+        different = {
+            key: values
+            for key, values in differences([result.config for result in found]).items()
+            if key not in NO_OPTIONS and values != seeds
+        }
+        told = [
+            f"{key} ({', '.join(dict.fromkeys(map(str, values)))})"
+            for key, values in different.items()
+        ]
+        if told:
+            notes.append(f"{cell}: its runs differ in {', '.join(told)}")
+    return notes
+
+
+def unselected_cells(results: Sequence[Result]) -> list[str]:
+    """Name the cells in which every token saw everything, under mechanisms that select keys."""
+    notes = []
+    for cell, found in _by_cell(results).items():
+        stacks = set.intersection(*(set(result.selected_nothing) for result in found))
+        if stacks and len(stacks) == len(seen_by_stack(found[0].measures)):
+            told = "every token saw its whole text; at these lengths nothing was selected"
+            notes.append(f"{cell}: {told}")
+        elif stacks:
+            told = f"every token of the {name_stack(*stacks)} saw its whole text; there nothing"
+            notes.append(f"{cell}: {told} was selected")
+    return notes
+
+
+def _by_cell(results: Sequence[Result]) -> dict[str, list[Result]]:
+    cells: dict[str, list[Result]] = {}
+    for result in results:
+        cells.setdefault(name_cell(result.row, result.column), []).append(result)
+    return cells
+
+
+def name_cell(row: str, column: str) -> str:
+    """Name a row in a column, for people."""
+    return f"{row} on {column}" if column else row
