@@ -242,6 +242,8 @@ class ClusterFormer(LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed each step by its number, so that a resumed run draws the same numbers."""
+        # Lightning 2.6 counts a step more or less after some resumes; logs stand under this number.
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.global_step
         entropy = [self._seed, self.current_epoch, batch_idx, self.global_rank]
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
         self._batch = batch

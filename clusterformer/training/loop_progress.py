@@ -31,5 +31,3 @@ def begin_next_epoch(loop: dict[str, Any]) -> None:
         count["completed"] = count["processed"]
     batch["current"] = dict.fromkeys(batch["current"], 0)
     batch["is_last_batch"] = False
-    # Lightning also counts a step while it looks for a validation that was missed
-    loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1

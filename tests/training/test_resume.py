@@ -77,6 +77,11 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
         pytest.param({"max_epochs": 2, "accumulate_grad_batches": 2}, {}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 2, "val_check_interval": 2}, {}, marks=pytest.mark.slow),
         pytest.param({"max_epochs": 4, "check_val_every_n_epoch": 2}, {}, marks=pytest.mark.slow),
+        pytest.param(
+            {"max_steps": 13, "val_check_interval": 3, "check_val_every_n_epoch": None},
+            {},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_resuming_from_every_checkpoint_ends_with_the_same_weights(
