@@ -11,6 +11,23 @@ from typing import Any
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file or folder in an error of the system that names none, as that of a full disk.
+
+    Raises:
+        OSError: the same, with the path.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # numpy's error of an array that was written in part has neither number nor reason
+        reason = error.strerror or f"not written whole ({error}); is the disk full?"
+        raise OSError(error.errno or errno.EIO, reason, str(path)) from error
+
+
+@contextmanager
 def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yield the path of a partial file, which takes the name of `path` when it is on the disk.
 
@@ -21,16 +38,18 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
     Raises:
         FileNotFoundError: if there is no such directory.
+        OSError: if the file cannot be written, such as on a full disk; it names the file.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory to write to", str(path.parent))
     own = f".{os.urandom(4).hex()}" if shared else ""
     partial = path.with_name(f".{path.name}{own}.partial")
     try:
-        yield partial
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with naming(path):
+            yield partial
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 

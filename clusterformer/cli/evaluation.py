@@ -14,6 +14,7 @@ from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
 from clusterformer.training.saved_clustering import is_clustering, predicting_command
 from clusterformer.training.trusted import Named
+from clusterformer.whole_files import naming
 from clusterformer.wording import formatted
 from clusterformer.working_folder import import_from_working_folder
 
@@ -66,7 +67,8 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
                 print(f"{stage}/{name}\t{value:.4f}")
             findings.warn()
             if folder:
-                findings.write(Path(folder))
+                with naming(Path(folder)):
+                    findings.write(Path(folder))
         for name, signature in model.task.signatures().items():
             print(f"{name}\t{signature}")
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from clusterformer.whole_files import naming
+
 _log = logging.getLogger(__name__)
 
 _DRAFT = ".draft"
@@ -77,8 +79,9 @@ def cached_folder(
             try:
                 if folder.exists():
                     report(f"{folder}: damaged, made again: {damage}")
-                fill(draft)
-                (draft / _MANIFEST).write_text(json.dumps(_describe(draft)), encoding="utf-8")
+                with naming(folder):
+                    fill(draft)
+                    (draft / _MANIFEST).write_text(json.dumps(_describe(draft)), encoding="utf-8")
                 if folder.exists():
                     shutil.rmtree(folder)
                 draft.rename(folder)

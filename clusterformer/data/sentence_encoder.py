@@ -110,7 +110,8 @@ class SentenceEncoder:
         try:
             return np.load(cached_folder(folder, fill) / _VECTORS, allow_pickle=False)
         except OSError as error:
-            _log.warning(f"{folder}: vectors not cached, to be computed again next time: {error}")
+            reason = error.strerror or error
+            _log.warning(f"{folder}: vectors not cached, to be computed again next time: {reason}")
             return self.encode(texts)
 
 

@@ -122,7 +122,8 @@ def load_vectors(path: str | Path) -> KeyedVectors:
         words = (folder / _WORDS).read_bytes().decode().split("\n")
         vectors = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)
     except OSError as error:
-        _log.warning(f"{folder}: vectors not cached, to be read again next time: {error}")
+        reason = error.strerror or error
+        _log.warning(f"{folder}: vectors not cached, to be read again next time: {reason}")
         words, vectors = _read_vectors(path)
     return _keyed(words, vectors)
 

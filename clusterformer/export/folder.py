@@ -26,6 +26,7 @@ from clusterformer.tasks.labelling import Labelling
 from clusterformer.training.exported import is_exported, write_exported
 from clusterformer.training.runs import Run
 from clusterformer.training.saved import Saved, averaged, open_saved
+from clusterformer.whole_files import naming
 
 
 class Exported(NamedTuple):
@@ -87,15 +88,24 @@ def unused_folder(folder: str | Path) -> Path:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to write into, which becomes `folder` if all goes well."""
+    """Give a folder to write into, which becomes `folder` if all goes well.
+
+    Raises:
+        OSError: if it cannot be written, such as on a full disk; it names the folder.
+    """
+    from safetensors import SafetensorError
+
     draft = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        yield draft
-        if folder.exists():
-            folder.rmdir()
-        draft.rename(folder)
+        with naming(folder):
+            yield draft
+            if folder.exists():
+                folder.rmdir()
+            draft.rename(folder)
+    except SafetensorError as error:  # its writer's name for an error of the system
+        raise InputError(f"{folder}: cannot be written: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -41,6 +41,7 @@ from clusterformer.training.saved import first_misfit, restore
 from clusterformer.training.shared_sequences import sequence_size
 from clusterformer.training.stopping import Stopping
 from clusterformer.training.trainer_options import check_trainer_options
+from clusterformer.whole_files import naming
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +173,8 @@ def fit(
         outcome["init_from"] = model.start._asdict()
     if run:
         if model.findings:
-            model.findings.write(run.tested)
+            with naming(run.tested):
+                model.findings.write(run.tested)
         run.finish(outcome)
     assert model.network is not None
     with whole(model.network):  # which the first process runs alone
@@ -292,7 +294,8 @@ def _test(
 
 def _pictures(run: Run, model: ClusterFormer, task: Task) -> list[Path]:
     try:
-        return draw_pictures(run, model, task)
+        with naming(run.pictures):
+            return draw_pictures(run, model, task)
     except ImportError as error:
         _log.info("no pictures: %s; pip install 'clusterformer[plots]'", error)
         return []
