@@ -109,11 +109,11 @@ def fit(
     clock = TrainingClock()
     first_step = _restore(task, resume)
     config = config or {}
-    if run:
-        run.prepare(to_yaml(config), config.get("seed_everything", 0))
     folder = run.checkpoints if run else None
     trainer: Trainer | None = None
     try:
+        if run:
+            run.prepare(to_yaml(config), config.get("seed_everything", 0))
         last, watch = LastCheckpoint(folder, checkpoint_every), ProcessWatch()
         kept = KeptCheckpoints(folder, task.monitor, task.mode, keep, average)
         trainer = make_trainer(

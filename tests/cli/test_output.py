@@ -1,8 +1,6 @@
 """Output whose reader goes away, and files that cannot be written whole."""
 
 import os
-import resource
-import signal
 import sys
 import warnings
 import zipfile
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from forked import FORK
+from full_disk import limited_files
 from torchmetrics import SpearmanCorrCoef
 from toy_command import TOY, error_of
 
@@ -41,18 +40,6 @@ def test_training_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
     assert (tmp_path / "toy" / "1" / "checkpoints" / "best.ckpt").exists()
 
 
-@pytest.fixture
-def limited_file_size() -> int:
-    """A limit of 100,000 bytes a file, which acts as a full disk does."""
-    size = 100_000
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    yield size
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
 def contents(weight: torch.Tensor) -> dict[str, Any]:
     """A whole checkpoint, as small as one can be."""
     entries = {"version": "0", "config": None, "seed": 0, "kind": "Toy", "mode": "max", "task": {}}
@@ -75,15 +62,25 @@ def test_the_buffer_of_a_rank_correlation_is_not_warned_of() -> None:
     assert (before, len(told)) == (1, 1)
 
 
-def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, limited_file_size: int) -> None:
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     files, path = CheckpointFiles(), tmp_path / "last.ckpt"
     small = contents(torch.ones(3))
     files.save_checkpoint(small, path)
-    large = contents(torch.ones(limited_file_size))
-    with pytest.raises(InputError, match=r"File too large; last good checkpoint: .*last\.ckpt"):
+    large = contents(torch.ones(100_000))
+    said = r"File too large; last good checkpoint: .*last\.ckpt"
+    with limited_files(100_000), pytest.raises(InputError, match=said):
         files.save_checkpoint(large, path)
     assert [found.name for found in tmp_path.iterdir()] == ["last.ckpt"]
     assert torch.equal(read(path)["state_dict"]["weight"], torch.ones(3))
+
+
+def test_a_new_run_that_does_not_fit_leaves_no_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with limited_files(100):
+        said = error_of([*TOY, f"--runs={tmp_path}"], capsys)
+    assert said == f"{tmp_path}/toy/1/.environment.json.new: File too large"
+    assert not list(tmp_path.iterdir())
 
 
 def test_changed_bits_of_a_checkpoint_are_noticed(
