@@ -157,6 +157,9 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"{told}; train it first", file=sys.stderr)
     if absent := missing_vectors(jobs):
         print(f"{absent}; these runs will fail without them", file=sys.stderr)
+    if options.dry_run or options.slurm:
+        for job in jobs:
+            job.refuse_other()
     if options.dry_run:
         _list(jobs)
         return

@@ -92,23 +92,29 @@ class Job:
         """Record the run's options, or refuse a directory that holds another run.
 
         Raises:
+            InputError: as `refuse_other`.
+        """
+        self.refuse_other()
+        path = self._record
+        if _read_record(path) is not None:
+            return
+        if path.exists():  # nobody knows what the run is of
+            self.set_aside()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        record = {**self._description(), "environment": describe_environment()}
+        write_text(path, json.dumps(record, indent=2) + "\n", shared=True)
+
+    def refuse_other(self) -> None:
+        """Refuse a directory that holds another run; write nothing.
+
+        Raises:
             InputError: if the directory's run has other options, is of another version, or one of
                 its configurations has been edited since.
         """
-        ours: dict[str, Any] = {
-            "version": clusterformer.__version__,
-            "arguments": self.planned.arguments(),
-            "configs": {name: _digest(find(name)) for name in self.planned.configs},
-        }
-        path = self.folder / "planned.json"
-        theirs = _read_record(path)
+        theirs = _read_record(self._record)
         if theirs is None:
-            if path.exists():  # nobody knows what the run is of
-                self.set_aside()
-            self.folder.mkdir(parents=True, exist_ok=True)
-            record = {**ours, "environment": describe_environment()}
-            write_text(path, json.dumps(record, indent=2) + "\n", shared=True)
             return
+        ours = self._description()
         for key in ("version", "arguments"):
             if theirs[key] != ours[key]:
                 difference = _difference(theirs[key], ours[key])
@@ -121,6 +127,17 @@ class Job:
                     f"{self.folder}: holds a run of {name} as it was; it has been edited since; "
                     "choose another --out"
                 )
+
+    @property
+    def _record(self) -> Path:
+        return self.folder / "planned.json"
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "version": clusterformer.__version__,
+            "arguments": self.planned.arguments(),
+            "configs": {name: _digest(find(name)) for name in self.planned.configs},
+        }
 
     def command(self, wandb: bool) -> list[str]:
         """Return the command line that begins or resumes the run."""

@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from clusterformer.cli.main import main
+from clusterformer.compare.jobs import Job
+from clusterformer.compare.plan import read_plan
 
 
 def test_clusters_of_points_and_simple_methods_are_listed(tmp_path: Path, capfd) -> None:
@@ -35,6 +38,23 @@ def test_rows_of_one_data_set_are_listed_after_one_reading(tmp_path: Path, capfd
     told = "\n".join(caplog.messages)
     assert told.count("train: 32 of 32 texts are longer than max_length 3") == 1
     assert told.count("train: 32 of 32 texts are longer than max_length 2") == 1
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--slurm=2"])
+def test_runs_of_other_options_are_not_listed_as_finished(
+    option: str, tmp_path: Path, capfd
+) -> None:
+    path = tmp_path / "points.yaml"
+    content = {"config": "mnist.yaml", "options": {"data.name": "digits"}}
+    path.write_text(yaml.safe_dump(content))
+    [planned] = read_plan(path).runs
+    Job(tmp_path, planned).record()
+    path.write_text(yaml.safe_dump({**content, "options": {"data.name": "mnist"}}))
+    assert main(["compare", str(path), "--out", str(tmp_path), option]) == 2
+    told = capfd.readouterr()
+    assert "holds a run of other arguments, --data.name=digits instead of" in told.err
+    assert not told.out
+    assert not (tmp_path / "array.sh").exists()
 
 
 def test_word_vectors_that_are_to_be_trained_are_told_before_any_run(
