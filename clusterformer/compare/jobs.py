@@ -151,7 +151,14 @@ class Job:
         """Return the last line of the log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
         messages = [line.strip() for line in lines if line.strip()]
-        return messages[-1].removeprefix("clusterformer: error: ") if messages else "no output"
+        if messages:
+            return messages[-1].removeprefix("clusterformer: error: ")
+        try:  # what keeps a log empty is mostly a full disk
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write("no output\n")
+        except OSError as error:
+            return f"{self.log}: {error.strerror}"
+        return "no output"
 
 
 def _read_record(path: Path) -> Mapping[str, Any] | None:

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from full_disk import limited_files
 from toy_runs import METRICS, OUTCOME, write_run
 
 from clusterformer.cli.main import main
@@ -136,6 +137,15 @@ def test_a_cell_of_a_configuration_that_was_edited_is_refused(tmp_path: Path) ->
     del record["configs"]  # as an older version wrote it
     (job.folder / "planned.json").write_text(json.dumps(record))
     job.record()
+
+
+def test_a_log_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+    job = Job(tmp_path, PlannedRun("a", "", 0, {}, ()))
+    job.record()
+    job.log.touch()
+    with limited_files(0):
+        assert job.last_message() == f"{job.log}: File too large"
+    assert job.last_message() == "no output"
 
 
 def test_a_cell_without_its_record_is_of_an_unknown_run(tmp_path: Path) -> None:
