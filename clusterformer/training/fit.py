@@ -148,45 +148,8 @@ def fit(
     finally:
         if run:
             run.cancel()
-    seconds, seconds_validating = clock.seconds, clock.seconds_validating
-    held = memory.held(trainer.optimizers)
-    results = _test(trainer, model, task, kept)
-    if model.findings and model.findings.compared:
-        results |= {f"test/{name}": value for name, value in model.findings.measures().items()}
-    outcome = {
-        "results": dict(sorted(results.items())),
-        "monitor": task.monitor,
-        "mode": task.mode,
-        "steps": trainer.global_step,
-        "epochs": trainer.current_epoch,
-        "seconds": round(seconds, 2),
-        "seconds_validating": round(seconds_validating, 2),
-        "seconds_a_step": seconds / max(1, trainer.global_step),
-        "steps_an_epoch": steps_an_epoch(trainer),
-        "parameters": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
-        "held_mib": round(held, 3),
-        "peak_mib": round(memory.peak(model.device), 1),
-        "device": str(model.device),
-        "environment": describe_environment(),
-    }
-    if model.start:
-        outcome["init_from"] = model.start._asdict()
-    if run:
-        if model.findings:
-            with naming(run.tested):
-                model.findings.write(run.tested)
-        run.finish(outcome)
-    assert model.network is not None
-    with whole(model.network):  # which the first process runs alone
-        draw = draw and sequence_size(trainer) == 1
-        pictures = _pictures(run, model, task) if run and draw else []
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            for picture in pictures:
-                logger.log_image(f"pictures/{picture.stem}", [str(picture)])
-            logger.experiment.summary[OUTCOME] = json.dumps(outcome)
-            logger.experiment.finish()
-    return Fitted(trainer, results, pictures, seconds, seconds_validating, model.findings)
+    with watch.until_the_end(trainer):
+        return _conclude(trainer, model, task, run, clock, kept, draw)
 
 
 def make_trainer(
@@ -270,6 +233,57 @@ def _refuse_checkpoint(path: Path, error: Exception) -> None:
         f"{path}: training does not go on from its state: {type(error).__name__}: {message[:200]} "
         "(CLUSTERFORMER_DEBUG=1 shows more)"
     ) from error
+
+
+def _conclude(
+    trainer: Trainer,
+    model: ClusterFormer,
+    task: Task,
+    run: Run | None,
+    clock: TrainingClock,
+    kept: KeptCheckpoints,
+    draw: bool,
+) -> Fitted:
+    """Test the best checkpoint, write the results and draw the pictures."""
+    seconds, seconds_validating = clock.seconds, clock.seconds_validating
+    held = memory.held(trainer.optimizers)
+    results = _test(trainer, model, task, kept)
+    if model.findings and model.findings.compared:
+        results |= {f"test/{name}": value for name, value in model.findings.measures().items()}
+    outcome = {
+        "results": dict(sorted(results.items())),
+        "monitor": task.monitor,
+        "mode": task.mode,
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+        "seconds": round(seconds, 2),
+        "seconds_validating": round(seconds_validating, 2),
+        "seconds_a_step": seconds / max(1, trainer.global_step),
+        "steps_an_epoch": steps_an_epoch(trainer),
+        "parameters": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
+        "held_mib": round(held, 3),
+        "peak_mib": round(memory.peak(model.device), 1),
+        "device": str(model.device),
+        "environment": describe_environment(),
+    }
+    if model.start:
+        outcome["init_from"] = model.start._asdict()
+    if run:
+        if model.findings:
+            with naming(run.tested):
+                model.findings.write(run.tested)
+        run.finish(outcome)
+    assert model.network is not None
+    with whole(model.network):  # which the first process runs alone
+        draw = draw and sequence_size(trainer) == 1
+        pictures = _pictures(run, model, task) if run and draw else []
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            for picture in pictures:
+                logger.log_image(f"pictures/{picture.stem}", [str(picture)])
+            logger.experiment.summary[OUTCOME] = json.dumps(outcome)
+            logger.experiment.finish()
+    return Fitted(trainer, results, pictures, seconds, seconds_validating, model.findings)
 
 
 def _test(

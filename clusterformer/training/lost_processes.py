@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -36,8 +37,25 @@ class ProcessWatch(Callback):
         if _launched(trainer):
             threading.Thread(target=self._watch, args=(trainer,), daemon=True).start()
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         self._ended.set()
+
+    @contextmanager
+    def until_the_end(self, trainer: Trainer) -> Iterator[None]:
+        """Go on watching in what follows the training, such as the test.
+
+        Raises:
+            InputError: as `raise_if_lost`.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.raise_if_lost(trainer, error)
+            raise
+        finally:
+            self._ended.set()
 
     def raise_if_lost(self, trainer: Trainer, error: BaseException) -> None:
         """Name the process that died, if an error is that of torch.distributed about it.
@@ -45,7 +63,8 @@ class ProcessWatch(Callback):
         Raises:
             InputError: in a process that others started; the first one ends here.
         """
-        if trainer.world_size == 1 or not _LOST.search(str(error)):
+        ours = isinstance(error, InputError)  # it says what is wrong, perhaps with such a word
+        if trainer.world_size == 1 or ours or not _LOST.search(str(error)):
             return
         if _exit_codes(trainer, 1.0):
             self._end(trainer)

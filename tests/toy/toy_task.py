@@ -4,6 +4,7 @@ It can note which examples each training step saw, spoil a loss, and be slow.
 """
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -68,6 +69,7 @@ class Toy(Task):
         notes: Folder for notes of which examples each step saw.
         spoil_at: Step whose loss becomes NaN.
         pause: Seconds to wait in each step.
+        killed_in_test: Rank of a process that is killed in the test.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class Toy(Task):
         notes: str | None = None,
         spoil_at: int | None = None,
         pause: float = 0.0,
+        killed_in_test: int | None = None,
     ) -> None:
         super().__init__()
         self.size, self.batch_size, self.notes = size, batch_size, notes
         self.spoil_at, self.pause = spoil_at, pause
+        self.killed_in_test = killed_in_test
         self.labels: list[str] | None = None
 
     def setup(self, stage: str) -> None:
@@ -112,6 +116,8 @@ class Toy(Task):
     def update(
         self, metrics: MetricCollection, output: Output, batch: ToyBatch, network: nn.Module
     ) -> None:
+        if self.trainer.testing and self.trainer.global_rank == self.killed_in_test:
+            os.kill(os.getpid(), signal.SIGKILL)
         metrics.update(output.logits.argmax(-1), batch.target)
 
     def state(self) -> dict[str, Any]:

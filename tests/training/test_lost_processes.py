@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from together import train_together
+from toy_command import TOY
 
 from clusterformer.training.checkpoints import read
 
@@ -60,6 +62,24 @@ def test_a_killed_process_is_named_and_no_other_stays(
     assert f"{name}, of 2 that trained together, at step" in printed[0]
     assert "Traceback" not in errors.read_text()
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] >= 2
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_killed_in_the_test_after_training_is_one_line(
+    killed: int, tmp_path: Path
+) -> None:
+    log, run = tmp_path / "log", tmp_path / "toy" / "1"
+    command = [*TOY, "--trainer.strategy=ddp", "--baselines=false", f"--runs={tmp_path}"]
+    codes = train_together(2, [*command, f"--data.killed_in_test={killed}"], log)
+    assert (codes[killed], codes[1 - killed]) == (-signal.SIGKILL, 2), log.read_text()
+    printed = [line for line in log.read_text().splitlines() if "error:" in line.lower()]
+    assert len(printed) == 1
+    assert "another process ended, of 2 that trained together, at step 5; go on with" in printed[0]
+    assert not (run / "results.json").exists()
+    resume = ["fit", f"--resume={run}", "--trust=toy_task", "--data.killed_in_test=null"]
+    assert set(train_together(2, resume, log)) == {0}, log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert (run / "results.json").exists()
 
 
 def node(folder: Path, port: int, script: list[str]) -> subprocess.Popen:
