@@ -7,13 +7,16 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 import clusterformer
-from clusterformer.compare.planned_run import PlannedRun, in_order
+from clusterformer.compare.configs import flatten
+from clusterformer.compare.planned_run import FitOptions, PlannedRun, in_order
 from clusterformer.compare.results import (
     Result,
     read_config,
@@ -21,6 +24,7 @@ from clusterformer.compare.results import (
     read_outcome,
     read_result,
 )
+from clusterformer.data.cache import checksum
 from clusterformer.errors import InputError
 from clusterformer.training.config_files import find, read_yaml
 from clusterformer.training.environment import describe_environment
@@ -109,7 +113,7 @@ class Job:
 
         Raises:
             InputError: if the directory's run has other options, is of another version, or one of
-                its configurations has been edited since.
+                its configurations or data files has been edited since.
         """
         theirs = _read_record(self._record)
         if theirs is None:
@@ -121,22 +125,25 @@ class Job:
                 raise InputError(
                     f"{self.folder}: holds a run of other {key}, {difference}; choose another --out"
                 )
-        for name, digest in ours["configs"].items():
-            if theirs["configs"].get(name, digest) != digest:
-                raise InputError(
-                    f"{self.folder}: holds a run of {name} as it was; it has been edited since; "
-                    "choose another --out"
-                )
+        for kind in ("configs", "data"):
+            for name, digest in ours[kind].items():
+                if theirs[kind].get(name, digest) != digest:
+                    raise InputError(
+                        f"{self.folder}: holds a run of {name} as it was; it has been edited "
+                        "since; choose another --out"
+                    )
 
     @property
     def _record(self) -> Path:
         return self.folder / "planned.json"
 
     def _description(self) -> dict[str, Any]:
+        configs = {name: read_yaml(find(name)) for name in self.planned.configs}
         return {
             "version": clusterformer.__version__,
             "arguments": self.planned.arguments(),
-            "configs": {name: _digest(find(name)) for name in self.planned.configs},
+            "configs": {name: _digest(options) for name, options in configs.items()},
+            "data": _data_digests(*map(flatten, configs.values()), self.planned.options),
         }
 
     def command(self, wandb: bool) -> list[str]:
@@ -172,15 +179,34 @@ def _read_record(path: Path) -> Mapping[str, Any] | None:
     words = record.get("arguments")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         return None
-    configs = record.get("configs")  # older records have none
-    known = configs if isinstance(configs, dict) else {}
-    return {**record, "arguments": in_order(words), "configs": known}
+    known = {kind: record.get(kind) for kind in ("configs", "data")}  # older records have none
+    digests = {kind: found if isinstance(found, dict) else {} for kind, found in known.items()}
+    return {**record, "arguments": in_order(words), **digests}
 
 
-def _digest(config: Path) -> str:
+def _digest(config: Any) -> str:
     """Name the options of a configuration; comments and the order of keys do not count."""
-    options = json.dumps(read_yaml(config), sort_keys=True, default=str)
+    options = json.dumps(config, sort_keys=True, default=str)
     return hashlib.blake2b(options.encode(), digest_size=16).hexdigest()
+
+
+def _data_digests(*layers: FitOptions) -> dict[str, str]:
+    """Name the content of each file that an option of the data names; the last layer wins."""
+    options = {key: value for layer in layers for key, value in layer.items()}
+    names = [value for key, value in sorted(options.items()) if key.startswith("data.")]
+    found: dict[str, str] = {}
+    for name in names:
+        if isinstance(name, str):
+            path = Path(name).expanduser()
+            with suppress(OSError, ValueError):  # no such file, or too long to be a name
+                if path.is_file():
+                    found[name] = _checksum(path, path.stat().st_mtime_ns)
+    return found
+
+
+@cache
+def _checksum(path: Path, _changed: int) -> str:
+    return checksum(path)
 
 
 def _difference(theirs: Any, ours: Any) -> str:

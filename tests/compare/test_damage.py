@@ -139,6 +139,24 @@ def test_a_cell_of_a_configuration_that_was_edited_is_refused(tmp_path: Path) ->
     job.record()
 
 
+def test_a_cell_of_a_data_file_that_was_edited_is_refused(tmp_path: Path) -> None:
+    data, base = tmp_path / "texts.csv", tmp_path / "base.yaml"
+    base.write_text(f"data: {{class_path: Classification, init_args: {{train: {data}}}}}\n")
+    data.write_text("text,label\n")
+    options = {"data.train": str(data), "data.valid": "x" * 5000, "data.name": "mr"}
+    jobs = [
+        Job(tmp_path, PlannedRun("by an option", "", 0, options, ())),
+        Job(tmp_path, PlannedRun("by a configuration", "", 0, {}, (str(base),))),
+    ]
+    for job in jobs:
+        job.record()
+        job.record()
+    data.write_text("text,label\nfine,1\n")
+    for job in jobs:
+        with pytest.raises(InputError, match=r"holds a run of .*texts\.csv as it was"):
+            job.record()
+
+
 def test_a_log_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     job = Job(tmp_path, PlannedRun("a", "", 0, {}, ()))
     job.record()
