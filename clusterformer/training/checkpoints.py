@@ -182,11 +182,10 @@ class BestCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best result so far, also if the run directory was moved."""
+        state_dict = {**state_dict, "dirpath": self.dirpath}
         if state_dict["best_model_path"]:
             path = self.format_checkpoint_name({})
-            state_dict = {
-                **state_dict,
-                "dirpath": self.dirpath,
+            state_dict |= {
                 "best_model_path": path,
                 "kth_best_model_path": path,
                 "best_k_models": {path: state_dict["best_model_score"]},

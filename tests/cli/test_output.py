@@ -17,7 +17,12 @@ from toy_command import TOY, error_of
 from clusterformer.cli.logs import quieten
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
-from clusterformer.training.checkpoints import CHECKPOINT_KEY, CheckpointFiles, read
+from clusterformer.training.checkpoints import (
+    CHECKPOINT_KEY,
+    BestCheckpoint,
+    CheckpointFiles,
+    read,
+)
 
 
 def train_into_a_closed_pipe(runs: Path) -> None:
@@ -72,6 +77,14 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
         files.save_checkpoint(large, path)
     assert [found.name for found in tmp_path.iterdir()] == ["last.ckpt"]
     assert torch.equal(read(path)["state_dict"]["weight"], torch.ones(3))
+
+
+def test_a_moved_run_without_a_best_checkpoint_is_not_warned_of(tmp_path: Path) -> None:
+    first = BestCheckpoint(tmp_path / "first", "val/accuracy", "max")
+    moved = BestCheckpoint(tmp_path / "moved", "val/accuracy", "max")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moved.load_state_dict(first.state_dict())
 
 
 def test_a_new_run_that_does_not_fit_leaves_no_directory(
