@@ -203,6 +203,13 @@ class _Beginning(Callback):
                 task.setup("test")  # so that bad test data are known before the training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        progress, batches = trainer.fit_loop.epoch_loop.batch_progress, trainer.num_training_batches
+        if progress.current.ready >= batches and not progress.is_last_batch:
+            raise InputError(
+                f"the checkpoint stands behind batch {progress.current.ready} within an epoch, "
+                f"which has {batches} batches now: the training data or the options of batches "
+                "have changed; give those of before, or begin anew with --config"
+            )
         if self._run:
             self._run.confirm()
 

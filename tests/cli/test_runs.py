@@ -200,3 +200,16 @@ def test_wandb_offline_keeps_one_run_through_a_resume(
     logs = list(run.glob(f"wandb/offline-run-*/run-{name}.wandb"))
     assert len(logs) == 2
     assert all(b"seconds_a_step" in log.read_bytes() for log in logs)  # what compare reads
+
+
+def test_a_run_that_goes_on_with_fewer_data_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--checkpoint_every=2", "--trainer.max_steps=4", "--data.spoil_at=3"]
+    assert main([*TOY, f"--runs={tmp_path}", *options]) == 2  # at step 3 of an epoch of 5
+    resume = ["fit", f"--resume={tmp_path / 'toy' / '1'}", "--trust=toy_task"]
+    resume += ["--data.spoil_at=null"]
+    for size, batches in ((16, 2), (8, 1)):
+        said = error_of([*resume, f"--data.size={size}"], capsys)
+        assert f"behind batch 2 within an epoch, which has {batches} batches now" in said
+    assert main([*resume, "--data.size=24"]) == 0
