@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from clusterformer.cli.output import outlive_readers, restored_streams
+from clusterformer.cli.output import outlive_readers, require_whole_output, restored_streams
 from clusterformer.errors import InputError
 
 COMMANDS = {
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         _dispatch(arguments)
+        require_whole_output()
     except BrokenPipeError:
         # the reader of our output closed it; Python would complain about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Standard output that outlives its reader."""
+"""Standard output that outlives its reader, and a disk that is full."""
 
 from __future__ import annotations
 
@@ -8,33 +8,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from clusterformer.errors import InputError
+
 
 class LastingOutput:
-    """A stream whose reader may go away: what follows is then written to nowhere.
+    """A stream whose reader may go away, or disk be full: what follows is written to nowhere.
 
-    A training must not end because `fit ... | head -1` has read enough.
+    A training must not end because `fit ... | head -1` has read enough, nor for want of its log.
 
     Args:
         stream: Standard output or standard error.
+
+    Attributes:
+        failure: Error that cut the output short; None if there was none, or its reader went away.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.failure: OSError | None = None
 
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: OSError) -> None:
+        if not isinstance(error, BrokenPipeError):
+            self.failure = error
         # the descriptor itself, so that child processes and Python's own exit write to nowhere too
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
@@ -47,6 +55,20 @@ class LastingOutput:
 def outlive_readers() -> None:
     """Let the command go on when nobody reads its output any more."""
     sys.stdout, sys.stderr = LastingOutput(sys.stdout), LastingOutput(sys.stderr)
+
+
+def require_whole_output() -> None:
+    """Say at the end of a command that not all of its output could be written.
+
+    Raises:
+        InputError: with the reason.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, LastingOutput):
+            stream.flush()
+            if stream.failure:
+                raise InputError(f"{name} was cut short: {stream.failure.strerror}")
 
 
 @contextmanager

@@ -28,10 +28,13 @@ from clusterformer.training.checkpoints import (
 def train_into_a_closed_pipe(runs: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    os.dup2(writer, 1)
-    os.dup2(writer, 2)
-    # Python's own streams, unlike pytest's, write to the descriptors
+    train_into(writer, writer, runs)
 
+
+def train_into(output: int, errors: int, runs: Path) -> None:
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    # Python's own streams, unlike pytest's, write to the descriptors
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     os._exit(main([*TOY, f"--runs={runs}"]))
 
@@ -43,6 +46,22 @@ def test_training_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
     assert process.exitcode == 0
     assert (tmp_path / "toy" / "1" / "results.json").exists()
     assert (tmp_path / "toy" / "1" / "checkpoints" / "best.ckpt").exists()
+
+
+def train_into_a_full_disk(runs: Path) -> None:
+    errors = os.open(runs / "errors", os.O_WRONLY | os.O_CREAT)
+    train_into(os.open("/dev/full", os.O_WRONLY), errors, runs)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_training_ends_before_its_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    process = FORK.Process(target=train_into_a_full_disk, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 2
+    assert (tmp_path / "toy" / "1" / "results.json").exists()
+    said = "clusterformer: error: stdout was cut short: No space left on device\n"
+    assert (tmp_path / "errors").read_text() == said
 
 
 def contents(weight: torch.Tensor) -> dict[str, Any]:
