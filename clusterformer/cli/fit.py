@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> None:
     from clusterformer.cli.fitting import fit_method, fit_run, is_finished
     from clusterformer.cli.options import Options, pop_option
     from clusterformer.compare.child import end_with_parent
-    from clusterformer.training.runs import Run
+    from clusterformer.training.runs import Run, first_process
     from clusterformer.training.saved import checkpoint_to_resume
     from clusterformer.training.trusted import Named, read_run_config
     from clusterformer.working_folder import import_from_working_folder
@@ -88,10 +88,11 @@ def run(arguments: list[str]) -> None:
     options = Options(arguments, fitting=True, base=base)
     resume = checkpoint_to_resume(resumed) if resumed else None
     if resumed and resume and is_finished(resumed, resume, options):
-        print(
-            f"{resumed.folder}: finished, nothing is left to train; to train on, raise "
-            "--trainer.max_steps or --trainer.max_epochs"
-        )
+        if first_process():
+            print(
+                f"{resumed.folder}: finished, nothing is left to train; to train on, raise "
+                "--trainer.max_steps or --trainer.max_epochs"
+            )
         if options.config["against"]:
             check_against(options)
             fit_against(options, Outcome.of_run(resumed), resumed)

@@ -12,6 +12,9 @@ from clusterformer.cli.main import main
 
 TOYS = str(Path(__file__).parents[1] / "toy")
 sys.path.append(TOYS)
+from together import train_together  # noqa: E402
+from toy_command import TOY  # noqa: E402
+
 # the last batch of an epoch has one example, so a second process gets none of it
 COMMAND = ["fit", "--pictures=false", "--data=toy_task.Toy", "--data.size=33", "--model.dropout=0"]
 COMMAND += ["--model.d_model=8", "--model.num_heads=2", "--model.num_layers=1", "--model.warmup=2"]
@@ -79,3 +82,11 @@ def test_nan_stops_both_processes(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.count("the loss is not finite at step 3") == 1
+
+
+def test_a_finished_run_is_told_by_the_first_process_alone(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert main([*TOY, "--baselines=false", f"--runs={tmp_path}"]) == 0
+    resume = ["fit", f"--resume={tmp_path / 'toy' / '1'}", "--trust=toy_task"]
+    assert set(train_together(2, [*resume, "--trainer.strategy=ddp"], log)) == {0}
+    assert log.read_text().count("finished, nothing is left to train") == 1
