@@ -15,13 +15,8 @@ from toy_task import Toy
 from clusterformer import ClusterFormer
 from clusterformer.attention import FullAttention, IndexerAttention, NeuralClusteringAttention
 from clusterformer.errors import InputError
-from clusterformer.training.checkpoints import (
-    BestCheckpoint,
-    CheckpointFiles,
-    LastCheckpoint,
-    last_good,
-    read,
-)
+from clusterformer.training.checkpoint_callbacks import BestCheckpoint, LastCheckpoint
+from clusterformer.training.checkpoints import CheckpointFiles, last_good, read
 from clusterformer.training.nonfinite import first_nonfinite
 from clusterformer.training.schedule import factor, warmup_steps
 

@@ -11,22 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from clusterformer.errors import InputError, making, require_at_least
+from clusterformer.errors import InputError, making
 from clusterformer.structure import require_structure
-from clusterformer.training.metrics_file import write_step
-from clusterformer.training.shard_files import (
-    SHARDS,
-    check_shards,
-    read_whole,
-    remove_shards,
-    unflatten,
-)
+from clusterformer.training.shard_files import SHARDS, check_shards, read_whole, unflatten
 from clusterformer.whole_files import write_tensors
 
 CHECKPOINT_KEY = "clusterformer"
@@ -168,31 +158,6 @@ class CheckpointFiles(TorchCheckpointIO):
         return read(Path(path))
 
 
-class BestCheckpoint(ModelCheckpoint):
-    """A callback that keeps `best.ckpt`, the state with the best validation result.
-
-    Args:
-        folder: Folder of the checkpoints; only the first process needs it.
-        monitor: Name of the logged value to compare.
-        mode: "max" if a high value is best, "min" if a low one is.
-    """
-
-    def __init__(self, folder: str | Path | None, monitor: str, mode: str) -> None:
-        super().__init__(folder, "best", monitor=monitor, mode=mode, enable_version_counter=False)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best result so far, also if the run directory was moved."""
-        state_dict = {**state_dict, "dirpath": self.dirpath}
-        if state_dict["best_model_path"]:
-            path = self.format_checkpoint_name({})
-            state_dict |= {
-                "best_model_path": path,
-                "kth_best_model_path": path,
-                "best_k_models": {path: state_dict["best_model_score"]},
-            }
-        super().load_state_dict(state_dict)
-
-
 class Kept(NamedTuple):
     """A checkpoint of weights whose file name holds the step and the validation result."""
 
@@ -225,128 +190,3 @@ class Kept(NamedTuple):
 
 
 _KEPT = re.compile(r"step(?P<step>\d+)_(?P<score>\S+)\.ckpt")
-
-
-class KeptCheckpoints(Checkpoint):
-    """A callback that keeps the weights after the last few and the best few validations.
-
-    The files themselves are the record of what is kept, so a run can be moved and resumed.
-
-    Args:
-        folder: Folder of the checkpoints; only the first process needs it.
-        monitor: Name of the logged value to compare.
-        mode: "max" if a high value is best, "min" if a low one is.
-        count: Number of last ones, and of best ones, to keep.
-        average: Number of last ones that are to be averaged, which are kept as well.
-    """
-
-    def __init__(
-        self, folder: str | Path | None, monitor: str, mode: str, count: int, average: int = 0
-    ) -> None:
-        require_at_least(0, keep=count, average=average)
-        self._folder, self._monitor, self._mode = folder, monitor, mode
-        self._last, self._best, self._averaged = max(count, average), count, average
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._folder = trainer.strategy.broadcast(self._folder)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._last or trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
-            return
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        score = float(trainer.callback_metrics[self._monitor])
-        path = Path(str(self._folder)) / f"step{trainer.global_step}_{score:.6g}.ckpt"
-        trainer.save_checkpoint(path, weights_only=True)
-        if trainer.is_global_zero:
-            kept = Kept.all(path.parent)
-            wanted = Kept.last(kept, self._last) + Kept.best(kept, self._best, self._mode)
-            for one in kept:
-                if one not in wanted:
-                    one.path.unlink()
-                    remove_shards(one.path)
-
-    def write_average(self, trainer: Trainer) -> Path | None:
-        """Write the mean of the last weights to `average.ckpt`; every process calls this.
-
-        Returns:
-            Its path; None if nothing is to be averaged, and an earlier file is removed.
-        """
-        path = Path(str(self._folder)) / AVERAGE
-        kept = Kept.last(Kept.all(path.parent), self._averaged) if self._averaged else []
-        if trainer.is_global_zero:
-            if kept:
-                checkpoint = read(kept[-1].path)
-                checkpoint["state_dict"] = average([one.path for one in kept])
-                CheckpointFiles().save_checkpoint(checkpoint, path)
-            else:
-                path.unlink(missing_ok=True)
-        trainer.strategy.barrier()
-        return path if kept else None
-
-
-class LastCheckpoint(Checkpoint):
-    """A callback that keeps `last.ckpt`, the state to resume from.
-
-    It is written every few steps and at the end of each epoch, but not between a batch and its
-    validation: a run resumed from there would skip the validation. Nor is it within accumulated
-    batches, whose gradients are in no file. It stands behind all callbacks of validation.
-
-    Args:
-        folder: Folder of the checkpoints; only the first process needs it.
-        every: Optimiser steps between two checkpoints within an epoch.
-
-    Attributes:
-        dirpath: Folder of the checkpoints, under the name that Lightning's own callbacks have.
-        interrupted: Whether the training is to end with the next checkpoint, in KeyboardInterrupt.
-    """
-
-    def __init__(self, folder: str | Path | None, every: int) -> None:
-        require_at_least(1, checkpoint_every=every)
-        self.dirpath = folder
-        self.interrupted = False
-        self._every = every
-        self._saved = self._step = 0
-        self._due = self._ending = False
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.dirpath = trainer.strategy.broadcast(self.dirpath)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved = self._step = trainer.global_step
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step, loop = trainer.global_step, trainer.fit_loop
-        stepped, self._step = step != self._step, step
-        if not stepped:
-            trainer.should_stop = False  # max_time asks again after the next batch
-            return
-        self._ending = trainer.should_stop or step == trainer.max_steps  # after a validation
-        due = self.interrupted or step - self._saved >= self._every
-        if trainer.is_last_batch or self._ending or not due:
-            return
-        fetcher = loop._data_fetcher
-        assert fetcher is not None
-        self._due = loop.epoch_loop._should_check_val_fx(fetcher)  # a validation comes first
-        if not self._due:
-            write_step(trainer)
-            self.save(trainer)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._due and not trainer.sanity_checking:
-            self._due = False
-            self.save(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_last_batch or self._ending:
-            self.save(trainer)
-
-    def save(self, trainer: Trainer) -> None:
-        """Write the state of this step."""
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            trainer.save_checkpoint(Path(str(self.dirpath)) / "last.ckpt")
-            self._saved = trainer.global_step
-        if self.interrupted:
-            raise KeyboardInterrupt

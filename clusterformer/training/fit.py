@@ -21,14 +21,12 @@ from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.training import memory, wandb
 from clusterformer.training.causality import CausalityProbe
-from clusterformer.training.checkpoints import (
-    CHECKPOINT_KEY,
+from clusterformer.training.checkpoint_callbacks import (
     BestCheckpoint,
-    CheckpointFiles,
     KeptCheckpoints,
     LastCheckpoint,
-    read,
 )
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, CheckpointFiles, read
 from clusterformer.training.config_files import to_yaml
 from clusterformer.training.environment import describe_environment
 from clusterformer.training.lost_processes import ProcessWatch

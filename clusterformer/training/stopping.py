@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from clusterformer.training.checkpoints import LastCheckpoint
+from clusterformer.training.checkpoint_callbacks import LastCheckpoint
 
 
 class Stopping(Callback):

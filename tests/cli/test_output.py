@@ -17,12 +17,8 @@ from toy_command import TOY, error_of
 from clusterformer.cli.logs import quieten
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
-from clusterformer.training.checkpoints import (
-    CHECKPOINT_KEY,
-    BestCheckpoint,
-    CheckpointFiles,
-    read,
-)
+from clusterformer.training.checkpoint_callbacks import BestCheckpoint
+from clusterformer.training.checkpoints import CHECKPOINT_KEY, CheckpointFiles, read
 
 
 def train_into_a_closed_pipe(runs: Path) -> None:

@@ -21,7 +21,7 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.module import ClusterFormer
 from clusterformer.task import IGNORE
 from clusterformer.tasks.translation import Translation
-from clusterformer.training.checkpoints import LastCheckpoint
+from clusterformer.training.checkpoint_callbacks import LastCheckpoint
 
 OWN = dict.fromkeys(("train_source", "train_target", "valid_source", "valid_target"), "a")
 WORDS = ["ein", "hund", "katze", "rot", "blau", "haus", "baum", "geht"]

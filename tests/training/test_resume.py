@@ -17,7 +17,8 @@ from torch import Tensor
 from clusterformer import ClusterFormer
 from clusterformer.cli.logs import quieten
 from clusterformer.cli.main import main
-from clusterformer.training.checkpoints import CheckpointFiles, LastCheckpoint, read
+from clusterformer.training.checkpoint_callbacks import LastCheckpoint
+from clusterformer.training.checkpoints import CheckpointFiles, read
 from clusterformer.training.metrics_file import MetricsFile
 
 TOYS = str(Path(__file__).parents[1] / "toy")
