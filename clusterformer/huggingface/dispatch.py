@@ -29,6 +29,12 @@ SLOT = "clusterformer"
 """Name of the `AttachedMechanism` inside an attention module, and in the names of its weights."""
 
 
+_OTHER_MASK = (
+    "a mask other than of padding cannot be combined with a mechanism; "
+    "give one sequence a row, and an attention_mask"
+)
+
+
 class AttachedMechanism(nn.Module):
     """A mechanism inside an attention layer of transformers.
 
@@ -225,6 +231,8 @@ def padding_mask(
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
     allow_is_causal_skip: bool = True,
+    mask_function: Callable[..., Any] | None = None,
+    device: torch.device | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
     """Make the mask that reaches `attend`: (B, M), or None if every token is real.
@@ -232,11 +240,16 @@ def padding_mask(
     In the signature of `AttentionMaskInterface`. Causality is the mechanism's own matter.
     """
     causal = "allow_is_bidirectional_skip" not in kwargs
-    if use_vmap or (causal and not allow_is_causal_skip and q_length > 1):
-        raise ValueError(
-            "a mask other than of padding cannot be combined with a mechanism; "
-            "give one sequence a row, and an attention_mask"
-        )
+    other = causal and not allow_is_causal_skip and q_length > 1
+    if other and not use_vmap and mask_function and torch.compiler.is_compiling():
+        # compiled, every row without a mask counts as packed; whether it is, the run tells
+        rows = torch.arange(batch_size, device=device)[:, None]
+        tokens = torch.arange(q_length, device=device)
+        back = mask_function(rows, 0, tokens[1:], tokens[:-1])
+        ahead = mask_function(rows, 0, tokens[:-1], tokens[1:])
+        torch._assert_async((back & ~ahead).all(), _OTHER_MASK)
+    elif other or use_vmap:
+        raise ValueError(_OTHER_MASK)
     if attention_mask is None:
         return None
     mask = attention_mask[:, -kv_length:]

@@ -189,3 +189,18 @@ def test_a_compiled_model_gives_the_same(tiny, batch) -> None:
         ]
         for one, other in zip(*gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_a_compiled_decoder_needs_no_mask(tiny) -> None:
+    """Compiled, transformers takes every row without a mask for a packed one."""
+    model = huggingface.attach(tiny("Llama", "Model", num_hidden_layers=1), "FullAttention")
+    tokens = torch.randint(3, 50, (2, 9))
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        found = compiled(tokens, use_cache=False).last_hidden_state
+        expected = model(tokens, use_cache=False).last_hidden_state
+        torch.testing.assert_close(found, expected)
+        packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]])
+        with pytest.raises(RuntimeError, match="give one sequence a row"):
+            compiled(tokens, position_ids=packed, use_cache=False)
