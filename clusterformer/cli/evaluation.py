@@ -31,7 +31,7 @@ def load_model(arguments: list[str], device: str | None = None) -> tuple[Trained
     """
     path, arguments = pop_option(arguments, "--checkpoint")
     average, arguments = pop_option(arguments, "--average")
-    trust, arguments = pop_option(arguments, "--trust")
+    trust, arguments = pop_option(arguments, "--trust", several=True)
     named, arguments = pop_option(arguments, "--device")
     if path is None:
         raise InputError("give --checkpoint, a run directory or a .ckpt file")

@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> None:
     average, arguments = pop_option(arguments, "--average")
     licence, arguments = pop_option(arguments, "--licence")
     name, arguments = pop_option(arguments, "--push")
-    trust, arguments = pop_option(arguments, "--trust")
+    trust, arguments = pop_option(arguments, "--trust", several=True)
     odd = [argument for argument in arguments if argument.startswith("-")]
     if odd or len(arguments) != 2:
         found = f"no option {odd[0]}" if odd else f"{len(arguments)} arguments"

@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> None:
 
     end_with_parent()
     folder, arguments = pop_option(arguments, "--resume")
-    trust, arguments = pop_option(arguments, "--trust")
+    trust, arguments = pop_option(arguments, "--trust", several=True)
     resumed = Run.open(folder) if folder else None
     base = None
     if resumed:

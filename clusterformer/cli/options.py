@@ -176,28 +176,41 @@ def _whole_numbers_first(parser: Parser) -> None:
 
 
 def pop_option(
-    arguments: Sequence[str], option: str, *, may_be_empty: bool = False
+    arguments: Sequence[str],
+    option: str,
+    *,
+    may_be_empty: bool = False,
+    several: bool = False,
 ) -> tuple[str | None, list[str]]:
     """Take `option VALUE` or `option=VALUE` out of the arguments.
+
+    Args:
+        arguments: Command line.
+        option: Name of the option.
+        may_be_empty: Allow "" for a value.
+        several: Join the values of an option that is repeated with commas; else the last counts.
 
     Returns:
         The value, None if the option is not there, and the other arguments.
     """
-    value = None
+    values: list[str] = []
     rest: list[str] = []
     waiting = False
     for argument in arguments:
         if waiting:
-            value, waiting = argument, False
+            values.append(argument)
+            waiting = False
         elif argument == option:
             waiting = True
         elif argument.startswith(f"{option}="):
-            value = argument.partition("=")[2]
+            values.append(argument.partition("=")[2])
         else:
             rest.append(argument)
-    if waiting or (value == "" and not may_be_empty):
+    if waiting or ("" in values and not may_be_empty):
         raise InputError(f"{option} needs a value")
-    return value, rest
+    if not values:
+        return None, rest
+    return ",".join(values) if several else values[-1], rest
 
 
 Number = TypeVar("Number", int, float)

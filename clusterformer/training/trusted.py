@@ -210,7 +210,8 @@ def _check_class(
     if base and name in subclasses(base) and not module:  # a short name is of what is imported
         return
     if not (base and isinstance(found, type) and issubclass(found, base)):
+        package = str(class_path).partition(".")[0]
         raise InputError(
             f"{source}: refused, {class_path} is no class of clusterformer; if you trust this file "
-            f"and that package: --trust {str(class_path).partition('.')[0]}"
+            f"and that package: --trust {package}, or in Python: import {package}"
         )

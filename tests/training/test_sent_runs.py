@@ -130,6 +130,15 @@ def test_a_class_that_the_user_names_is_imported(run: Path, tmp_path: Path) -> N
     assert Path("executed").exists()
 
 
+def test_several_packages_are_trusted_in_either_way(run: Path, tmp_path: Path) -> None:
+    edit(run, lambda config: CLASSES["a mechanism"](config, foreign(tmp_path)))
+    package = foreign(tmp_path).partition(".")[0]
+    longer = ["fit", f"--resume={run}"]
+    for epochs, trust in ((2, [f"other,{package}"]), (3, [package, "other"])):
+        options = [f"--trust={name}" for name in trust]
+        assert main([*longer, f"--trainer.max_epochs={epochs}", *options]) == 0
+
+
 WRITERS: list[Config] = [
     {"default_root_dir": "elsewhere"},
     {"profiler": "pytorch"},
