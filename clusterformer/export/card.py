@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from clusterformer.data.prepare.catalogue import published_sets
+from clusterformer.training.mechanism_defaults import MECHANISMS
 
 UNKNOWN = "unknown"
 
@@ -26,6 +27,7 @@ class Card:
         results: Outcome of the training, as results.json has it; None if it is not known.
         environment: What the training ran on, as environment.json has it; None likewise.
         from_export: Whether the model was an export, which does not say what run it started from.
+        use: Python that uses the loaded `model`; "" if its task reads nothing.
     """
 
     title: str
@@ -36,6 +38,7 @@ class Card:
     results: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
     from_export: bool = False
+    use: str = "print(model.predict([TEXT]))"
 
     def text(self) -> str:
         """Write the card in Markdown, with the header that huggingface.co reads."""
@@ -105,23 +108,39 @@ class Card:
         return f"## Figures\n\nOne training, seed {seed}.\n\n{head}" + "\n".join(rows) + "\n"
 
     def _load(self) -> str:
+        modules = self._modules()
+        imports = "".join(f"import {module}\n" for module in modules)
+        needed = (
+            f"Its classes in {', '.join(modules)} are not in this folder: import them first, from "
+            "its maker's files.\n\n"
+            if modules
+            else ""
+        )
         ours = (
-            "```python\nimport clusterformer\n\nmodel = clusterformer.load(FOLDER)\n"
-            "print(model.predict([TEXT]))\n```\n"
+            f"```python\nimport clusterformer\n{imports}\nmodel = clusterformer.load(FOLDER)\n"
+            f"{self.use}\n".rstrip()
+            + "\n```\n"
         )
         if not self.for_transformers:
             return (
                 "## Load\n\nWith clusterformer only (`pip install clusterformer`); transformers "
-                f"cannot load this folder.\n\n{ours}"
+                f"cannot load this folder.\n\n{needed}{ours}"
             )
         return (
             "## Load\n\nWith transformers, whose model is clusterformer's own code "
-            "(`pip install 'clusterformer[pretrained]'`):\n\n"
-            "```python\nfrom transformers import AutoModelForSequenceClassification, AutoTokenizer"
+            f"(`pip install 'clusterformer[pretrained]'`):\n\n{needed}"
+            f"```python\n{imports}"
+            "from transformers import AutoModelForSequenceClassification, AutoTokenizer"
             "\n\ntokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"
             "model = AutoModelForSequenceClassification.from_pretrained(FOLDER, "
             "trust_remote_code=True)\n```\n\nWith clusterformer:\n\n" + ours
         )
+
+    def _modules(self) -> list[str]:
+        """List the modules of classes that are not clusterformer's."""
+        chosen = [self.config["data"], *(self.config["model"].get(name) for name in MECHANISMS)]
+        modules = {str(part["class_path"]).rpartition(".")[0] for part in chosen if part}
+        return sorted(name for name in modules if name and name.split(".")[0] != "clusterformer")
 
     def _training(self) -> str:
         found = self.environment

@@ -3,12 +3,14 @@
 import json
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from tiny_pretrained import WORDS, write_bert
+from toy_command import TOY
 
 pytest.importorskip("transformers")
 
@@ -155,6 +157,24 @@ def test_the_card_says_what_it_is(run: Path, tmp_path: Path) -> None:
     assert config["attention"]["init_args"]["num_clusters"] == 3
 
 
+def test_the_card_imports_classes_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from clusterformer.attention import FullAttention\nclass Own(FullAttention): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main([*TOY, "--model.attention=mine.Own", f"--runs={tmp_path}"]) == 0
+    assert main(["export", "toy/1", "exported", "--trust=mine,toy_task"]) == 0
+    card = Path("exported/README.md").read_text(encoding="utf-8")
+    code = card.partition("```python\n")[2].partition("```")[0]
+    assert "import mine\nimport toy_task\n" in code
+    for name in ("mine", "toy_task"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(code, {"FOLDER": "exported", "TEXT": "1 2 3"})
+
+
 def test_words_are_split_alike(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -201,6 +221,7 @@ def test_other_tasks_load_with_clusterformer_only(
     assert "transformers and" not in capsys.readouterr().out
     card = (folder / "README.md").read_text()
     assert "transformers cannot load this folder" in card
+    assert "print(model.generate(TEXT))" in card
     given = {"prompt": "a fine", "tokens": 8, "temperature": 0.0}
     assert clusterformer.load(folder).generate(**given) == clusterformer.load(run).generate(**given)
 
