@@ -102,7 +102,8 @@ def fit_method(options: Options, resumed: Run | None = None) -> None:
     run = resumed or Run.create(config["runs"], options.name)
     with run.locked():
         print(f"run directory: {run.folder}", flush=True)
-        results = fit_simple(options.task, config["method"], run, config)
+        method, logs = config["method"], config["wandb"]
+        results = fit_simple(options.task, method, run, config, log_to_wandb=logs)
     for name, value in results.items():
         print(f"  {name}  {formatted(name, value)}")
 

@@ -182,7 +182,7 @@ def _start(
         stdout=log,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
-        env={**environment, **describe_parent(job.folder)},
+        env={**environment, "WANDB_NAME": job.planned.name, **describe_parent(job.folder)},
         start_new_session=True,  # Ctrl-C reaches it through `stop` alone, and once
     )
     return _Process(job, handle, log, time.monotonic())

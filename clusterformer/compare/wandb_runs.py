@@ -34,7 +34,8 @@ def fetch_results(project: str, group: str) -> list[Result]:
         runs = [run for run in found if OUTCOME in run.summary]
         outcomes = [json.loads(run.summary[OUTCOME]) for run in runs]
         curves = [
-            _curve(run, outcome["monitor"]) for run, outcome in zip(runs, outcomes, strict=True)
+            [] if run.config.get("method") else _curve(run, outcome["monitor"])
+            for run, outcome in zip(runs, outcomes, strict=True)
         ]
     except Exception as error:  # its client raises whatever its transport does
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -10,13 +10,15 @@ import torch
 
 from clusterformer.errors import InputError, making
 from clusterformer.task import Task
-from clusterformer.training import memory
+from clusterformer.training import memory, wandb
 from clusterformer.training.config_files import to_yaml
 from clusterformer.training.environment import describe_environment
 from clusterformer.training.runs import Run
 
 
-def fit_simple(task: Task, name: str, run: Run, config: Mapping[str, Any]) -> dict[str, float]:
+def fit_simple(
+    task: Task, name: str, run: Run, config: Mapping[str, Any], *, log_to_wandb: bool = False
+) -> dict[str, float]:
     """Train a simple method of a task, test it, and write the results as `fit` does.
 
     Args:
@@ -24,13 +26,16 @@ def fit_simple(task: Task, name: str, run: Run, config: Mapping[str, Any]) -> di
         name: Name of one of its `baselines()`.
         run: Run directory.
         config: Whole configuration, to write to config.yaml.
+        log_to_wandb: Whether to log the results to Weights & Biases too.
 
     Returns:
         Test results by name.
 
     Raises:
-        InputError: if the task has no method of that name, or its data are bad.
+        InputError: if the task has no method of that name, its data are bad, or wandb is missing.
     """
+    if log_to_wandb:
+        wandb.wandb_mode()  # which says at once what is missing
     try:
         methods = task.baselines()
         if name not in methods:
@@ -45,20 +50,21 @@ def fit_simple(task: Task, name: str, run: Run, config: Mapping[str, Any]) -> di
     finally:
         run.cancel()
     results = {f"test/{measure}": value for measure, value in sorted(found.measures.items())}
-    run.finish(
-        {
-            "results": results,
-            "monitor": task.monitor,
-            "mode": task.mode,
-            "steps": 1,
-            "epochs": 1,
-            "seconds": round(seconds, 2),
-            "seconds_validating": 0.0,
-            "seconds_a_step": seconds,
-            "parameters": found.parameters,
-            "peak_mib": round(memory.peak(torch.device("cpu")), 1),
-            "device": "cpu",
-            "environment": describe_environment(),
-        }
-    )
+    outcome = {
+        "results": results,
+        "monitor": task.monitor,
+        "mode": task.mode,
+        "steps": 1,
+        "epochs": 1,
+        "seconds": round(seconds, 2),
+        "seconds_validating": 0.0,
+        "seconds_a_step": seconds,
+        "parameters": found.parameters,
+        "peak_mib": round(memory.peak(torch.device("cpu")), 1),
+        "device": "cpu",
+        "environment": describe_environment(),
+    }
+    run.finish(outcome)
+    if log_to_wandb:
+        wandb.log_outcome(run, config, outcome)
     return results

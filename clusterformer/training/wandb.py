@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import WandbLogger
 
 from clusterformer.errors import InputError, missing
-from clusterformer.training.runs import Run
+from clusterformer.training.runs import OUTCOME, Run
 
 PROJECT = "clusterformer"
 
@@ -50,12 +51,14 @@ def start(name: str, folder: Path, **options: Any) -> Any:
 def logger(run: Run, config: Mapping[str, Any]) -> WandbLogger:
     """Make the logger of a training: the same W&B run whenever the training is resumed.
 
+    Its name is WANDB_NAME where that is set, as `compare` does, else that of the run directory.
+
     Raises:
         InputError: if W&B cannot be reached.
     """
     # not `offline`: that sets an environment variable, too late after the login has read them
     made = WandbLogger(
-        name=run.name,
+        name=_name(run),
         save_dir=run.folder,
         project=PROJECT,
         id=run.wandb_id,
@@ -67,3 +70,15 @@ def logger(run: Run, config: Mapping[str, Any]) -> WandbLogger:
     except Exception as error:  # its client raises whatever its transport does
         raise InputError(f"W&B: {error}; WANDB_MODE=offline logs to the run directory") from error
     return made
+
+
+def log_outcome(run: Run, config: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
+    """Log a training that has no curve, such as that of a simple method."""
+    options = {"id": run.wandb_id, "resume": "allow", "config": dict(config)}
+    with start(_name(run), run.folder, **options) as log:
+        log.log(outcome["results"])
+        log.summary[OUTCOME] = json.dumps(outcome)
+
+
+def _name(run: Run) -> str:
+    return os.environ.get("WANDB_NAME") or run.name

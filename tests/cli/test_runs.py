@@ -213,3 +213,15 @@ def test_a_run_that_goes_on_with_fewer_data_is_one_line(
         said = error_of([*resume, f"--data.size={size}"], capsys)
         assert f"behind batch 2 within an epoch, which has {batches} batches now" in said
     assert main([*resume, "--data.size=24"]) == 0
+
+
+def test_wandb_logs_a_simple_method_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    for name, value in (("MODE", "offline"), ("SILENT", "true"), ("NAME", "a row on a column")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    method = ["--method=always with", f"--runs={tmp_path}", "--wandb"]
+    assert main([*TOY, *method]) == 0
+    wandb.teardown()
+    [log] = (tmp_path / "toy" / "1").glob("wandb/offline-run-*/run-*.wandb")
+    for written in (b"a row on a column", b"test/accuracy", b"seconds_a_step"):
+        assert written in log.read_bytes()

@@ -208,6 +208,7 @@ def test_what_is_logged_online_comes_back(server: Wandb, plan: Path) -> None:
     same_as_in_folders(
         [Path(f"comparisons/tiny/{row}/all/seed-0/partner/1") for row in ("coupled", "not-coupled")]
     )
+    assert [run.shown for run in runs] == [f"{row}, seed 0" for row in TINY["rows"]]
     pictures = {path.split("/")[-1].split("_")[0] for path in server.files if ".png" in path}
     assert pictures == {"curves", "clusters-layer1", "clusters-layer2"}
     assert server.artifacts == [f"run-{table.name}-comparison", "tiny-comparison"]
