@@ -124,7 +124,7 @@ def test_a_group_comes_back_with_rows_measures_and_curves(server: Wandb, capfd) 
     assert first.measures["test/accuracy"] == 0.501
     assert math.isnan(first.curve[0][1])
     assert first.curve[1:] == [(10, 0.5), (20, 0.501)]
-    assert first.epochs_to_converge == 2
+    assert first.epochs_to_converge == 1.1  # batch 10, the eleventh of 10 an epoch
     assert second.curve == [(0, 0.25), (10, 0.625)]
     assert main(["compare", "--from-wandb", PROJECT, "--group", "tiny"]) == 0
     assert "dropout=0.1" in capfd.readouterr().out
