@@ -66,7 +66,8 @@ class AttentionCore(nn.Module, ABC):
                 f"num_heads must divide d_model, got num_heads = {num_heads} with "
                 f"d_model = {d_model}"
             )
-        if causal not in self.causal_forms:
+        # 1 and NumPy's True equal True, and are not it: `causal is True` decides what is strict
+        if not isinstance(causal, bool | str) or causal not in self.causal_forms:
             forms = ", ".join(map(repr, self.causal_forms))
             raise ValueError(
                 f"{type(self).__name__} has no causal={causal!r}; it has causal={forms}"

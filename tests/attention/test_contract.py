@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from contract_layers import FORMS, HEADS, STRICT, WIDTH, build, mask_of, name
@@ -160,6 +161,14 @@ def test_a_causal_form_that_is_missing_is_refused(cls) -> None:
     for causal in {True, "masked", "maybe"} - set(cls.causal_forms):
         with pytest.raises(ValueError, match="has no causal"):
             cls(WIDTH, HEADS, causal=causal)
+
+
+@every_strict
+@pytest.mark.parametrize("causal", [1, np.True_], ids=repr)
+def test_what_only_equals_true_is_no_causal_form(cls, causal) -> None:
+    """It chose the form of the papers, which leaks, where there is one."""
+    with pytest.raises(ValueError, match="has no causal="):
+        cls(WIDTH, HEADS, causal=causal)
 
 
 @every_form
