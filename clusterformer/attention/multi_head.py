@@ -4,6 +4,7 @@ B batch   H heads   N queries   M keys   D head width   E model width
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -131,37 +132,58 @@ class MultiHeadAttention(nn.Module):
         return (key_mask.cumsum(1) - 1)[:, None]
 
     def cache(self, like: Tensor) -> Cache:
-        """Make an empty cache for `step`; `like` (B, ...) gives batch size, dtype and device."""
-        cache = self.core.cache(like)
-        if self.rotary_base is None:
-            return cache
-        return torch.zeros(like.shape[0], dtype=torch.long, device=like.device), *cache
+        """Make an empty cache for `step`; `like` (B, ...) gives batch size, dtype and device.
+
+        Its first tensor, (B,), counts the tokens that were read.
+        """
+        read = torch.zeros(like.shape[0], dtype=torch.long, device=like.device)
+        return read, *self.core.cache(like)
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Decode one token: x (B, 1, E) -> its values (B, 1, E) and the cache of the next step.
 
         The values are those of `forward` on the whole text at this token.
+
+        Raises:
+            ValueError: if x holds another number of tokens than 1, or other rows than the cache.
         """
+        self._check(x, None, "x", "key_mask")
+        if x.shape[1] != 1:
+            raise ValueError(
+                f"x must be one token, (batch, 1, {self.core.d_model}), got {tuple(x.shape)}; "
+                "prefill reads several"
+            )
         return self._decode(self.core.step, x, cache)
 
     def prefill(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Read the first tokens of a text, x (B, N, E), at once: as N calls of `step` do."""
+        """Read several tokens of a text, x (B, N, E): as N calls of `step` do.
+
+        The first tokens, into an empty cache, are read at once; later ones step by step.
+
+        Raises:
+            ValueError: if x is no (B, N, E), or has other rows than the cache.
+        """
+        self._check(x, None, "x", "key_mask")
+        if cache[0].any():
+            return self._decode(partial(AttentionCore.prefill, self.core), x, cache)
         return self._decode(self.core.prefill, x, cache)
 
     def _decode(
         self, read: Callable[..., tuple[Tensor, Cache]], x: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
+        before, *own = cache
+        if len(before) != len(x):
+            raise ValueError(f"x must have {len(before)} rows like the cache, got {len(x)}")
         x = _as_autocast(x)
+        if not x.numel():
+            return self.out_proj(x), cache
         q, v = self._split(self.q_proj(x)), self._split(self.v_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(x))
-        position: Cache = ()
         if self.rotary_base is not None:
-            before, cache = cache[0], cache[1:]
             positions = before[:, None, None] + torch.arange(x.shape[1], device=x.device)
             q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
-            position = (before + x.shape[1],)
-        mixed, cache = read(q, k, v, hidden=x, cache=cache)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2)), position + cache
+        mixed, rest = read(q, k, v, hidden=x, cache=tuple(own))
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)), (before + x.shape[1], *rest)
 
     def project_memory(self, memory: Tensor, memory_mask: Tensor | None = None) -> Memory:
         """Project `memory` (B, M, E) once, for many calls of `cross_attend`."""
