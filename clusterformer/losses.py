@@ -80,12 +80,15 @@ def auxiliary(
         sequences: (B,), True where the sorting loss counts; None: at sequences with a real token.
         layers: Number of layers that cluster, those included whose texts are all short in this
             batch; 0: those that have a grouping.
+
+    Raises:
+        ValueError: if groupings holds anything else, or the mask does not fit them.
     """
-    found = [g for g in groupings if g is not None and g.centroids is not None]
+    found = [g for g in _present(groupings) if g.centroids is not None]
     if not found:
         return Auxiliary(None, None)
-    real = mask.any(-1) if sequences is None else sequences
     clustering = torch.stack([clustering_loss(g, mask, form).sum() for g in found])
+    real = mask.any(-1) if sequences is None else sequences
     sorting = torch.stack([sorting_loss(g, form)[real].sum() for g in found])
     share = len(found) / max(len(found), layers)
     return Auxiliary(share * clustering.mean(), share * sorting.mean())
@@ -96,7 +99,7 @@ def mechanism_loss(groupings: Iterable[Grouping | None]) -> Tensor | None:
 
     Such is the loss by which an indexer learns what attention wants. None where no layer has one.
     """
-    found = [g.loss.sum() for g in groupings if g is not None and g.loss is not None]
+    found = [g.loss.sum() for g in _present(groupings) if g.loss is not None]
     return torch.stack(found).mean() if found else None
 
 
@@ -118,8 +121,15 @@ def clustering_loss(
 
     Returns:
         (B,), the sum over the real tokens of each sequence; 0 for one that is not clustered.
+
+    Raises:
+        ValueError: if the grouping has no points and centroids, or the mask does not fit it.
     """
     points, centroids = _space(grouping, form)
+    shape = (len(grouping.assignment), grouping.assignment.shape[-1])
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.shape != shape:
+        found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
+        raise ValueError(f"mask must be bool {shape}, True at real tokens; got {found:.80}")
     mask = grouping.clustered(mask)
     texts, length = mask.shape
     mask = mask.repeat_interleave(len(points) // texts, 0)  # a row for each clustering
@@ -154,11 +164,23 @@ def sorting_loss(grouping: Grouping, form: ClusteringForm = "bare") -> Tensor:
     return losses if grouping.texts is None else losses.masked_fill(~grouping.texts, 0.0)
 
 
+def _present(groupings: Iterable[Grouping | None]) -> list[Grouping]:
+    """List the groupings that are there."""
+    found = [grouping for grouping in groupings if grouping is not None]
+    for grouping in found:
+        if not isinstance(grouping, Grouping):
+            raise ValueError(
+                "groupings must be a list with the Grouping of each layer, or None; "
+                f"got {type(grouping).__name__} in it"
+            )
+    return found
+
+
 def _space(grouping: Grouping, form: ClusteringForm) -> tuple[Tensor, Tensor]:
     """Points and updated centroids, such that their product is phi."""
     points, centroids = grouping.points, grouping.centroids
-    assert points is not None
-    assert centroids is not None
+    if points is None or centroids is None:
+        raise ValueError("a grouping without points and centroids has no clustering loss")
     if grouping.similarity == "cosine" or form == "bounded":
         return F.normalize(points.float(), dim=-1), F.normalize(centroids.float(), dim=-1)
     return points.float(), centroids.float()

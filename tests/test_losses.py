@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from clusterformer.attention import Grouping
-from clusterformer.losses import auxiliary, clustering_loss, sorting_loss
+from clusterformer.losses import auxiliary, clustering_loss, mechanism_loss, sorting_loss
 
 
 def grouping(similarity: str, scale: float = 1.0) -> tuple[Grouping, torch.Tensor]:
@@ -111,3 +111,25 @@ def test_an_unknown_form_is_refused() -> None:
     g, mask = grouping("cosine")
     with pytest.raises(ValueError, match='"bare" or "bounded", got \'soft\''):
         clustering_loss(g, mask, "soft")
+
+
+def test_what_is_no_list_of_groupings_is_refused() -> None:
+    g, mask = grouping("cosine")
+    for wrong in (g, [(g.points, g)]):
+        for loss in (lambda wrong: auxiliary(wrong, mask), mechanism_loss):
+            with pytest.raises(ValueError, match="groupings must be a list with the Grouping"):
+                loss(wrong)
+
+
+def test_a_mask_that_does_not_fit_is_refused() -> None:
+    g, mask = grouping("cosine")
+    for wrong in (None, mask.float(), mask[:1], mask[:, :8]):
+        with pytest.raises(ValueError, match=r"mask must be bool \(2, 9\), True at real"):
+            auxiliary([g], wrong)
+
+
+def test_a_grouping_that_learns_nothing_has_no_clustering_loss() -> None:
+    g, mask = grouping("cosine")
+    for loss in (lambda g: clustering_loss(g, mask), sorting_loss):
+        with pytest.raises(ValueError, match="without points and centroids has no clustering loss"):
+            loss(g._replace(points=None, centroids=None))
