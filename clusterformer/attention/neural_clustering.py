@@ -324,11 +324,18 @@ class NeuralClusteringAttention(ClusterDecoding):
             previous: Grouping of the layer below; only strictly causal layers do without.
 
         Raises:
-            ValueError: if the layer has no centroids of its own, and gets none.
+            ValueError: if the layer has no centroids of its own, and gets none; or if those of
+                `previous` are of another shape.
         """
         centroids, parts = self.own_centroids(), self.num_clusterings
         if self.causal is not True and previous is not None and previous.centroids is not None:
             centroids = previous.centroids
+            shape = (len(hidden) * parts, self.num_clusters, self.width)
+            if centroids.shape != shape:
+                raise ValueError(
+                    f"centroids of previous must be {shape}, got {tuple(centroids.shape)}; "
+                    "pass it only where core.can_inherit(core_below)"
+                )
         elif centroids is None:
             raise ValueError("this layer has no centroids of its own: pass `previous`, got None")
         elif parts > 1:

@@ -339,3 +339,12 @@ def test_the_first_tokens_of_a_text_are_keys_of_later_ones() -> None:
 def test_options_are_checked(options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NeuralClusteringAttention(32, 4, **options)
+
+
+@pytest.mark.parametrize("options", [{"num_clusters": 5}, {"cluster_width": 8}], ids=str)
+def test_centroids_of_another_shape_are_not_inherited(options) -> None:
+    x = torch.randn(2, 30, 32)
+    below = MultiHeadAttention(NeuralClusteringAttention(32, 4, **{"num_clusters": 4} | options))
+    layer = MultiHeadAttention(NeuralClusteringAttention(32, 4, num_clusters=4))
+    with pytest.raises(ValueError, match=r"centroids of previous must be \(2, 4, 16\), got"):
+        layer(x, previous=below(x).grouping)
