@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from clusterformer.attention.base import AttentionCore, Cache
 from clusterformer.attention.grouping import Grouping
 from clusterformer.attention.rotary import rotate
+from clusterformer.errors import require_positive
 
 
 class Attended(NamedTuple):
@@ -51,8 +52,15 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, core: AttentionCore, rotary_base: float | None = None) -> None:
         super().__init__()
-        if rotary_base is not None and core.head_width % 2:
-            raise ValueError(f"rotary positions need an even head width, got {core.head_width}")
+        if not isinstance(core, AttentionCore):
+            raise ValueError(
+                "core must be a mechanism, such as FullAttention(d_model=256, num_heads=4), "
+                f"got {core!r:.80}"
+            )
+        if rotary_base is not None:
+            require_positive(rotary_base=rotary_base)
+            if core.head_width % 2:
+                raise ValueError(f"rotary positions need an even head width, got {core.head_width}")
         self.core = core
         self.rotary_base = core.rotary_base = rotary_base
         width = core.d_model
@@ -98,9 +106,7 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError("got memory_mask without memory; pass memory too")
             source, source_mask = x, key_mask
         else:
-            if not self.core.cross or self.core.causal:
-                name = f"{type(self.core).__name__}(causal={self.core.causal!r})"
-                raise ValueError(f"{name} has no cross-attention")
+            self._check_cross()
             self._check(memory, memory_mask, "memory", "memory_mask")
             if len(memory) != len(x):
                 raise ValueError(f"memory must have {len(x)} rows like x, got {len(memory)}")
@@ -186,7 +192,14 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(mixed.transpose(1, 2).flatten(2)), (before + x.shape[1], *rest)
 
     def project_memory(self, memory: Tensor, memory_mask: Tensor | None = None) -> Memory:
-        """Project `memory` (B, M, E) once, for many calls of `cross_attend`."""
+        """Project `memory` (B, M, E) once, for many calls of `cross_attend`.
+
+        Raises:
+            ValueError: if shapes do not fit, the mask is not boolean, or the mechanism has no
+                cross-attention.
+        """
+        self._check_cross()
+        self._check(memory, memory_mask, "memory", "memory_mask")
         if memory_mask is None:
             memory_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)
         memory = memory.masked_fill(~memory_mask[..., None], 0.0)
@@ -198,7 +211,16 @@ class MultiHeadAttention(nn.Module):
         """Cross-attend from x (B * beams, 1, E) to `memory` (B rows).
 
         The hypotheses of a beam are neighbouring rows, and share their sentence's keys and values.
+
+        Raises:
+            ValueError: if the rows of x are no multiple of those of `memory`.
         """
+        self._check(x, None, "x", "key_mask")
+        rows = len(memory.keys)
+        if len(x) % max(1, rows):
+            raise ValueError(
+                f"x must have {rows} rows like memory, or as many for each, got {len(x)}"
+            )
         together = _as_autocast(x).view(memory.keys.shape[0], -1, x.shape[-1])  # (B, beams, E)
         mixed, _ = self.core(
             self._split(self.q_proj(together)),
@@ -208,6 +230,11 @@ class MultiHeadAttention(nn.Module):
             key_mask=memory.mask,
         )
         return self.out_proj(mixed.transpose(1, 2).flatten(2)).view_as(x)
+
+    def _check_cross(self) -> None:
+        if not self.core.cross or self.core.causal:
+            name = f"{type(self.core).__name__}(causal={self.core.causal!r})"
+            raise ValueError(f"{name} has no cross-attention")
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.core.num_heads, -1)).transpose(1, 2)
@@ -219,8 +246,9 @@ class MultiHeadAttention(nn.Module):
             )
         if mask is None:
             return
-        if mask.dtype is not torch.bool:
-            raise ValueError(f"{mask_name} must be bool, True at real tokens; got {mask.dtype}")
+        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+            found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"{mask_name} must be a bool tensor, True at real tokens; got {found}")
         if mask.shape != x.shape[:2]:
             raise ValueError(
                 f"{mask_name} must be {tuple(x.shape[:2])} like {name}, got {tuple(mask.shape)}"

@@ -310,7 +310,7 @@ def test_cross_attention_or_a_clear_refusal(cls) -> None:
     ("arguments", "message"),
     [
         ({"x": torch.randn(2, 5, 7)}, r"x must be \(batch, length, 32\), got \(2, 5, 7\)"),
-        ({"key_mask": torch.ones(2, 5)}, "key_mask must be bool"),
+        ({"key_mask": torch.ones(2, 5)}, "key_mask must be a bool tensor"),
         ({"key_mask": torch.ones(2, 6, dtype=torch.bool)}, r"must be \(2, 5\) like x"),
         ({"memory_mask": torch.ones(2, 5, dtype=torch.bool)}, "without memory"),
     ],
@@ -319,6 +319,37 @@ def test_cross_attention_or_a_clear_refusal(cls) -> None:
 def test_wrong_input_is_refused(cls, arguments: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(cls)(**{"x": torch.randn(2, 5, WIDTH)} | arguments)
+
+
+def test_a_mask_of_numpy_is_named() -> None:
+    with pytest.raises(ValueError, match="bool tensor, True at real tokens; got ndarray"):
+        build(attention.FullAttention)(torch.randn(2, 5, WIDTH), np.ones((2, 5), dtype=bool))
+
+
+@pytest.mark.parametrize("core", ["FullAttention", attention.FullAttention, torch.nn.Linear(8, 8)])
+def test_a_layer_needs_a_mechanism(core) -> None:
+    with pytest.raises(ValueError, match="core must be a mechanism, such as"):
+        MultiHeadAttention(core)
+
+
+@pytest.mark.parametrize("base", [0, -1.0, float("nan"), "10000", True])
+def test_a_base_of_positions_that_rotates_nothing_is_refused(base) -> None:
+    with pytest.raises(ValueError, match="rotary_base must be"):
+        MultiHeadAttention(attention.FullAttention(WIDTH, HEADS), rotary_base=base)
+
+
+@pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
+def test_what_has_no_cross_attention_projects_no_memory(cls, causal) -> None:
+    layer, memory = build(cls, causal), torch.randn(2, 5, WIDTH)
+    if not cls.cross or causal:
+        with pytest.raises(ValueError, match="has no cross-attention"):
+            layer.project_memory(memory)
+        return
+    wrong = torch.ones(1, 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"memory_mask must be \(2, 5\) like memory"):
+        layer.project_memory(memory, wrong)
+    with pytest.raises(ValueError, match="x must have 2 rows like memory, or as many for each"):
+        layer.cross_attend(torch.randn(3, 1, WIDTH), layer.project_memory(memory))
 
 
 @pytest.mark.parametrize("cls", mechanisms(), ids=name)
