@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -197,13 +197,34 @@ def require_at_least(minimum: float, **options: Any) -> None:
         InputError: for the first option that is no number, below the minimum, infinite, or NaN.
     """
     for name, value in options.items():
-        is_number = isinstance(value, Real | None) and not isinstance(value, bool)
-        if not is_number:
-            raise InputError(f"{name} must be a number, got {value!r}")
-        if value is not None and not value >= minimum:
+        if value is None:
+            continue
+        _require_number(name, value)
+        if not value >= minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
         if value == float("inf"):
             raise InputError(f"{name} must be finite, got {value}")
+
+
+def require_whole(minimum: int, **options: Any) -> None:
+    """Refuse counts that are no whole number from a minimum; None, one left out, passes.
+
+    Example:
+        >>> require_whole(1, num_clusters=length / 64)
+        InputError: num_clusters must be a whole number, got 16.0
+
+    Raises:
+        InputError: for the first such count.
+    """
+    require_at_least(minimum, **options)
+    for name, value in options.items():
+        if not isinstance(value, Integral | None):
+            raise InputError(f"{name} must be a whole number, got {value}")
+
+
+def _require_number(name: str, value: Any) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"{name} must be a number, got {value!r}")
 
 
 def require_unicode(text: str) -> None:
@@ -224,9 +245,10 @@ def require_positive(**options: float) -> None:
     """Refuse options that are 0 or less, infinite, or NaN.
 
     Raises:
-        InputError: for the first such option.
+        InputError: for the first option that is no number, or such a one.
     """
     for name, value in options.items():
+        _require_number(name, value)
         if not 0 < value < float("inf"):
             raise InputError(f"{name} must be above 0 and finite, got {value}")
 

@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from clusterformer.errors import InputError, reading, require_at_least
+from clusterformer.errors import InputError, reading, require_at_least, require_whole
 
 
 def read_json_lines(path):
@@ -62,3 +62,12 @@ def test_options_below_the_minimum_not_finite_or_no_numbers_are_refused(value, m
     with pytest.raises(InputError, match=f"rate must be .*{message}"):
         require_at_least(1, rate=value)
     require_at_least(1, rate=1, other=None, counted=np.int64(3), measured=np.float32(1.5))
+
+
+def test_counts_are_whole_numbers():
+    require_whole(1, rate=1, other=None, counted=np.int64(3))
+    for value in (4.0, np.float32(4), 4.5):
+        with pytest.raises(InputError, match="rate must be a whole number, got 4"):
+            require_whole(1, rate=value)
+    with pytest.raises(InputError, match="rate must be at least 1, got 0"):
+        require_whole(1, rate=0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention.grouping import Grouping
 from clusterformer.attention.visibility import share_of_tokens
+from clusterformer.errors import require_whole
 
 Causal = bool | Literal["masked"]
 Cache = tuple[Tensor, ...]
@@ -61,7 +62,8 @@ class AttentionCore(nn.Module, ABC):
 
     def __init__(self, d_model: int, num_heads: int, *, causal: Causal = False) -> None:
         super().__init__()
-        if num_heads < 1 or d_model % num_heads:
+        require_whole(1, d_model=d_model, num_heads=num_heads)
+        if d_model % num_heads:
             raise ValueError(
                 f"num_heads must divide d_model, got num_heads = {num_heads} with "
                 f"d_model = {d_model}"

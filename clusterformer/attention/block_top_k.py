@@ -17,7 +17,7 @@ from clusterformer.attention.block_selection import (
     count_in_chosen_blocks,
 )
 from clusterformer.attention.text_cache import attend_rows, extend
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_whole
 from clusterformer.kernels.selected_blocks import selected_block_attention
 from clusterformer.kernels.top_k import top_k_indices
 
@@ -60,7 +60,7 @@ class BlockTopKAttention(AttentionCore):
         top_k: int = 3,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, block_size=block_size, top_k=top_k)
+        require_whole(1, block_size=block_size, top_k=top_k)
         self.block_size = block_size
         self.top_k = top_k
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.text_cache import extend
-from clusterformer.errors import require_at_least, require_positive
+from clusterformer.errors import require_at_least, require_positive, require_whole
 from clusterformer.kernels.reference import argmax_first
 
 _SINKHORN_ROUNDS = 3
@@ -60,7 +60,7 @@ class CentroidAttention(AttentionCore):
         balance: float = 0.01,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, num_clusters=num_clusters, window=window)
+        require_whole(1, num_clusters=num_clusters, window=window)
         require_at_least(0, balance=balance)
         require_positive(temperature=temperature)
         self.num_clusters = num_clusters

@@ -13,7 +13,7 @@ from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.clustering.hamming import hamming_kmeans
 from clusterformer.clustering.hashing import MAX_BITS, SignHash
 from clusterformer.clustering.kmeans import cluster_means, spread
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_whole
 from clusterformer.kernels.chunking import cluster_chunks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
@@ -59,8 +59,8 @@ class ClusteredAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, num_clusters=num_clusters)
-        require_at_least(0, iterations=iterations)
+        require_whole(1, num_clusters=num_clusters)
+        require_whole(0, iterations=iterations)
         self.num_clusters = num_clusters
         self.iterations = iterations
         self.hash = SignHash(self.head_width, bits, seed)
@@ -147,7 +147,7 @@ class ImprovedClusteredAttention(ClusteredAttention):
             iterations=iterations,
             seed=seed,
         )
-        require_at_least(1, top_k=top_k)
+        require_whole(1, top_k=top_k)
         self.top_k = top_k
 
     def _attend(

@@ -15,7 +15,7 @@ from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.rotary import rotate
 from clusterformer.attention.text_cache import attend_rows, extend
 from clusterformer.backward_pass import BackwardPass, in_backward
-from clusterformer.errors import require_at_least, require_one_of
+from clusterformer.errors import require_one_of, require_whole
 from clusterformer.kernels.index_scores import attention_mass, index_scores, select_keys
 from clusterformer.kernels.top_k import top_k_indices
 
@@ -82,14 +82,14 @@ class IndexerAttention(AttentionCore):
         dense_steps: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(
+        require_whole(
             1,
             top_k=top_k,
             index_heads=index_heads,
             index_width=index_width,
             block_size=block_size,
         )
-        require_at_least(0, dense_steps=dense_steps)
+        require_whole(0, dense_steps=dense_steps)
         require_one_of(("chosen", "all"), target=target)
         self.top_k = top_k
         self.index_heads = index_heads

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Causal, Grouping
 from clusterformer.attention.visibility import count_in_clusters, share_of_tokens
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_whole
 from clusterformer.kernels.blocks import window_mask, windows
 from clusterformer.kernels.chunking import cluster_chunks, equal_blocks
 from clusterformer.kernels.gathered_attention import gathered_attention
@@ -58,7 +58,7 @@ class KeyClusteringAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, num_clusters=num_clusters, min_width=min_width)
+        require_whole(1, num_clusters=num_clusters, min_width=min_width)
         self.num_clusters = num_clusters
         self.min_width = min_width
         shape = num_heads, num_clusters, self.head_width

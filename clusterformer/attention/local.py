@@ -12,7 +12,7 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.softmax import window_attention
 from clusterformer.attention.visibility import share_of_tokens
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_whole
 
 
 class LocalAttention(AttentionCore):
@@ -36,7 +36,7 @@ class LocalAttention(AttentionCore):
         self, d_model: int, num_heads: int, *, causal: Causal = False, window: int = 256
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, window=window)
+        require_whole(1, window=window)
         self.window = window
 
     def forward(

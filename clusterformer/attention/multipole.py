@@ -21,7 +21,7 @@ from clusterformer.attention.block_tree import (
     tree_attention,
 )
 from clusterformer.clustering.kmeans import cluster_capacity, cluster_means, nearest
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_at_least, require_whole
 from clusterformer.kernels.chunking import capped_blocks
 from clusterformer.kernels.multipole import Expansion, evaluate
 from clusterformer.kernels.reference import sort
@@ -98,8 +98,9 @@ class MultipoleAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, num_clusters=num_clusters, cap=cap, block_size=block_size)
-        require_at_least(0, iterations=iterations, exact_clusters=exact_clusters)
+        require_whole(1, num_clusters=num_clusters, block_size=block_size)
+        require_at_least(1, cap=cap)
+        require_whole(0, iterations=iterations, exact_clusters=exact_clusters)
         if not (monopole or dipole):
             raise ValueError("monopole and dipole are both False; at least one must be True")
         self.settings = Settings(

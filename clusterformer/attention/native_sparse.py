@@ -19,7 +19,7 @@ from clusterformer.attention.block_selection import (
 )
 from clusterformer.attention.softmax import window_attention
 from clusterformer.attention.text_cache import attend_rows, extend
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_whole
 from clusterformer.kernels.selected_blocks import selected_block_attention
 from clusterformer.kernels.top_k import top_k_indices
 
@@ -75,7 +75,7 @@ class NativeSparseAttention(AttentionCore):
         normalize: bool = True,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, block_size=block_size, top_k=top_k, window=window)
+        require_whole(1, block_size=block_size, top_k=top_k, window=window)
         self.block_size = block_size
         self.top_k = top_k
         self.window = window

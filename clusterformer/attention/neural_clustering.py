@@ -24,7 +24,7 @@ from clusterformer.attention.text_ends import (
 )
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.clustering.spherical import SphericalMeans
-from clusterformer.errors import require_at_least, require_one_of, require_positive
+from clusterformer.errors import require_at_least, require_one_of, require_positive, require_whole
 from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.chunking import cluster_chunks, equal_blocks, near_blocks
 from clusterformer.kernels.grouping import assign, explore, sort
@@ -146,11 +146,12 @@ class NeuralClusteringAttention(ClusterDecoding):
         super().__init__(d_model, num_heads, causal=causal)
         if look_ahead is None:
             look_ahead = 0 if causal else 1
-        require_at_least(1, num_clusters=num_clusters, block_size=block_size, chunk_size=chunk_size)
-        require_at_least(1, min_width=min_width, cluster_width=cluster_width)
-        require_at_least(1, local_window=local_window, num_clusterings=num_clusterings)
-        require_at_least(0, look_back=look_back, look_ahead=look_ahead, dense_length=dense_length)
-        require_at_least(0, global_tokens=global_tokens, exploration=exploration)
+        require_whole(1, num_clusters=num_clusters, block_size=block_size, chunk_size=chunk_size)
+        require_whole(1, min_width=min_width, cluster_width=cluster_width)
+        require_whole(1, local_window=local_window, num_clusterings=num_clusterings)
+        require_whole(0, look_back=look_back, look_ahead=look_ahead, dense_length=dense_length)
+        require_whole(0, global_tokens=global_tokens, local_heads=local_heads)
+        require_at_least(0, exploration=exploration)
         if num_clusters is None:
             num_clusters, block_size = NUM_CLUSTERS, block_size or BLOCK_SIZE
         if dense_length is None and block_size is not None:

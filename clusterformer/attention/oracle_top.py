@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Grouping
 from clusterformer.attention.visibility import share_of_tokens
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_whole
 from clusterformer.kernels.top_k import top_k_indices
 
 
@@ -37,7 +37,7 @@ class OracleTopAttention(AttentionCore):
         self, d_model: int, num_heads: int, *, causal: bool = False, top_k: int = 32
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, top_k=top_k)
+        require_whole(1, top_k=top_k)
         self.top_k = top_k
 
     def forward(

@@ -13,7 +13,7 @@ from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.softmax import full_attention
 from clusterformer.attention.text_cache import extend
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_whole
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import near_blocks
 
@@ -47,7 +47,8 @@ class PartlyLocalAttention(AttentionCore):
         local_window: int = 64,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, local_window=local_window)
+        require_whole(1, local_window=local_window)
+        require_whole(0, local_heads=local_heads)
         local_heads = num_heads // 2 if local_heads is None else local_heads
         if not 0 <= local_heads <= num_heads:
             raise ValueError(

@@ -15,7 +15,7 @@ from clusterformer.attention.base import Causal, Grouping
 from clusterformer.attention.query_key_decoding import QueryKeyDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
-from clusterformer.errors import require_at_least, require_one_of, require_positive
+from clusterformer.errors import require_one_of, require_positive, require_whole
 from clusterformer.kernels.blocks import Sorted, window_mask, windows
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import cluster_chunks, near_blocks
@@ -101,9 +101,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, num_clusters=num_clusters, chunk_size=chunk_size)
-        require_at_least(1, key_clusters=key_clusters, local_window=local_window)
-        require_at_least(0, dense_length=dense_length, probes=probes)
+        require_whole(1, num_clusters=num_clusters, chunk_size=chunk_size)
+        require_whole(1, key_clusters=key_clusters, local_window=local_window)
+        require_whole(0, dense_length=dense_length, probes=probes, local_heads=local_heads)
         require_positive(alpha=alpha)
         require_one_of(get_args(Origin), clusters=clusters)
         local_heads = num_heads // 2 if local_heads is None else local_heads

@@ -13,7 +13,7 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.clustering.ring_cache import append, make_ring_cache
-from clusterformer.errors import require_at_least
+from clusterformer.errors import require_whole
 from clusterformer.kernels.blocks import Blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
 from clusterformer.kernels.chunking import cluster_chunks, equal_blocks
@@ -78,7 +78,8 @@ class ReformerAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(1, num_hashes=num_hashes, chunk_size=chunk_size)
+        require_whole(1, num_hashes=num_hashes, chunk_size=chunk_size)
+        require_whole(0, num_buckets=num_buckets)
         if num_buckets is not None and (num_buckets < 1 or (num_buckets > 1 and num_buckets % 2)):
             raise ValueError(f"num_buckets must be 1 or even, got {num_buckets}")
         self.num_hashes = num_hashes

@@ -17,7 +17,7 @@ from clusterformer.attention.visibility import (
 )
 from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.clustering.spherical import SphericalMeans
-from clusterformer.errors import require_at_least, require_share
+from clusterformer.errors import require_share, require_whole
 from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import cluster_chunks, near_blocks, single_block
@@ -82,13 +82,14 @@ class RoutingAttention(AttentionCore):
         seed: int = 0,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        require_at_least(
+        require_whole(
             1,
             num_clusters=num_clusters,
             window=window,
             chunk_size=chunk_size,
             local_window=local_window,
         )
+        require_whole(0, local_heads=local_heads)
         local_heads = num_heads // 2 if local_heads is None else local_heads
         if not 0 <= local_heads <= num_heads:
             raise ValueError(

@@ -353,6 +353,19 @@ def test_what_has_no_cross_attention_projects_no_memory(cls, causal) -> None:
 
 
 @pytest.mark.parametrize("cls", mechanisms(), ids=name)
+def test_options_that_count_are_whole_numbers(cls) -> None:
+    counts = {
+        name: p.annotation
+        for name, p in inspect.signature(cls).parameters.items()
+        if p.annotation in (int, int | None) and name not in ("bits", "seed")
+    }
+    assert "num_heads" in counts
+    for count in counts:
+        with pytest.raises(ValueError, match=f"{count} must be a whole number, got 4.0"):
+            cls(**{"d_model": WIDTH, "num_heads": HEADS, count: 4.0})
+
+
+@pytest.mark.parametrize("cls", mechanisms(), ids=name)
 def test_heads_must_divide_the_width(cls) -> None:
     with pytest.raises(ValueError, match="num_heads must divide d_model, got num_heads = 5"):
         cls(WIDTH, 5)
