@@ -26,6 +26,7 @@ from clusterformer.clustering.evaluation import (
     pair_loss,
 )
 from clusterformer.clustering.merging import merges
+from clusterformer.clustering.modes import own_modes
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.onnx_export import Predictor, write_onnx
@@ -78,8 +79,10 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         check_is_fitted(self, "_network")
         X, _, _ = self._receive(X, None, reset=False)
         rows = np.arange(X.shape[0])
-        features = compute_features(self._features, X, self.n_clusters_, self.device, rows)
-        return -pair_loss(self._network.to(self.device), features, nearest_neighbors(features, 1))
+        with own_modes():
+            features = compute_features(self._features, X, self.n_clusters_, self.device, rows)
+            near = nearest_neighbors(features, 1)
+            return -pair_loss(self._network.to(self.device), features, near)
 
     @property
     def linkage_(self) -> NDArray[np.float64]:
@@ -149,7 +152,8 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         check_is_fitted(self, "_network")
         check_library(X, self, method)
         X, _, back = self._receive(X, None, reset=False)
-        return back(function(Evaluator(self._network, self._features, X, self.device)))
+        with own_modes():
+            return back(function(Evaluator(self._network, self._features, X, self.device)))
 
     @property
     def _n_features_out(self) -> int:

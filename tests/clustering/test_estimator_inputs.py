@@ -337,3 +337,18 @@ def test_points_of_another_precision_get_the_same_score_and_go_on() -> None:
     assert model.score(x) == pytest.approx(model.score(x.astype(np.float32)), rel=1e-4)
     assert model.score(np.rint(x).astype(int)) > 0
     model.partial_fit(x)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
+    ids=["no_grad", "inference_mode", "autocast"],
+)
+def test_the_callers_mode_of_torch_changes_nothing(mode, blobs) -> None:
+    x, options = blobs[0].astype(np.float32), {"max_iter": 10, "hidden": 8}
+    expected = small(**options).fit(x).partial_fit(x)
+    with mode():
+        found = small(**options).fit(torch.from_numpy(x)).partial_fit(torch.from_numpy(x))
+        memberships = found.predict_proba(torch.from_numpy(x))
+        assert found.score(x) == expected.score(x)
+    np.testing.assert_array_equal(memberships.numpy(), expected.predict_proba(x))
