@@ -274,8 +274,10 @@ def _axes(heads: int, count: int, width: int, generator: torch.Generator) -> Ten
     drawn one by one (cross-polytope hashing, Andoni et al., 2015), as the buckets of Reformer.
     """
     rotations = -(-count // (2 * width))
-    drawn = torch.randn(rotations, heads, width, width, generator=generator)
-    axes = torch.linalg.qr(drawn).Q.mT  # rows
+    made = torch.get_default_dtype()  # half precision has no QR decomposition
+    dtype = torch.promote_types(made, torch.float32)
+    drawn = torch.randn(rotations, heads, width, width, generator=generator, dtype=dtype)
+    axes = torch.linalg.qr(drawn).Q.mT.to(made)  # rows
     ends = torch.stack([axes, -axes], 3).transpose(0, 1)  # (heads, rotations, width, 2, width)
     return ends.flatten(1, 3)[:, :count].contiguous()
 
