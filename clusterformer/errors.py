@@ -223,7 +223,7 @@ def require_whole(minimum: int, **options: Any) -> None:
 
 
 def _require_number(name: str, value: Any) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(f"{name} must be a number, got {value!r}")
 
 
