@@ -79,6 +79,8 @@ class Task(LightningDataModule, ABC):
         sizes: Names in `state()` of bounds of a text, such as its length: they do not change what a
             token means.
         decodes: Whether `update` runs the network again, as decoding does, and on some rows only.
+        usage: Python that uses a trained `model` of the task, for the card of an export; "" if it
+            reads nothing.
         reads_pretrained: Whether the network can be a pretrained model of transformers.
         restored: Whether its state, and so the network's weights, come from a checkpoint.
         learnt: The run, a `Learnt`, whose tokenizer `setup()` took; None if there is none.
@@ -89,6 +91,7 @@ class Task(LightningDataModule, ABC):
     causal_input: str | None = None
     state_type: Any = dict[str, Any]
     sizes: tuple[str, ...] = ()
+    usage: str = ""
     reads_pretrained: bool = False
     decodes: bool = False
     learnt: Any = None

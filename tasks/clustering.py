@@ -74,6 +74,7 @@ class Clustering(Task):
     monitor = "val/loss"
     mode = "min"
     state_type = ClusteringState
+    usage = "model.predict([POINT])"
 
     def __init__(
         self,

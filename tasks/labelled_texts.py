@@ -63,6 +63,7 @@ class LabelledTexts(Task):
     """
 
     reads_pretrained = True
+    usage = "model.predict([TEXT])"
     joint = False
 
     def __init__(

@@ -64,6 +64,7 @@ class LanguageModeling(RunningText):
 
     monitor = "val/bits_per_byte"
     causal_input = "tokens"
+    usage = "model.generate(TEXT)"
     state_type: Any = LanguageModelingState
 
     def __init__(

@@ -67,6 +67,7 @@ class PairLabelling(Labelling):
     """
 
     scored = False
+    usage = "model.predict([(TEXT, TEXT)])"
 
     def __init__(
         self,

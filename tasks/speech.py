@@ -84,6 +84,7 @@ class SpeechRecognition(Task):
     monitor = "val/error_rate"
     mode = "min"
     state_type = SpeechState
+    usage = "model.predict([RECORDING])"
     sizes = ("longest",)
 
     def __init__(

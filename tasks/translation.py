@@ -109,6 +109,7 @@ class Translation(Task):
     mode = "max"
     causal_input = "decoder_input"
     decodes = True
+    usage = "model.translate([TEXT])"
     state_type = TranslationState
 
     def __init__(

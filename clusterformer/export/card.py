@@ -27,7 +27,7 @@ class Card:
         results: Outcome of the training, as results.json has it; None if it is not known.
         environment: What the training ran on, as environment.json has it; None likewise.
         from_export: Whether the model was an export, which does not say what run it started from.
-        use: Python that uses the loaded `model`; "" if its task reads nothing.
+        usage: Python that uses the loaded `model`; "" if its task reads nothing.
     """
 
     title: str
@@ -38,7 +38,7 @@ class Card:
     results: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
     from_export: bool = False
-    use: str = "print(model.predict([TEXT]))"
+    usage: str = ""
 
     def text(self) -> str:
         """Write the card in Markdown, with the header that huggingface.co reads."""
@@ -116,10 +116,10 @@ class Card:
             if modules
             else ""
         )
+        use = f"print({self.usage})\n" if self.usage else ""
         ours = (
             f"```python\nimport clusterformer\n{imports}\nmodel = clusterformer.load(FOLDER)\n"
-            f"{self.use}\n".rstrip()
-            + "\n```\n"
+            f"{use}```\n"
         )
         if not self.for_transformers:
             return (

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning.pytorch.utilities.model_helpers import is_overridden
-
 from clusterformer.data.pretrained import find_pretrained
 from clusterformer.errors import InputError, missing
 from clusterformer.export.card import UNKNOWN, Card
@@ -24,12 +22,7 @@ from clusterformer.export.modeling import (
 from clusterformer.export.tokenizer_files import tokenizer_files
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.task import Task
-from clusterformer.tasks.clustering import Clustering
 from clusterformer.tasks.labelling import Labelling
-from clusterformer.tasks.language_modeling import LanguageModeling
-from clusterformer.tasks.pairs import PairLabelling
-from clusterformer.tasks.speech import SpeechRecognition
-from clusterformer.tasks.translation import Translation
 from clusterformer.training.exported import is_exported, write_exported
 from clusterformer.training.runs import Run
 from clusterformer.training.saved import Saved, averaged, open_saved
@@ -188,21 +181,8 @@ def _card(
         results,
         environment,
         is_exported(saved.path),
-        _use(rebuilt.task),
+        rebuilt.task.usage,
     )
-
-
-def _use(task: Task) -> str:
-    """Write the Python that uses a model of this task; "" if it reads nothing."""
-    if isinstance(task, Translation):
-        return "print(model.translate([TEXT]))"
-    if isinstance(task, LanguageModeling):
-        return "print(model.generate(TEXT))"
-    if not is_overridden("text_dataloader", task, Task):
-        return ""
-    given = {PairLabelling: "(TEXT, TEXT)", Clustering: "POINT", SpeechRecognition: "RECORDING"}
-    inputs = (text for kind, text in given.items() if isinstance(task, kind))
-    return f"print(model.predict([{next(inputs, 'TEXT')}]))"
 
 
 def _licence(pretrained: str | None) -> str | None:

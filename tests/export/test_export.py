@@ -169,6 +169,7 @@ def test_the_card_imports_classes_of_ones_own(
     card = Path("exported/README.md").read_text(encoding="utf-8")
     code = card.partition("```python\n")[2].partition("```")[0]
     assert "import mine\nimport toy_task\n" in code
+    assert "print(model.predict([TEXT]))" in code
     for name in ("mine", "toy_task"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)

@@ -72,6 +72,8 @@ class Toy(Task):
         killed_in_test: Rank of a process that is killed in the test.
     """
 
+    usage = "model.predict([TEXT])"
+
     def __init__(
         self,
         size: int = 40,
