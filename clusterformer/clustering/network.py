@@ -38,6 +38,8 @@ class NeuralClusters(nn.Module):
     most above chance. One class in two clusters beside two classes in one cluster is a local
     minimum that no small step leaves; with surplus clusters it does not arise.
 
+    It is made in single precision, also where torch's default dtype is another.
+
     Args:
         num_features: F.
         num_clusters: C, after merging.
@@ -88,12 +90,14 @@ class NeuralClusters(nn.Module):
             )
         if first is None or not merge_at:
             first = initial_clusters(num_clusters) if merge_at and not auto else num_clusters
-        self.centroids = nn.Parameter(torch.randn(first, width, generator=generator))
+        self.centroids = nn.Parameter(
+            torch.randn(first, width, generator=generator, dtype=torch.float32)
+        )
         self.register_buffer("alive", torch.ones(first, dtype=torch.bool))
-        self.register_buffer("joint", torch.zeros(first, first))
-        self.register_buffer("sizes", torch.zeros(num_clusters))
+        self.register_buffer("joint", torch.zeros(first, first, dtype=torch.float32))
+        self.register_buffer("sizes", torch.zeros(num_clusters, dtype=torch.float32))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
-        self.sharpness = nn.Parameter(torch.tensor(1 / _TEMPERATURE).log())
+        self.sharpness = nn.Parameter(torch.tensor(1 / _TEMPERATURE, dtype=torch.float32).log())
         self.num_clusters, self.merge_at, self.auto = num_clusters, merge_at, auto
         self.by_information, self.hidden = by_information, hidden
 
@@ -137,7 +141,7 @@ class NeuralClusters(nn.Module):
         """
         embedded = self.embed(points)
         chosen = int(torch.randint(len(points), (1,), generator=generator))
-        distance = torch.full((len(points),), torch.inf, device=points.device)
+        distance = embedded.new_full((len(points),), torch.inf)
         for cluster in range(len(self.centroids)):
             self.centroids[cluster] = embedded[chosen]
             # half the squared distance, of unit vectors
@@ -242,7 +246,7 @@ def _joined(group: Tensor) -> Iterator[tuple[int, int]]:
 
 def _linear(width: int, units: int, generator: torch.Generator | None) -> nn.Linear:
     """Make a layer with the initial weights of `nn.Linear`, drawn from a generator."""
-    layer = torch.nn.utils.skip_init(nn.Linear, width, units)
+    layer = torch.nn.utils.skip_init(nn.Linear, width, units, dtype=torch.float32)
     nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
     bound = 1 / math.sqrt(width)
     nn.init.uniform_(layer.bias, -bound, bound, generator=generator)

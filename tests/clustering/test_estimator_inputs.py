@@ -352,3 +352,22 @@ def test_the_callers_mode_of_torch_changes_nothing(mode, blobs) -> None:
         memberships = found.predict_proba(torch.from_numpy(x))
         assert found.score(x) == expected.score(x)
     np.testing.assert_array_equal(memberships.numpy(), expected.predict_proba(x))
+
+
+@pytest.mark.parametrize(
+    "options", [{"hidden": 8}, {"n_clusters": "auto"}, {"merge": "information"}]
+)
+def test_the_default_dtype_of_torch_changes_nothing(options, blobs) -> None:
+    x = blobs[0].astype(np.float32)
+    options = {"max_iter": 20, "n_init": 2} | options
+    expected = small(**options).fit(x, sample_weight=np.arange(len(x))).partial_fit(x)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = small(**options).fit(x, sample_weight=np.arange(len(x))).partial_fit(x)
+        memberships = found.predict_proba(x)
+        assert found.score(x) == expected.score(x)
+    finally:
+        torch.set_default_dtype(before)
+    np.testing.assert_array_equal(memberships, expected.predict_proba(x))
+    np.testing.assert_array_equal(found.labels_, expected.labels_)
