@@ -44,7 +44,7 @@ from clusterformer.clustering.parameters import (
 )
 from clusterformer.clustering.progress_bar import Progress
 from clusterformer.clustering.restoring import restoring
-from clusterformer.clustering.saving import SaveMixin
+from clusterformer.clustering.saving import SaveMixin, move
 from clusterformer.clustering.weights import join_equal_points
 
 _COMPONENT_SAMPLE = 10_000  # points from which principal components are computed
@@ -213,7 +213,8 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         if first:
             self._network, self._optimizer = self._start(data, self._random, steps)
             self.n_iter_ = 0
-        network = self._network.to(self.device)
+        network = self._network
+        move(network, self._optimizer, self.device)
         optimizer = self._optimizer or self._adam(network)
         self.n_iter_ += self._train(
             network, optimizer, X, data, self._random, steps, streaming=True

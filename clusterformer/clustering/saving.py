@@ -37,7 +37,8 @@ class SaveMixin:
         """Write the fitted estimator to a file, whole or not at all.
 
         The file is a NumPy archive without pickle, on any machine. `augment` and a state of random
-        numbers are not in it: set them again before `partial_fit`.
+        numbers are not in it: set them again before `partial_fit`, which starts with a new
+        optimizer. A pickle has all of these.
 
         Args:
             path: File to write, such as "model.npz"; one that is there is replaced.
@@ -104,12 +105,22 @@ class SaveMixin:
         return estimator.set_params(device=device)  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle on the CPU, without the optimizer: partial_fit then makes a new one."""
+        """Pickle on the CPU; partial_fit goes on as it would here."""
         state = super().__getstate__()  # type: ignore[misc]
-        for name in ("_network", "_features"):
-            if name in state:
-                state[name] = copy.deepcopy(state[name]).cpu()
-        return {**state, "_optimizer": None} if "_optimizer" in state else state
+        names = [name for name in ("_network", "_optimizer", "_features") if name in state]
+        # together, so that the optimizer's parameters are those of the network
+        parts = copy.deepcopy({name: state[name] for name in names})
+        if parts:
+            parts["_features"].cpu()
+            move(parts["_network"], parts["_optimizer"], "cpu")
+        return {**state, **parts}
+
+
+def move(network: NeuralClusters, optimizer: torch.optim.Optimizer | None, device: str) -> None:
+    """Move a network and the state of its optimizer, if it has one, to a device."""
+    network.to(device)
+    if optimizer is not None:
+        optimizer.load_state_dict(optimizer.state_dict())  # to where its parameters are
 
 
 def _restore(estimator: Any, described: dict[str, Any], arrays: dict[str, NDArray]) -> None:

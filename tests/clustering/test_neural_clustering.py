@@ -226,6 +226,8 @@ def test_a_gpu_finds_the_same_groups(blobs: tuple[np.ndarray, np.ndarray]) -> No
     loaded = pickle.loads(pickle.dumps(fitted)).set_params(device="cpu")
     np.testing.assert_allclose(loaded.transform(x), fitted.transform(x), atol=1e-6)
     fitted.partial_fit(x)
+    moved = pickle.loads(pickle.dumps(fitted)).set_params(device="cpu").partial_fit(x)
+    moved.set_params(device="cuda").partial_fit(x)  # with the state of its optimizer
 
 
 # The method

@@ -1,5 +1,7 @@
-"""A fit or partial_fit of NeuralClustering that raises changes nothing."""
+"""A fit or partial_fit of NeuralClustering that raises changes nothing, and neither does a copy."""
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable
 
@@ -73,6 +75,15 @@ def test_a_first_part_that_diverges_is_no_start() -> None:
 def test_a_fit_forgets_the_parts_before() -> None:
     used, new = small().partial_fit(X), small()
     assert learnt(used.fit(X).partial_fit(X)) == learnt(new.fit(X).partial_fit(X))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_goes_on_as_the_original_does(again: Callable) -> None:
+    estimator = small().partial_fit(X)
+    copied = again(estimator)
+    for part in (X[:100], X[50:]):
+        assert learnt(copied.partial_fit(part)) == learnt(estimator.partial_fit(part))
+        copied = again(copied)
 
 
 def test_a_warning_names_the_callers_line() -> None:
