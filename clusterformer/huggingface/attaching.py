@@ -49,7 +49,7 @@ def attach(model: Model, mechanism: Mechanism, **options: Any) -> Model:
         ValueError: if model and mechanism cannot be combined, or an option is wrong; the model is
             then unchanged.
     """
-    _require_model(model)
+    require_model(model, "attach the mechanism first, then add adapters")
     kind = find_mechanism(mechanism)
     layers = attention_layers(model)
     cores = build(layers, kind, options)  # all of them, before anything changes
@@ -73,9 +73,9 @@ def detach(model: Model) -> Model:
     """Give a model its own attention back, in place; the weights of the mechanism are dropped.
 
     Raises:
-        ValueError: if no mechanism is attached.
+        ValueError: if no mechanism is attached, or PEFT has wrapped the model.
     """
-    _require_model(model)
+    require_model(model, "give its merge_and_unload()")
     if not slots(model):
         raise InputError(f"{type(model).__name__} has no mechanism of clusterformer to detach")
     uninstall(model)
@@ -93,15 +93,23 @@ def is_attached(model: nn.Module) -> bool:
     return bool(configs) and all(c._attn_implementation == IMPLEMENTATION for c in configs)
 
 
-def _require_model(model: object) -> None:
+def require_model(model: object, with_adapters: str | None) -> None:
+    """Refuse what is no model of transformers.
+
+    Args:
+        model: What was given for one.
+        with_adapters: What to do instead with a model that PEFT has wrapped; None: it may be one.
+
+    Raises:
+        ValueError: if it is something else.
+    """
     from transformers import PreTrainedModel
 
-    if isinstance(model, PreTrainedModel):
-        return
-    hints = {
-        "SentenceTransformer": "; give its model[0].auto_model",
-        "PeftModel": "; attach the mechanism first, then add adapters",
-    }
     kinds = [kind.__name__ for kind in type(model).__mro__]
-    hint = next((hints[kind] for kind in kinds if kind in hints), "")
+    wrapped = "PeftModel" in kinds
+    if isinstance(model, PreTrainedModel) or (wrapped and with_adapters is None):
+        return
+    hint = f"; {with_adapters}" if wrapped else ""
+    if "SentenceTransformer" in kinds:
+        hint = "; give its model[0].auto_model"
     raise InputError(f"model must be a PreTrainedModel of transformers, got {kinds[0]}{hint}")

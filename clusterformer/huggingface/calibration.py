@@ -18,6 +18,7 @@ from clusterformer.attention import FullAttention, NeuralClusteringAttention
 from clusterformer.attention.text_ends import at_ends
 from clusterformer.clustering.kmeans import cluster_means, nearest
 from clusterformer.errors import InputError
+from clusterformer.huggingface.attaching import require_model
 from clusterformer.huggingface.dispatch import evaluating, slots
 from clusterformer.huggingface.texts import to_batches
 
@@ -69,7 +70,7 @@ def calibrate(
     neighbours are alike. The model's own weights do not change.
 
     Args:
-        model: Model with the mechanism attached.
+        model: Model with the mechanism attached, also one that PEFT has wrapped.
         texts: A few hundred texts, or batches as the model takes them. Of long texts and large
             batches a part is learnt from, to bound memory.
         tokenizer: Tokenizer of the model, for texts.
@@ -87,6 +88,7 @@ def calibrate(
     Raises:
         ValueError: if no `NeuralClusteringAttention` is attached, or there is no text.
     """
+    require_model(model, None)
     with (
         evaluating(model),
         calibrating(model, steps=steps, alpha=alpha, seed=seed) as calibration,

@@ -78,16 +78,16 @@ def distill(
             same weights; the mechanism need not be calibrated again. Remove it when they are saved.
 
     Raises:
-        ValueError: if no mechanism is attached, the model is float16, there is no text, or the
-            checkpoint is damaged or of another call.
+        ValueError: if no mechanism is attached, PEFT has wrapped the model, it is float16, there is
+            no text, or the checkpoint is damaged or of another call.
     """
     require_at_least(1, steps=steps)
     require_positive(lr=lr, mechanism_lr=mechanism_lr)
     if not is_attached(model):
         raise InputError("distill needs a model with a mechanism attached")
+    teacher = detach(copy.deepcopy(model)).base_model.eval()
     if model.dtype == torch.float16:
         raise InputError("distill cannot train in float16; give model.float() or bfloat16")
-    teacher = detach(copy.deepcopy(model)).base_model.eval()
     new: list[Tensor] = []
     own: list[Tensor] = []
     for name, parameter in model.base_model.named_parameters():

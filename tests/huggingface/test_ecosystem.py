@@ -89,6 +89,23 @@ def test_a_mechanism_that_peft_trains_can_be_calibrated(tiny) -> None:
     assert not any(".original_module." in name for name in moved)
 
 
+def test_a_model_with_adapters_is_distilled_and_detached_after_they_are_merged(tiny) -> None:
+    peft = pytest.importorskip("peft")
+    base = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    config = peft.LoraConfig(target_modules=["query"], modules_to_save=["clusterformer"])
+    model, tokens = peft.get_peft_model(base, config), torch.randint(3, 50, (2, 17))
+    for refused in (
+        lambda: huggingface.distill(model, [tokens]),
+        lambda: huggingface.detach(model),
+    ):
+        with pytest.raises(ValueError, match=r"got PeftModel; give its merge_and_unload\(\)$"):
+            refused()
+    merged = model.merge_and_unload()
+    huggingface.distill(merged, [{"input_ids": tokens}], steps=1)
+    assert not huggingface.is_attached(huggingface.detach(merged))
+    merged(tokens)
+
+
 @pytest.mark.slow
 def test_adapters_and_the_mechanism_are_trained_by_peft(tiny, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
@@ -164,6 +181,10 @@ def test_sentence_transformers_load_a_converted_folder(tiny, tmp_path: Path) -> 
     mask = inputs["attention_mask"][..., None]
     torch.testing.assert_close(found, (hidden * mask).sum(1) / mask.sum(1))
     assert huggingface.is_attached(encoder)
+    for refuse in (huggingface.calibrate, huggingface.distill):
+        with pytest.raises(ValueError, match=r"got SentenceTransformer; give its model\[0\]"):
+            refuse(encoder, texts, tokenizer)
+    assert len(huggingface.calibrate(encoder[0].auto_model, texts, tokenizer)) == 3
 
 
 NEAR = {"block_size": 4, "dense_length": 0, "global_tokens": 1, "local_heads": 1}
