@@ -105,7 +105,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.group._reduce(grad.clone(), dist.ReduceOp.SUM), None
+        return ctx.group.total(grad), None  # which has a gradient too
 
 
 class _Exchange(torch.autograd.Function):
@@ -118,4 +118,4 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.group._all_to_all(grad, ctx.received, ctx.sent), None, None, None
+        return ctx.group.exchange(grad, ctx.received, ctx.sent), None, None, None

@@ -18,6 +18,7 @@ from clusterformer.attention import (
     NeuralClusteringAttention,
 )
 from clusterformer.attention.neural_clustering import PAPER_FORM
+from clusterformer.clustering.processes import over_processes
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pooling import Pooling, pool
 from clusterformer.models.transformer import Encoder
@@ -168,6 +169,28 @@ def test_pooling_is_that_of_one_process(tmp_path: Path) -> None:
         found = [part[name] for part in parts]
         for got in [torch.cat(found, 1)] if name.startswith("gradient") else found:
             torch.testing.assert_close(got, value)
+
+
+def gradients_of_gradients(rank: int, store: str) -> None:
+    join(store, rank, 2)
+    group = SequenceGroup()
+    for sums, operation in (
+        (True, group.total),
+        (True, over_processes),
+        (False, lambda x: group.exchange(x, [1, 1], [1, 1])),
+    ):
+        x = torch.tensor([[1.0], [2.0]], dtype=torch.float64) + rank
+        sent, number = x.clone().requires_grad_(), 2 if sums else 1
+        (first,) = torch.autograd.grad(operation(sent).pow(3).sum(), sent, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), sent)
+        seen = 2 * x + 1 - 2 * rank if sums else x  # of each number, by the process that gets it
+        torch.testing.assert_close(first, number * 3 * seen**2)
+        torch.testing.assert_close(second, number**2 * 6 * seen)  # of the sum over processes
+    dist.destroy_process_group()
+
+
+def test_gradients_have_gradients_over_processes_too(tmp_path: Path) -> None:
+    in_processes(2, gradients_of_gradients, str(tmp_path / "store"))
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
