@@ -114,7 +114,8 @@ def _attend_in_blocks(
     )
     kernel = reference if use_reference else _chunk_attention_cpu
     if mask is None:
-        one_round, shared = len(blocks.slot) <= q.shape[0] * q.shape[1], len(blocks.slot) == len(q)
+        rows, batch = blocks.slot.shape[0], q.shape[0]  # len() would fix an exported batch
+        one_round, shared = rows <= batch * q.shape[1], rows == batch
         simple = one_round and within is None and more is None
         if simple and is_dense(blocks, q.device, shared=shared):
             return dense_attention(

@@ -72,7 +72,7 @@ def dense_attention(
     additional columns, up to `DENSE_LENGTH` tokens.
     """
     batch, heads, length, width = v.shape
-    split = heads if len(blocks.slot) != batch else 1  # heads with blocks of their own
+    split = heads if blocks.slot.shape[0] != batch else 1  # heads with blocks of their own
     real = blocks.slot.unflatten(0, (-1, batch, split))[0, :, 0] >= 0  # (B, N)
     mask: Tensor | None = None  # a row without a key would give NaN
     if not blocks.whole:

@@ -47,7 +47,7 @@ def gathered_attention(
     """
     if q.device.type != "cpu" or torch.onnx.is_in_onnx_export():
         return reference(q, k, v, members, filled, seen, mask, scale=scale)
-    sequence = torch.arange(len(q))[:, None, None]
+    sequence = torch.arange(q.shape[0])[:, None, None]
     members, seen = members + sequence * q.shape[1], seen + sequence * k.shape[1]
     rows = (x.float().flatten(0, 1) for x in (q, k, v))
     index = (x.flatten(0, 1) for x in (members, filled, seen, mask))

@@ -116,7 +116,7 @@ def _choose(
         scores = F.pad(scores, (0, blocks * block_size - length), value=float("-inf"))
         scores = scores.unflatten(2, (blocks, block_size)).amax(3)
         if causal:
-            own = (position // block_size)[:, None].expand(len(scores), -1, 1)
+            own = (position // block_size)[:, None].expand(scores.shape[0], -1, 1)
             scores = scores.scatter(2, own, float("inf"))
     scores, count = room_for(scores, count)
     best = top_k_indices(scores, count, last=True)

@@ -70,7 +70,7 @@ def expand(
         values = torch.zeros_like(values)
     effective = (2 * mass - (2 * scores).logsumexp(-1).transpose(1, 2)).exp() if damped else None
     if exact:
-        row = torch.arange(len(k), device=k.device)[:, None, None]
+        row = torch.arange(k.shape[0], device=k.device)[:, None, None]
         point = torch.arange(points.shape[1], device=k.device)[:, None]
         top = mass.detach().topk(min(exact, k.shape[1]), sorted=False).indices  # (B, P, K)
         mass = mass.scatter(-1, top, NOTHING)

@@ -47,7 +47,7 @@ class Compaction:
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    index = index.view(len(index), *[1] * (x.dim() - 3), -1, 1)
+    index = index.view(index.shape[0], *[1] * (x.dim() - 3), -1, 1)
     return x.gather(-2, index.expand(*x.shape[:-1], x.shape[-1]))
 
 

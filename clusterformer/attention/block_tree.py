@@ -173,7 +173,7 @@ def _blocks(x: Tensor, count: int, size: int) -> Tensor:
 
 def _select(x: Tensor, index: Tensor) -> Tensor:
     """Select entries of x (B, N, ...) at index (B, G), giving (B, G, ...)."""
-    row = torch.arange(len(index), device=x.device)[:, None] * x.shape[1]
+    row = torch.arange(index.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (index + row).flatten()).unflatten(0, index.shape)
 
 

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
     def clusterings(self, batch: int) -> int:
         """Number of clusterings of each of `batch` sequences."""
-        return len(self.blocks.slot) // batch
+        return self.blocks.slot.shape[0] // batch
 
 
 def fold_heads(x: Tensor, clusterings: int) -> Tensor:
@@ -120,13 +120,14 @@ def _cut(x: Tensor, parts: Sequence[Part]) -> list[Tensor]:
     """Cut (B, H, ...) into the heads of each part, folded."""
     each = x.split([part.heads for part in parts], 1)
     return [
-        fold_heads(heads, part.clusterings(len(x))) for part, heads in zip(parts, each, strict=True)
+        fold_heads(heads, part.clusterings(x.shape[0]))
+        for part, heads in zip(parts, each, strict=True)
     ]
 
 
 def _join(batch: int, parts: list[Tensor]) -> Tensor:
     """Join the folded heads of all parts, (B, H, N, D)."""
-    whole = [unfold_heads(x, len(x) // batch) for x in parts]
+    whole = [unfold_heads(x, x.shape[0] // batch) for x in parts]
     return whole[0] if len(whole) == 1 else torch.cat(whole, 1)
 
 
@@ -172,7 +173,7 @@ def _fill(logits: Sequence[Tensor | None], parts: Sequence[Part]) -> Tensor | No
     if some is None:
         return None
     whole = [
-        some.new_zeros(len(some), part.heads, *some.shape[2:]) if x is None else x
+        some.new_zeros(some.shape[0], part.heads, *some.shape[2:]) if x is None else x
         for x, part in zip(logits, parts, strict=True)
     ]
     return whole[0] if len(whole) == 1 else torch.cat(whole, 1)

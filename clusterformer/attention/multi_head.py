@@ -108,8 +108,10 @@ class MultiHeadAttention(nn.Module):
         else:
             self._check_cross()
             self._check(memory, memory_mask, "memory", "memory_mask")
-            if len(memory) != len(x):
-                raise ValueError(f"memory must have {len(x)} rows like x, got {len(memory)}")
+            if memory.shape[0] != x.shape[0]:
+                raise ValueError(
+                    f"memory must have {x.shape[0]} rows like x, got {memory.shape[0]}"
+                )
             source, source_mask = memory, memory_mask
             if memory_mask is not None:
                 source = memory.masked_fill(~memory_mask[..., None], 0.0)

@@ -305,7 +305,7 @@ class NeuralClusteringAttention(ClusterDecoding):
         blocks = self.blocks_of(tried, mask)
         updated = self.read_centroids(updated)
         if self.num_clusterings > 1:
-            assignment = assignment.unflatten(0, (len(hidden), self.num_clusterings))
+            assignment = assignment.unflatten(0, (hidden.shape[0], self.num_clusterings))
         found = Grouping(assignment, self.num_clusters, blocks, points, updated, self.similarity)
         return found._replace(texts=self.long_texts(key_mask))
 
@@ -331,7 +331,7 @@ class NeuralClusteringAttention(ClusterDecoding):
         centroids, parts = self.own_centroids(), self.num_clusterings
         if self.causal is not True and previous is not None and previous.centroids is not None:
             centroids = previous.centroids
-            shape = (len(hidden) * parts, self.num_clusters, self.width)
+            shape = (hidden.shape[0] * parts, self.num_clusters, self.width)
             if centroids.shape != shape:
                 raise ValueError(
                     f"centroids of previous must be {shape}, got {tuple(centroids.shape)}; "
@@ -340,7 +340,7 @@ class NeuralClusteringAttention(ClusterDecoding):
         elif centroids is None:
             raise ValueError("this layer has no centroids of its own: pass `previous`, got None")
         elif parts > 1:
-            centroids = centroids.repeat(len(hidden), 1, 1)
+            centroids = centroids.repeat(hidden.shape[0], 1, 1)
         if self.similarity == "dot":
             return hidden, centroids.float() @ self.space.weight.float() * self.d_model**-0.5
         points = F.linear(hidden, self.space.weight.float())

@@ -150,7 +150,7 @@ def count_with_ends(
 
 def at_ends(ends: TextEnds, length: int) -> Tensor:
     """Tell which tokens are at the ends, (B, N)."""
-    marks = ends.there.new_zeros(len(ends.there), length + 1)
+    marks = ends.there.new_zeros(ends.there.shape[0], length + 1)
     index = ends.tokens.masked_fill(~ends.there, length)
     return marks.scatter(1, index, True)[:, :length]
 

@@ -1,4 +1,4 @@
-"""The contract for compilers: one graph for every length, under torch.compile and torch.export."""
+"""The contract for compilers: one graph for all lengths and, of torch.export, for all batches."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_compiles_once_for_all_lengths(cls, causal, backend: str) -> None:
     ],
     ids=name,
 )
-def test_exports_for_any_length(cls, causal) -> None:
+def test_exports_for_any_batch_and_length(cls, causal) -> None:
     layer = build(cls, causal)
 
     class Values(torch.nn.Module):
@@ -54,26 +54,34 @@ def test_exports_for_any_length(cls, causal) -> None:
         def forward(self, x: Tensor, mask: Tensor) -> Tensor:
             return self.layer(x, mask).values
 
-    length = torch.export.Dim.AUTO
+    rows, length = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO
     example = (torch.randn(2, 19, WIDTH), mask_of([19, 12], 19))
+    sizes = {0: rows, 1: length}
     program = torch.export.export(
-        Values(), example, dynamic_shapes=({1: length}, {1: length}), strict=False
-    )
-    x, mask = torch.randn(2, 33, WIDTH), mask_of([33, 20], 33)
-    torch.testing.assert_close(program.module()(x, mask)[mask], layer(x, mask).values[mask])
+        Values(), example, dynamic_shapes=(sizes, sizes), strict=False
+    ).module()
+    for lengths in ([33, 20], [33], [20, 33, 9]):
+        x, mask = torch.randn(len(lengths), 33, WIDTH), mask_of(lengths, 33)
+        torch.testing.assert_close(program(x, mask)[mask], layer(x, mask).values[mask])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, "masked"])
 @pytest.mark.parametrize(
-    "options", [{"num_clusters": 16, "min_width": 16}, {"block_size": 16, "dense_length": 24}]
+    "options",
+    [
+        {"num_clusters": 16, "min_width": 16},
+        {"block_size": 16, "dense_length": 24},
+        {"num_clusters": 5, "num_clusterings": 2, "local_heads": 2, "local_window": 4},
+    ],
 )
-def test_exports_with_a_width_in_tokens_for_any_length(causal, options) -> None:
+def test_exports_with_a_width_in_tokens_for_any_batch_and_length(causal, options) -> None:
     core = attention.NeuralClusteringAttention(WIDTH, HEADS, causal=causal, **options)
-    layer, length = MultiHeadAttention(core).eval(), torch.export.Dim.DYNAMIC
+    layer, any_size = MultiHeadAttention(core).eval(), torch.export.Dim.DYNAMIC
+    sizes = {0: any_size, 1: any_size}
     program = torch.export.export(
-        layer, (torch.randn(2, 19, WIDTH),), dynamic_shapes=({1: length},), strict=False
+        layer, (torch.randn(2, 19, WIDTH),), dynamic_shapes=(sizes,), strict=False
     ).module()
-    for size in (2, 33, 200):
-        x = torch.randn(2, size, WIDTH)
+    for rows, length in ((2, 2), (3, 33), (1, 200)):
+        x = torch.randn(rows, length, WIDTH)
         torch.testing.assert_close(program(x).values, layer(x).values)
