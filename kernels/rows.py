@@ -106,6 +106,8 @@ class _Gather(torch.autograd.Function):
     `source` hold such negatives.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
         rows: Tensor, index: Tensor, source: Tensor, index_has_gaps: bool, source_has_gaps: bool
