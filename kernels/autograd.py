@@ -36,5 +36,9 @@ def register_backward(
     def fake(grad: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
         return tuple(x.new_empty(x.shape) for x in tensors[:gradients])
 
+    def refuse(ctx: Any, *_: Any) -> None:
+        raise RuntimeError(f"{forward._qualname} has no gradient of its gradient")
+
     forward.register_autograd(differentiate, setup_context=setup)
+    backward.register_autograd(refuse)
     backward.register_fake(fake)

@@ -1,4 +1,6 @@
-"""The contract for the transforms of torch.func."""
+"""The contract for gradients of gradients, and for the transforms of torch.func."""
+
+import re
 
 import pytest
 import torch
@@ -9,6 +11,31 @@ from torch.func import functional_call, grad, vmap
 from clusterformer.attention import BlockTopKAttention
 
 every_form = pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
+REFUSED = re.compile("clusterformer::.* has no gradient of its gradient|derivative for aten::.*not")
+
+
+@every_form
+@pytest.mark.parametrize("length", [11, pytest.param(300, marks=pytest.mark.slow)])
+def test_gradients_of_gradients_are_right_or_refused(cls, causal, length: int) -> None:
+    layer = build(cls, causal).double()
+    x, weight, way = torch.randn(3, 1, length, WIDTH, dtype=torch.float64)
+
+    def gradient(x: Tensor, further: bool = False) -> Tensor:
+        return torch.autograd.grad(layer(x).values.sin().sum(), x, create_graph=further)[0]
+
+    x = x.requires_grad_()
+    try:
+        (second,) = torch.autograd.grad((gradient(x, further=True) * weight).sum(), x)
+    except RuntimeError as error:
+        if not REFUSED.match(str(error)):
+            raise
+        return
+    found, nearest = (second * way).sum().item(), float("inf")
+    for step in (1e-3, 1e-4, 1e-5):  # a step may change what is selected
+        change = gradient(x + step * way) - gradient(x - step * way)
+        slope = (change * weight).sum().item() / (2 * step)
+        nearest = min(nearest, abs(slope - found))
+    assert nearest < 0.02 * max(1, abs(found))
 
 
 @every_form
