@@ -51,6 +51,8 @@ def fit_run(
         name: Name of a new run that is compared with another one: neither pictures nor a summary.
     """
     config = options.resolved()
+    if resumed and resume:
+        resumed.refuse_edited(config["data"])
     model, task = options.model, options.task
     sections = ("seed_everything", "model", "data")
     model.config = to_yaml({section: config[section] for section in sections})

@@ -7,8 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from clusterformer.compare.results import (
     read_outcome,
     read_result,
 )
-from clusterformer.data.cache import checksum
+from clusterformer.data.file_digests import edited, file_digests
 from clusterformer.errors import InputError
 from clusterformer.training.config_files import find, read_yaml
 from clusterformer.training.environment import describe_environment
@@ -126,12 +124,11 @@ class Job:
                     f"{self.folder}: holds a run of other {key}, {difference}; choose another --out"
                 )
         for kind in ("configs", "data"):
-            for name, digest in ours[kind].items():
-                if theirs[kind].get(name, digest) != digest:
-                    raise InputError(
-                        f"{self.folder}: holds a run of {name} as it was; it has been edited "
-                        "since; choose another --out"
-                    )
+            if name := edited(theirs[kind], ours[kind]):
+                raise InputError(
+                    f"{self.folder}: holds a run of {name} as it was; it has been edited "
+                    "since; choose another --out"
+                )
 
     @property
     def _record(self) -> Path:
@@ -193,20 +190,7 @@ def _digest(config: Any) -> str:
 def _data_digests(*layers: FitOptions) -> dict[str, str]:
     """Name the content of each file that an option of the data names; the last layer wins."""
     options = {key: value for layer in layers for key, value in layer.items()}
-    names = [value for key, value in sorted(options.items()) if key.startswith("data.")]
-    found: dict[str, str] = {}
-    for name in names:
-        if isinstance(name, str):
-            path = Path(name).expanduser()
-            with suppress(OSError, ValueError):  # no such file, or too long to be a name
-                if path.is_file():
-                    found[name] = _checksum(path, path.stat().st_mtime_ns)
-    return found
-
-
-@cache
-def _checksum(path: Path, _changed: int) -> str:
-    return checksum(path)
+    return file_digests([value for key, value in options.items() if key.startswith("data.")])
 
 
 def _difference(theirs: Any, ours: Any) -> str:

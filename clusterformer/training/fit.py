@@ -27,7 +27,6 @@ from clusterformer.training.checkpoint_callbacks import (
     LastCheckpoint,
 )
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, CheckpointFiles, read
-from clusterformer.training.config_files import to_yaml
 from clusterformer.training.environment import describe_environment
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.metrics_file import MetricsFile
@@ -111,7 +110,7 @@ def fit(
     trainer: Trainer | None = None
     try:
         if run:
-            run.prepare(to_yaml(config), config.get("seed_everything", 0))
+            run.prepare(config)
         last, watch = LastCheckpoint(folder, checkpoint_every), ProcessWatch()
         kept = KeptCheckpoints(folder, task.monitor, task.mode, keep, average)
         trainer = make_trainer(

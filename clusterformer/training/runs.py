@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from clusterformer.data.file_digests import edited, file_digests
 from clusterformer.errors import InputError, reading
+from clusterformer.training.config_files import to_yaml
 from clusterformer.training.environment import describe_environment
 from clusterformer.whole_files import write_text
 
@@ -158,15 +160,42 @@ class Run:
             raise InputError(f"{path}: wandb_id has letters, digits, . _ -, got {found!r:.60}")
         return found
 
-    def prepare(self, config: str, seed: int) -> None:
-        """Write configuration and environment of a start beside the others, until `confirm`."""
+    def refuse_edited(self, options: Any) -> None:
+        """Refuse data files with another content than at the latest start that read them.
+
+        Args:
+            options: Options of the data.
+
+        Raises:
+            InputError: with the first such file.
+        """
+        before: dict[str, str] = {}
+        for path in self.environments:
+            with reading(path, "the environment of a run"):
+                before |= json.loads(path.read_text(encoding="utf-8")).get("data", {})
+        if name := edited(before, file_digests(options)):
+            raise InputError(
+                f"{name}: edited since {self.folder} was trained on it; put it back as it was, or "
+                f"begin anew with --config {self.config}"
+            )
+
+    def prepare(self, config: Mapping[str, Any]) -> None:
+        """Write configuration and environment of a start beside the others, until `confirm`.
+
+        The environment has the digests of the data files too, for `refuse_edited`.
+        """
         name = f"{self.folder.parent.name}-{self.folder.name}-{os.urandom(4).hex()}"
         if "WANDB_SWEEP_ID" in os.environ:  # which names its runs itself
             name = os.environ.get("WANDB_RUN_ID", name)
-        environment = {**describe_environment(), "seed": seed, "wandb_id": name}
+        environment = {
+            **describe_environment(),
+            "seed": config.get("seed_everything", 0),
+            "wandb_id": name,
+            "data": file_digests(config.get("data")),
+        }
         text = json.dumps(environment, indent=2, ensure_ascii=False) + "\n"
         write_text(self._prepared("environment.json"), text)
-        write_text(self._prepared("config.yaml"), config)
+        write_text(self._prepared("config.yaml"), to_yaml(config))
 
     def confirm(self) -> None:
         """Keep what `prepare` wrote, as config.yaml and environment.json or with a number.

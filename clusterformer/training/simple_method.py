@@ -11,7 +11,6 @@ import torch
 from clusterformer.errors import InputError, making
 from clusterformer.task import Task
 from clusterformer.training import memory, wandb
-from clusterformer.training.config_files import to_yaml
 from clusterformer.training.environment import describe_environment
 from clusterformer.training.runs import Run
 
@@ -41,7 +40,7 @@ def fit_simple(
         if name not in methods:
             known = ", ".join(methods) or "none"
             raise InputError(f"{type(task).__name__} has no method {name!r}; it has: {known}")
-        run.prepare(to_yaml(config), config.get("seed_everything", 0))
+        run.prepare(config)
         begun = time.monotonic()
         with making("options"):
             found = methods[name]()

@@ -225,3 +225,22 @@ def test_wandb_logs_a_simple_method_too(tmp_path: Path, monkeypatch: pytest.Monk
     [log] = (tmp_path / "toy" / "1").glob("wandb/offline-run-*/run-*.wandb")
     for written in (b"a row on a column", b"test/accuracy", b"seconds_a_step"):
         assert written in log.read_bytes()
+
+
+def test_a_data_file_edited_between_stop_and_resume_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = tmp_path / "films.csv", tmp_path / "classification" / "1"
+    rows = [f"a {word} film {number},{word}" for number in range(16) for word in ("good", "bad")]
+    data.write_text("\n".join(["text,label", *rows]))
+    options = ["--data=Classification", f"--data.train={data}", "--baselines=false"]
+    fit = [option for option in TOY if not option.startswith("--data")]
+    assert main([*fit, *options, f"--runs={tmp_path}"]) == 0
+    on = ["fit", f"--resume={run}", "--trainer.max_epochs=2"]
+    before = data.read_text()
+    data.write_text(before.replace("good film", "fine film"))
+    said = error_of(on, capsys)
+    assert said.startswith(f"{data}: edited since {run} was trained on it; put it back as it was")
+    assert not (run / "config-2.yaml").exists()
+    data.write_text(before)
+    assert main(on) == 0

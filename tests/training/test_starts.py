@@ -262,7 +262,7 @@ def test_clocks_that_differ_finish_no_run(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "a")
 
     def begin() -> None:
-        run.prepare("a: 1\n", 0)
+        run.prepare({"a": 1})
         run.confirm()
 
     begin()
