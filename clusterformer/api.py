@@ -119,24 +119,32 @@ class TrainedModel:
 
         Returns:
             Records, such as `{"label": "1", "probability": 0.97}` of a classifier,
-            `{"cluster": 3, "membership": 0.8}` of a clustering.
+            `{"cluster": 3, "membership": 0.8}` of a clustering. Of a text that is empty a
+            classifier's values are None.
 
         Raises:
             InputError: if the task cannot read an input; the message says which. Also for
                 `probabilities` of a task without labels.
         """
+        lines = input_lines(self.task, inputs)
         if not probabilities:
-            return self._records(inputs, self.task.predictions)
-        if not isinstance(self.task, Labelling) or isinstance(self.task, Similarity):
+            records = self._records(lines, self.task.predictions)
+        elif isinstance(self.task, Labelling) and not isinstance(self.task, Similarity):
+            records = [
+                {"label": label, "probability": each[label], "probabilities": each}
+                for each in self._records(lines, self.task.all_probabilities)
+                for label in [next(iter(each))]
+            ]
+        else:
             raise InputError(
                 f"{self.path}: probabilities are for tasks with labels, this is a run of "
                 f"{type(self.task).__name__}"
             )
-        found = self._records(inputs, self.task.all_probabilities)
+        if not isinstance(self.task, Labelling):
+            return records
         return [
-            {"label": label, "probability": each[label], "probabilities": each}
-            for each in found
-            for label in [next(iter(each))]
+            record if line.strip() else dict.fromkeys(record)
+            for line, record in zip(lines, records, strict=True)
         ]
 
     def _records(self, inputs: Iterable[Any], predictions: Predictions[Record]) -> list[Record]:

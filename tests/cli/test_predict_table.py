@@ -55,6 +55,14 @@ def predicted(run: Path, path: Path, capsys, *options: str) -> str:
     return capsys.readouterr().out
 
 
+def test_an_empty_text_has_no_label_in_python_either(run: Path) -> None:
+    model = clusterformer.load(run, device="cpu")
+    [good] = model.predict(["a good film"])
+    nothing = {"label": None, "probability": None}
+    assert model.predict(["", "a good film", "\u3000\n"]) == [nothing, pytest.approx(good), nothing]
+    assert model.predict([""], probabilities=True) == [{**nothing, "probabilities": None}]
+
+
 def test_a_csv_keeps_its_columns(run: Path, tmp_path: Path, capsys) -> None:
     out = predicted(run, table(tmp_path, "csv"), capsys, "--text_column=review")
     header, *rows = csv.reader(io.StringIO(out))
