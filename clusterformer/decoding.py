@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clusterformer.errors import InputError, require_at_least
+from clusterformer.errors import InputError, require_number, require_whole
 from clusterformer.models.decoder import State
 from clusterformer.models.embeddings import PAD
 
@@ -56,7 +56,8 @@ class Search:
     nbest: int = 1
 
     def __post_init__(self) -> None:
-        require_at_least(1, beam=self.beam, nbest=self.nbest)
+        require_number(beam=self.beam, nbest=self.nbest, length_penalty=self.length_penalty)
+        require_whole(1, beam=self.beam, nbest=self.nbest)
         if self.nbest > self.beam:
             raise InputError(f"nbest must be at most beam ({self.beam}), got {self.nbest}")
         if not -10 <= self.length_penalty <= 10:

@@ -199,7 +199,7 @@ def require_at_least(minimum: float, **options: Any) -> None:
     for name, value in options.items():
         if value is None:
             continue
-        _require_number(name, value)
+        require_number(**{name: value})
         if not value >= minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
         if value == float("inf"):
@@ -222,9 +222,15 @@ def require_whole(minimum: int, **options: Any) -> None:
             raise InputError(f"{name} must be a whole number, got {value}")
 
 
-def _require_number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"{name} must be a number, got {value!r}")
+def require_number(**options: Any) -> None:
+    """Refuse options that are no number; None is none either.
+
+    Raises:
+        InputError: for the first such option.
+    """
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise InputError(f"{name} must be a number, got {value!r:.80}")
 
 
 def require_unicode(text: str) -> None:
@@ -248,7 +254,7 @@ def require_positive(**options: float) -> None:
         InputError: for the first option that is no number, or such a one.
     """
     for name, value in options.items():
-        _require_number(name, value)
+        require_number(**{name: value})
         if not 0 < value < float("inf"):
             raise InputError(f"{name} must be above 0 and finite, got {value}")
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -15,7 +16,13 @@ from clusterformer.attention.base import AttentionCore
 from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import BOS
 from clusterformer.decoding import draw
-from clusterformer.errors import InputError, require_at_least, require_unicode
+from clusterformer.errors import (
+    InputError,
+    require_at_least,
+    require_number,
+    require_unicode,
+    require_whole,
+)
 from clusterformer.models.decoder import State
 from clusterformer.models.embeddings import PAD
 from clusterformer.models.language_model import LanguageModel
@@ -52,12 +59,15 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least(1, tokens=self.tokens, top_k=self.top_k)
+        require_number(tokens=self.tokens, temperature=self.temperature, top_p=self.top_p)
+        require_whole(1, tokens=self.tokens, top_k=self.top_k)
         require_at_least(0, temperature=self.temperature)
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if self.stop == "":
-            raise InputError("stop must be a text of one character or more, got ''")
+        if self.stop is not None and not (isinstance(self.stop, str) and self.stop):
+            raise InputError(f"stop must be a text of one character or more, got {self.stop!r:.80}")
+        if not isinstance(self.seed, Integral):
+            raise InputError(f"seed must be a whole number, got {self.seed!r:.80}")
         if not -(2**63) <= self.seed < 2**63:
             raise InputError(f"seed must be a number of 64 bits, got {self.seed}")
 
@@ -109,7 +119,7 @@ class TextGenerator:
         Raises:
             InputError: as `stream`.
         """
-        require_at_least(1, samples=number)
+        require_whole(1, samples=number)
         weight = self.network.embedding.tokens.weight
         random = torch.Generator(weight.device).manual_seed(sampling.seed)
         logits, state = self._read(prompt)
@@ -121,6 +131,8 @@ class TextGenerator:
 
     @torch.inference_mode()
     def _read(self, prompt: str) -> tuple[Tensor, State]:
+        if not isinstance(prompt, str):
+            raise InputError(f"prompt must be a text, got {prompt!r:.80}")
         require_unicode(prompt)
         device = self.network.embedding.tokens.weight.device
         read = torch.tensor([[BOS, *self.tokenizer.encode(prompt)]], device=device)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -288,8 +288,12 @@ def test_texts_without_a_token_are_refused(search: Callable) -> None:
         ({"beam": 2, "nbest": 3}, r"nbest must be at most beam \(2\), got 3"),
         ({"beam": 0}, "beam must be at least 1, got 0"),
         ({"length_penalty": 11.0}, "length_penalty must be from -10 to 10, got 11"),
+        ({"beam": "4"}, "beam must be a number, got '4'"),
+        ({"beam": 2.5}, "beam must be a whole number, got 2.5"),
+        ({"nbest": 1.5}, "nbest must be a whole number, got 1.5"),
+        ({"length_penalty": "1"}, "length_penalty must be a number, got '1'"),
     ],
 )
-def test_impossible_options_are_refused(options: dict[str, float], printed: str) -> None:
+def test_impossible_options_are_refused(options: dict[str, Any], printed: str) -> None:
     with pytest.raises(ValueError, match=printed):
         Search(**options)

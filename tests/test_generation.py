@@ -67,6 +67,14 @@ def test_top_k_stop_and_samples_of_a_continuation() -> None:
         ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
         ({"temperature": float("nan")}, "temperature must be at least 0, got nan"),
         ({"top_p": float("nan")}, "top_p must be above 0 and at most 1, got nan"),
+        ({"tokens": 2.5}, "tokens must be a whole number, got 2.5"),
+        ({"tokens": None}, "tokens must be a number, got None"),
+        ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),
+        ({"top_p": "0.9"}, "top_p must be a number, got '0.9'"),
+        ({"temperature": None}, "temperature must be a number, got None"),
+        ({"stop": 5}, "stop must be a text of one character or more, got 5"),
+        ({"seed": "1"}, "seed must be a whole number, got '1'"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
     ],
 )
 def test_senseless_options_of_drawing_are_refused(options, message: str) -> None:
@@ -74,9 +82,18 @@ def test_senseless_options_of_drawing_are_refused(options, message: str) -> None
         Sampling(**options)
 
 
-def test_no_sample_is_refused() -> None:
-    with pytest.raises(InputError, match="samples must be at least 1, got 0"):
-        list(generator().samples("a", Sampling(), number=0))
+@pytest.mark.parametrize(
+    ("prompt", "number", "message"),
+    [
+        ("a", 0, "samples must be at least 1, got 0"),
+        ("a", 1.5, "samples must be a whole number, got 1.5"),
+        (5, 1, "prompt must be a text, got 5"),
+        (None, 1, "prompt must be a text, got None"),
+    ],
+)
+def test_senseless_samples_and_prompts_are_refused(prompt: Any, number: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        list(generator().samples(prompt, Sampling(), number=number))
 
 
 def test_a_long_prompt_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
