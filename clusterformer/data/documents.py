@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import logging
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.data.named_sets import Split, check_count, data_folder
 from clusterformer.data.tables import read_text
 from clusterformer.data.text_pieces import text_pieces
 from clusterformer.errors import InputError, MissingDataError, reading
+from clusterformer.wording import counted
+
+_log = logging.getLogger(__name__)
 
 LanguageModelingCorpus = Literal["wikitext2", "gutenberg", "pg19", "wikipedia", "wikipedia-simple"]
 
@@ -142,6 +151,8 @@ def named_documents(
 def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> list[Document]:
     """List a file, or all `.txt` and `.txt.gz` files of a folder in the order of their names.
 
+    Empty files of a folder are left out, and counted in a warning.
+
     Args:
         path: File or folder.
         first: Start of the share wanted, 0..1: of a file's lines, or of a folder's files.
@@ -158,12 +169,30 @@ def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> li
     files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS))
     if not files:
         raise InputError(f"{path}: no files ending in {' or '.join(_ENDINGS)} in this folder")
-    chosen = files[round(first * len(files)) : round(last * len(files))]
+    whole = [file for file in files if not _is_empty(file)]
+    if not whole:
+        raise InputError(f"{path}: no text in its {counted(len(files), 'file')}")
+    if len(whole) < len(files):
+        _warn_of_empty(path, len(files) - len(whole))
+    chosen = whole[round(first * len(whole)) : round(last * len(whole))]
     if not chosen:
         raise InputError(
-            f"{path}: too few files, {len(files)}, to hold some out; give data.valid and data.test"
+            f"{path}: too few files, {len(whole)}, to hold some out; give data.valid and data.test"
         )
     return [Document(file) for file in chosen]
+
+
+def _is_empty(file: Path) -> bool:
+    with (
+        reading(file, "text"),
+        gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content,
+    ):
+        return content.read(len(BOM_UTF8) + 1) in (b"", BOM_UTF8)
+
+
+@cache  # the parts of a data set are listed one by one: say it once
+def _warn_of_empty(folder: Path, count: int) -> None:
+    rank_zero_only(_log.warning)(f"{folder}: {counted(count, 'empty file')} left out")
 
 
 def _files(folder: Path, count: int, what: str) -> list[Document]:

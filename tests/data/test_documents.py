@@ -1,5 +1,7 @@
 """Documents of named sets: a damaged index is one line of error."""
 
+import gzip
+import logging
 import os
 from pathlib import Path
 
@@ -25,3 +27,19 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="no regular file; the text is read more than once"):
         own_documents(tmp_path / "pipe")
+
+
+def test_empty_files_of_a_folder_are_left_out_and_counted_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b""))
+    (tmp_path / "c.txt").write_bytes(b"\xef\xbb\xbf")
+    with pytest.raises(InputError, match="no text in its 3 files"):
+        own_documents(tmp_path)
+    for name in ("d", "e"):
+        (tmp_path / f"{name}.txt").write_text("a")
+    with caplog.at_level(logging.WARNING, "clusterformer"):
+        parts = own_documents(tmp_path, 0.0, 0.5), own_documents(tmp_path, 0.5, 1.0)
+    assert [document.path.name for part in parts for document in part] == ["d.txt", "e.txt"]
+    assert caplog.messages == [f"{tmp_path}: 3 empty files left out"]
