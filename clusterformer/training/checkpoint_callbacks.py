@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from clusterformer.errors import require_at_least
+from clusterformer.errors import InputError, require_at_least
 from clusterformer.training.checkpoints import AVERAGE, CheckpointFiles, Kept, average, read
 from clusterformer.training.metrics_file import write_step
 from clusterformer.training.shard_files import remove_shards
+
+_log = logging.getLogger(__name__)
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -82,20 +85,32 @@ class KeptCheckpoints(Checkpoint):
     def write_average(self, trainer: Trainer) -> Path | None:
         """Write the mean of the last weights to `average.ckpt`; every process calls this.
 
+        Damaged files are left out with a warning: the training before them is not lost.
+
         Returns:
             Its path; None if nothing is to be averaged, and an earlier file is removed.
         """
         path = Path(str(self._folder)) / AVERAGE
-        kept = Kept.last(Kept.all(path.parent), self._averaged) if self._averaged else []
+        whole: list[Path] = []
         if trainer.is_global_zero:
-            if kept:
-                checkpoint = read(kept[-1].path)
-                checkpoint["state_dict"] = average([one.path for one in kept])
+            kept = Kept.last(Kept.all(path.parent), self._averaged) if self._averaged else []
+            whole = [one.path for one in kept if _is_whole(one.path)]
+            if whole:
+                checkpoint = read(whole[-1])
+                checkpoint["state_dict"] = average(whole)
                 CheckpointFiles().save_checkpoint(checkpoint, path)
             else:
                 path.unlink(missing_ok=True)
-        trainer.strategy.barrier()
-        return path if kept else None
+        return path if trainer.strategy.broadcast(bool(whole)) else None
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read(path)
+    except InputError as error:
+        _log.warning("%s; left out of the average", error)
+        return False
+    return True
 
 
 class LastCheckpoint(Checkpoint):

@@ -1,6 +1,7 @@
 """Kept checkpoints, and the mean of their weights."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,23 @@ def test_the_result_of_a_run_is_that_of_its_average_if_it_asks_for_one(
     # without one, the best counts again
     assert main(["fit", f"--resume={run}", "--trainer.max_epochs=6", "--average=0"]) == 0
     assert not (checkpoints / "average.ckpt").exists()
+
+
+def test_a_damaged_file_is_left_out_of_the_average_and_the_training_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TOY, f"--runs={tmp_path}", "--average=3", "--trainer.max_epochs=3"]) == 0
+    run = tmp_path / "toy" / "1"
+    damaged = Kept.all(run / "checkpoints")[-1].path
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    capsys.readouterr()
+    assert main(["fit", f"--resume={run}", "--trainer.max_epochs=4"]) == 0
+    said = capsys.readouterr().err
+    assert re.search(rf"{damaged}: refused, not a whole .*; left out of the average\n", said)
+    whole = [one.path for one in Kept.all(run / "checkpoints") if one.path != damaged]
+    weights = read(run / "checkpoints" / "average.ckpt")["state_dict"]
+    assert len(whole) == 2
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in average(whole).items())
 
 
 @pytest.mark.parametrize(
