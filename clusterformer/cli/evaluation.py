@@ -10,6 +10,7 @@ from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
 from clusterformer.errors import InputError, making
 from clusterformer.training.config_files import parse_yaml
+from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
 from clusterformer.training.saved_clustering import is_clustering, predicting_command
@@ -55,9 +56,10 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     if folder and model.task.report() is None:
         raise InputError(f"--report: {type(model.task).__name__} has no report")
     _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
-    trainer = options.make_trainer()
+    watch = ProcessWatch()
+    trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test
-    with making("options"):
+    with making("options"), watch.until_the_end(trainer):
         [results] = measure(model.module, model.task, verbose=False)
     if first_process():
         for name, value in sorted(results.items()):

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import yaml
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 
 from clusterformer.api import import_tasks
 from clusterformer.cli.logs import quieten, show_notes
@@ -78,9 +78,9 @@ class Options:
         """Name of the runs: that of the configurations, or the task's."""
         return "-".join(path.stem for path in self._files) or type(self.task).__name__.lower()
 
-    def make_trainer(self) -> Trainer:
-        """Make the trainer that the options describe."""
-        return make_trainer(self.trainer_options)
+    def make_trainer(self, *callbacks: Callback) -> Trainer:
+        """Make the trainer that the options describe, with further callbacks."""
+        return make_trainer(self.trainer_options, callbacks)
 
     def resolved(self) -> dict[str, Any]:
         """Return the whole configuration as plain values, defaults included."""

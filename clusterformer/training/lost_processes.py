@@ -1,4 +1,4 @@
-"""A process of a training that dies is named in one line, and the others end with it."""
+"""A process of several that dies is named in one line, and the others end with it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ class ProcessWatch(Callback):
 
     def __init__(self) -> None:
         self._ended = threading.Event()
+        self._watching = False
         self._lock = threading.Lock()
         self._parent = os.getppid()
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if _launched(trainer):
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if _launched(trainer) and not self._watching:
+            self._watching = True
             threading.Thread(target=self._watch, args=(trainer,), daemon=True).start()
 
     def on_exception(
@@ -44,7 +46,7 @@ class ProcessWatch(Callback):
 
     @contextmanager
     def until_the_end(self, trainer: Trainer) -> Iterator[None]:
-        """Go on watching in what follows the training, such as the test.
+        """Watch until the end of what is no training, such as the test.
 
         Raises:
             InputError: as `raise_if_lost`.
@@ -115,8 +117,10 @@ def _how(rank: int, code: int) -> str:
 
 
 def _described(trainer: Trainer, found: list[str]) -> str:
-    who = " and ".join(found) or "another process ended"
+    who = f"{' and '.join(found) or 'another process ended'}, of {trainer.world_size}"
+    if trainer.global_step == 0:
+        return f"{who} that worked together; start them again"
     return (
-        f"{who}, of {trainer.world_size} that trained together, at step {trainer.global_step}; "
+        f"{who} that trained together, at step {trainer.global_step}; "
         "go on with --resume from the last checkpoint"
     )

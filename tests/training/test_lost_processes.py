@@ -12,6 +12,7 @@ import pytest
 from together import train_together
 from toy_command import TOY
 
+from clusterformer.cli.main import main
 from clusterformer.training.checkpoints import read
 
 TOYS = str(Path(__file__).parents[1] / "toy")
@@ -35,7 +36,7 @@ def test_a_killed_process_is_named_and_no_other_stays(
 ) -> None:
     run, errors = tmp_path / "runs" / "toy" / "1", tmp_path / "errors"
     with errors.open("wb") as file:
-        main = subprocess.Popen(
+        started = subprocess.Popen(
             [
                 *COMMAND,
                 "--trainer.devices=2",
@@ -49,9 +50,9 @@ def test_a_killed_process_is_named_and_no_other_stays(
     deadline = time.monotonic() + 240
     while not (run / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    [second] = children(main.pid)
-    os.kill(main.pid if first else second, signal.SIGKILL)
-    assert main.wait(30) == (-signal.SIGKILL if first else 2)
+    [second] = children(started.pid)
+    os.kill(started.pid if first else second, signal.SIGKILL)
+    assert started.wait(30) == (-signal.SIGKILL if first else 2)
     name = "process 0 ended" if first else "process 1 was killed by signal 9"
     while time.monotonic() < deadline and (
         Path(f"/proc/{second}").exists() or name not in errors.read_text()
@@ -80,6 +81,16 @@ def test_a_process_killed_in_the_test_after_training_is_one_line(
     assert set(train_together(2, resume, log)) == {0}, log.read_text()
     assert "Traceback" not in log.read_text()
     assert (run / "results.json").exists()
+
+
+def test_a_process_killed_in_a_test_of_its_own_is_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert main([*TOY, "--baselines=false", f"--runs={tmp_path}"]) == 0
+    test = ["test", f"--checkpoint={tmp_path / 'toy' / '1'}", "--trust=toy_task"]
+    test += ["--trainer.accelerator=cpu", "--data.killed_in_test=1"]
+    assert train_together(2, test, log) == [2, -signal.SIGKILL], log.read_text()
+    [printed] = [line for line in log.read_text().splitlines() if "error:" in line.lower()]
+    assert printed.endswith("another process ended, of 2 that worked together; start them again")
 
 
 def node(folder: Path, port: int, script: list[str]) -> subprocess.Popen:
