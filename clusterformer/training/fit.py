@@ -272,22 +272,38 @@ def _conclude(
     }
     if model.start:
         outcome["init_from"] = model.start._asdict()
+    if run and model.findings:
+        with naming(run.tested):
+            model.findings.write(run.tested)
+    try:
+        pictures = _show(trainer, model, task, run if draw else None, outcome)
+    except Exception:  # it would come again whenever the run is resumed
+        if run:
+            run.finish(outcome)
+        raise
     if run:
-        if model.findings:
-            with naming(run.tested):
-                model.findings.write(run.tested)
-        run.finish(outcome)
+        run.finish(outcome)  # last: what is killed before goes on with the test
+    return Fitted(trainer, results, pictures, seconds, seconds_validating, model.findings)
+
+
+def _show(
+    trainer: Trainer,
+    model: ClusterFormer,
+    task: Task,
+    run: Run | None,
+    outcome: Mapping[str, Any],
+) -> list[Path]:
+    """Draw the pictures, unless `run` is None, and log them and the outcome to W&B."""
     assert model.network is not None
     with whole(model.network):  # which the first process runs alone
-        draw = draw and sequence_size(trainer) == 1
-        pictures = _pictures(run, model, task) if run and draw else []
+        pictures = _pictures(run, model, task) if run and sequence_size(trainer) == 1 else []
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             for picture in pictures:
                 logger.log_image(f"pictures/{picture.stem}", [str(picture)])
             logger.experiment.summary[OUTCOME] = json.dumps(outcome)
             logger.experiment.finish()
-    return Fitted(trainer, results, pictures, seconds, seconds_validating, model.findings)
+    return pictures
 
 
 def _test(

@@ -70,6 +70,7 @@ class Toy(Task):
         spoil_at: Step whose loss becomes NaN.
         pause: Seconds to wait in each step.
         killed_in_test: Rank of a process that is killed in the test.
+        killed_in_drawing: Whether the process is killed while it draws pictures.
     """
 
     usage = "model.predict([TEXT])"
@@ -82,11 +83,12 @@ class Toy(Task):
         spoil_at: int | None = None,
         pause: float = 0.0,
         killed_in_test: int | None = None,
+        killed_in_drawing: bool = False,
     ) -> None:
         super().__init__()
         self.size, self.batch_size, self.notes = size, batch_size, notes
         self.spoil_at, self.pause = spoil_at, pause
-        self.killed_in_test = killed_in_test
+        self.killed_in_test, self.killed_in_drawing = killed_in_test, killed_in_drawing
         self.labels: list[str] | None = None
 
     def setup(self, stage: str) -> None:
@@ -121,6 +123,11 @@ class Toy(Task):
         if self.trainer.testing and self.trainer.global_rank == self.killed_in_test:
             os.kill(os.getpid(), signal.SIGKILL)
         metrics.update(output.logits.argmax(-1), batch.target)
+
+    def draw(self, network: nn.Module, folder: Path) -> list[Path]:
+        if self.killed_in_drawing:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return []
 
     def state(self) -> dict[str, Any]:
         return {"labels": self.labels}

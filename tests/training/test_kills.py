@@ -76,6 +76,20 @@ def go_on(folder: Path, whole: Path) -> None:
     assert "Traceback" not in log.read_text()
 
 
+def test_a_run_killed_while_it_draws_draws_when_it_is_resumed(tmp_path: Path) -> None:
+    run, log = tmp_path / "toy" / "1", tmp_path / "log"
+    drawing = [*COMMAND, f"--runs={tmp_path}", "--pictures=true", "--data.killed_in_drawing=true"]
+    assert ended(start(drawing, log)) == -signal.SIGKILL, log.read_text()
+    for path in run.glob("pictures/*"):
+        path.unlink()
+    resume = ["fit", f"--resume={run}", "--trust=toy_task", "--data.killed_in_drawing=false"]
+    assert ended(start(resume, log)) == 0, log.read_text()
+    assert (run / "pictures" / "curves.png").exists()
+    assert (run / "results.json").exists()
+    assert ended(start(resume, log)) == 0
+    assert "finished, nothing is left to train" in log.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_run_killed_at_any_moment_ends_the_same(
