@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from clusterformer.cli.output import outlive_readers, require_whole_output, restored_streams
 from clusterformer.errors import InputError
+from clusterformer.whole_files import naming
 
 COMMANDS = {
     "fit": "train a model; writes a run directory",
@@ -88,8 +90,11 @@ def _dispatch(arguments: list[str]) -> None:
     if "-h" in rest or "--help" in rest:
         print(getattr(command, "help_for", lambda _: command.HELP)(rest).strip())
         return
-    if name not in ANSWERS:
-        outlive_readers()
+    if name in ANSWERS:
+        with naming(Path("standard output")):  # all else that they read or write has a name
+            command.run(rest)
+        return
+    outlive_readers()
     command.run(rest)
 
 

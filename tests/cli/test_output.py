@@ -60,6 +60,28 @@ def test_training_ends_before_its_log_that_cannot_be_written_is_an_error(tmp_pat
     assert (tmp_path / "errors").read_text() == said
 
 
+def predict_into_a_full_disk(runs: Path) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    os.dup2(os.open(runs / "errors", os.O_WRONLY | os.O_CREAT), 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    (runs / "texts.txt").write_text("1 2 3\n")
+    predict = ["predict", f"--checkpoint={runs / 'toy' / '1'}", f"--input={runs / 'texts.txt'}"]
+    os._exit(main([*predict, "--device=cpu"]))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_an_answer_that_cannot_be_written_names_standard_output(tmp_path: Path) -> None:
+    assert main([*TOY, f"--runs={tmp_path}"]) == 0
+    process = FORK.Process(target=predict_into_a_full_disk, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 2
+    said = "clusterformer: error: standard output: No space left on device\n"
+    assert (tmp_path / "errors").read_text() == said
+
+
 def contents(weight: torch.Tensor) -> dict[str, Any]:
     """A whole checkpoint, as small as one can be."""
     entries = {"version": "0", "config": None, "seed": 0, "kind": "Toy", "mode": "max", "task": {}}
