@@ -63,6 +63,9 @@ def explain(message: str, options: Iterable[str]) -> str:
     if len(keys) == 1 and (found := _DOTTED.search(message)) and (why := _why_not(found[1], base)):
         return where + why
     if found := _CLASS.search(message):
+        if where.startswith("trainer."):
+            hint = "give the path of one, such as lightning.pytorch.loggers.CSVLogger"
+            return f"{where}no class {found[1]!r}; {hint}; for Weights & Biases: --wandb"
         return f"{where}no class {found[1]!r}; {_suggest(found[1], subclasses(base))}"
     if found := _ARGUMENT.search(message):
         name = found[1].lstrip("-").partition("=")[0]

@@ -144,6 +144,7 @@ BAD_OPTIONS = {
     ("--trainer.max_epoch=1",): "did you mean --trainer.max_epochs?",
     ("--data.size=x",): "data.size: expected int, got 'x'",
     ("--data.sise=1",): "data: Toy has no option 'sise'; did you mean size? there is batch_size",
+    ("--trainer.logger=wandb",): "trainer.logger: no class 'wandb'; give the path of one, such as",
     ("--data=Toi",): "data: no class 'Toi'; did you mean Toy? there is Classification",
     ("--model.attention=FulAttention",): "no class 'FulAttention'; did you mean FullAttention?",
     ("--model.attention.num_cluster=4",): "NeuralClusteringAttention has no option 'num_cluster'",
