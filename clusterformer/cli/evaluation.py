@@ -52,6 +52,8 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     folder, arguments = pop_option(arguments, "--report")
     if folder and stage == "validate":
         raise InputError("--report is for test; validate has none")
+    if folder and Path(folder).exists() and not Path(folder).is_dir():
+        raise InputError(f"--report {folder}: a file, allowed is a folder to write into")
     model, options = load_model(arguments, "cpu")
     if folder and model.task.report() is None:
         raise InputError(f"--report: {type(model.task).__name__} has no report")

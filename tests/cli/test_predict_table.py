@@ -86,6 +86,10 @@ def test_a_data_frame_gives_its_rows(run: Path) -> None:
 def test_a_report_is_for_a_test(run: Path, tmp_path: Path, capsys) -> None:
     command = [f"--checkpoint={run}", f"--report={tmp_path / 'report'}"]
     assert "--report is for test" in error_of(["validate", *command], capsys)
+    (tmp_path / "report").touch()
+    said = error_of(["test", *command], capsys)  # before the test, which may take long
+    assert said == f"--report {tmp_path / 'report'}: a file, allowed is a folder to write into"
+    (tmp_path / "report").unlink()
     assert main(["test", *command]) == 0
     assert (tmp_path / "report" / "report.json").exists()
 
