@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -59,16 +58,16 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_number(tokens=self.tokens, temperature=self.temperature, top_p=self.top_p)
+        require_number(tokens=self.tokens, seed=self.seed)  # which None is not
+        require_number(temperature=self.temperature, top_p=self.top_p)
         require_whole(1, tokens=self.tokens, top_k=self.top_k)
+        require_whole(-(2**63), seed=self.seed)
         require_at_least(0, temperature=self.temperature)
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if self.stop is not None and not (isinstance(self.stop, str) and self.stop):
             raise InputError(f"stop must be a text of one character or more, got {self.stop!r:.80}")
-        if not isinstance(self.seed, Integral):
-            raise InputError(f"seed must be a whole number, got {self.seed!r:.80}")
-        if not -(2**63) <= self.seed < 2**63:
+        if self.seed >= 2**63:
             raise InputError(f"seed must be a number of 64 bits, got {self.seed}")
 
     def choose(self, logits: Tensor, random: torch.Generator) -> Tensor:

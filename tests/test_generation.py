@@ -73,7 +73,7 @@ def test_top_k_stop_and_samples_of_a_continuation() -> None:
         ({"top_p": "0.9"}, "top_p must be a number, got '0.9'"),
         ({"temperature": None}, "temperature must be a number, got None"),
         ({"stop": 5}, "stop must be a text of one character or more, got 5"),
-        ({"seed": "1"}, "seed must be a whole number, got '1'"),
+        ({"seed": "1"}, "seed must be a number, got '1'"),
         ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
     ],
 )
