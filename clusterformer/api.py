@@ -127,19 +127,10 @@ class TrainedModel:
                 `probabilities` of a task without labels.
         """
         lines = input_lines(self.task, inputs)
-        if not probabilities:
-            records = self._records(lines, self.task.predictions)
-        elif isinstance(self.task, Labelling) and not isinstance(self.task, Similarity):
-            records = [
-                {"label": label, "probability": each[label], "probabilities": each}
-                for each in self._records(lines, self.task.all_probabilities)
-                for label in [next(iter(each))]
-            ]
+        if probabilities:
+            records = self._with_probabilities(lines)
         else:
-            raise InputError(
-                f"{self.path}: probabilities are for tasks with labels, this is a run of "
-                f"{type(self.task).__name__}"
-            )
+            records = self._records(lines, self.task.predictions)
         if not isinstance(self.task, Labelling):
             return records
         return [
@@ -147,8 +138,19 @@ class TrainedModel:
             for line, record in zip(lines, records, strict=True)
         ]
 
-    def _records(self, inputs: Iterable[Any], predictions: Predictions[Record]) -> list[Record]:
-        lines = input_lines(self.task, inputs)
+    def _with_probabilities(self, lines: list[str]) -> list[dict[str, Any]]:
+        if not isinstance(self.task, Labelling) or isinstance(self.task, Similarity):
+            raise InputError(
+                f"{self.path}: probabilities are for tasks with labels, this is a run of "
+                f"{type(self.task).__name__}"
+            )
+        return [
+            {"label": label, "probability": each[label], "probabilities": each}
+            for each in self._records(lines, self.task.all_probabilities)
+            for label in [next(iter(each))]
+        ]
+
+    def _records(self, lines: list[str], predictions: Predictions[Record]) -> list[Record]:
         for number, line in enumerate(lines, start=1):
             self._check(number, line)
         records: list[Record] = []

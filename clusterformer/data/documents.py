@@ -21,6 +21,8 @@ from clusterformer.wording import counted
 
 _log = logging.getLogger(__name__)
 
+_EMPTY_SIZE = 1024  # bytes; a gzip of nothing holds its file's name
+
 LanguageModelingCorpus = Literal["wikitext2", "gutenberg", "pg19", "wikipedia", "wikipedia-simple"]
 
 _ENDINGS = (".txt", ".txt.gz")
@@ -183,11 +185,11 @@ def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> li
 
 
 def _is_empty(file: Path) -> bool:
-    with (
-        reading(file, "text"),
-        gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content,
-    ):
-        return content.read(len(BOM_UTF8) + 1) in (b"", BOM_UTF8)
+    with reading(file, "text"):
+        if file.stat().st_size > _EMPTY_SIZE:  # so that few of many files are opened
+            return False
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+            return content.read(len(BOM_UTF8) + 1) in (b"", BOM_UTF8)
 
 
 @cache  # the parts of a data set are listed one by one: say it once
