@@ -97,20 +97,27 @@ def _why_not(class_path: str, base: type) -> str | None:
     if found is None:
         return f"{module} has no class {name!r}"
     if isinstance(found, type) and issubclass(found, base):
-        return None
+        return _lacks(found) if inspect.isabstract(found) else None
     return f"{class_path} is no subclass of {base.__name__}"
 
 
 def refuse_abstract(option: str, class_path: str) -> None:
-    """Refuse a class that only its subclasses complete.
+    """Refuse a class that lacks methods.
 
     Raises:
-        InputError: with the classes that there are.
+        InputError: with its subclasses, else with the methods that it lacks.
     """
     found = locate(class_path)
     if isinstance(found, type) and inspect.isabstract(found):
         names = ", ".join(sorted(subclasses(found)))
-        raise InputError(f"{option}: {found.__name__} is abstract; there is {names}")
+        why = f"{found.__name__} is abstract; there is {names}" if names else _lacks(found)
+        raise InputError(f"{option}: {why}")
+
+
+def _lacks(cls: type) -> str:
+    """Say which methods a class has yet to define."""
+    missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+    return f"{cls.__module__}.{cls.__name__} lacks methods: {missing}"
 
 
 def _no_option(class_path: str, key: str) -> str:

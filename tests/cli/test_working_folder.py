@@ -43,6 +43,27 @@ def test_what_is_wrong_with_a_class_is_one_line(
     assert not (folder / "runs").exists()
 
 
+UNFINISHED = """
+from clusterformer.attention import AttentionCore
+from clusterformer.task import Task
+class MyAttention(AttentionCore): ...
+class MyTask(Task): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "method"),
+    [("--data", "MyTask", "predictions"), ("--model.attention", "MyAttention", "forward")],
+)
+def test_an_unfinished_class_is_told_which_methods_it_lacks(
+    option: str, name: str, method: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "unfinished.py").write_text(UNFINISHED)
+    message = error_of([*TOY, f"{option}=unfinished.{name}"], capsys)
+    assert f"unfinished.{name} lacks methods: " in message
+    assert method in message
+
+
 def test_a_folder_without_init_is_no_package(folder: Path) -> None:
     """W&B leaves a folder of its own name, which would stand for the package."""
     finder = WorkingFolder()
