@@ -19,13 +19,14 @@ from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.checkpoints import read
-from clusterformer.training.config_files import to_yaml
+from clusterformer.training.config_files import read_yaml, to_yaml
 from clusterformer.training.fit import Fitted, fit
 from clusterformer.training.loop_progress import continue_epoch
 from clusterformer.training.monitoring import EarlyStopping
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.selection import selected_nothing
 from clusterformer.training.simple_method import fit_simple
+from clusterformer.training.trusted import foreign_packages
 from clusterformer.wording import counted, duration, formatted
 
 
@@ -163,17 +164,19 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
         if table := fitted.findings.summary():
             print(f"\n{aligned(table)}\n")
         fitted.findings.warn()
-    print(f"test it:     clusterformer test --checkpoint {run.folder}")
+    foreign = ",".join(foreign_packages(read_yaml(run.config)))
+    used = f"{run.folder} --trust {foreign}" if foreign else str(run.folder)
+    print(f"test it:     clusterformer test --checkpoint {used}")
     if isinstance(task, Translation):
-        print(f"translate:   clusterformer translate --checkpoint {run.folder} --input FILE")
+        print(f"translate:   clusterformer translate --checkpoint {used} --input FILE")
     elif isinstance(task, LanguageModeling):
-        print(f"continue:    clusterformer generate --checkpoint {run.folder} --prompt TEXT")
+        print(f"continue:    clusterformer generate --checkpoint {used} --prompt TEXT")
     elif isinstance(task, MaskedLanguageModeling):
-        print(f"fill blanks: clusterformer predict --checkpoint {run.folder} --input FILE")
+        print(f"fill blanks: clusterformer predict --checkpoint {used} --input FILE")
         print("              (a text a line, with <mask> for each hidden token)")
         print(f"start a task: clusterformer fit --config NAME --model.init_from {run.folder}")
     elif isinstance(task, Clustering):
-        print(f"label points: clusterformer predict --checkpoint {run.folder} --input FILE")
+        print(f"label points: clusterformer predict --checkpoint {used} --input FILE")
         print("              (a point a line: numbers with spaces, commas or tabs)")
     elif is_overridden("text_dataloader", task, Task):
-        print(f"label text:  clusterformer predict --checkpoint {run.folder} --input FILE")
+        print(f"label text:  clusterformer predict --checkpoint {used} --input FILE")

@@ -187,6 +187,13 @@ def _refuse_dots(value: Any, name: str) -> None:
             _refuse_dots(inner, name)
 
 
+def foreign_packages(config: Mapping[str, Any]) -> list[str]:
+    """List the packages, not ours, of the classes that a run's model and data name."""
+    paths = _class_paths([config["model"], config["data"]])
+    packages = {str(path).partition(".")[0] for path in paths if "." in str(path)}
+    return sorted(packages - {"clusterformer"})
+
+
 def _class_paths(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         if "class_path" in value:

@@ -47,6 +47,18 @@ def test_a_second_run_stands_beside_the_first(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["1", "2"]
 
 
+def test_the_command_that_fit_suggests_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The task is not of the package, so the command has to trust it."""
+    assert main([*TOY, f"--runs={tmp_path}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line.partition("clusterformer ")[2] for line in lines]
+    command = next(line for line in commands if line.startswith("test ")).split()
+    assert command[-2:] == ["--trust", "toy_task"]
+    assert main(command) == 0
+
+
 def test_test_and_validate_repeat_what_fit_found(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
