@@ -217,7 +217,8 @@ def _compare(found: Run, points: Points, options: argparse.Namespace, command: s
         print(f"  {paths[0].parent}: {', '.join(path.name for path in paths)}")
     models = [paths[-1].parent for paths in written if paths[-1].name == MODEL]
     if models:
-        print(f"label other points: clusterformer cluster --predict {models[0]} --data FILE")
+        ids = f" --id_column {options.id_column}" if options.id_column else ""
+        print(f"label other points: clusterformer cluster --predict {models[0]} --data FILE{ids}")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from clusterformer.compare.configs import differences
 from clusterformer.compare.planned_run import PlannedRun
@@ -26,22 +26,26 @@ def missing_runs(unfinished: Sequence[PlannedRun]) -> list[str]:
     return [f"not finished, and not in the table: {'; '.join(names)}"]
 
 
+def mixed_columns(results: Sequence[Result]) -> list[str]:
+    """Name the columns in which networks were trained on other data or other forms of it."""
+    notes = []
+    networks = [result for result in results if not result.config.get("method")]
+    for column in dict.fromkeys(result.column for result in networks):
+        rows = {result.row: result for result in reversed(networks) if result.column == column}
+        told = _told_differences(list(rows.values()), lambda key: key.startswith("data."))
+        if told:
+            where = f"{column}: its rows" if column else "the rows"
+            notes.append(f"{where} differ in {told}; so they may not be comparable")
+    return notes
+
+
 def mixed_cells(results: Sequence[Result]) -> list[str]:
     """Name the cells whose runs have different options, but for those that follow the seed."""
     notes = []
     for cell, found in _by_cell(results).items():
-        seeds = [result.seed for result in found]
-        different = {
-            key: values
-            for key, values in differences([result.config for result in found]).items()
-            if key not in NO_OPTIONS and values != seeds
-        }
-        told = [
-            f"{key} ({', '.join(dict.fromkeys(map(str, values)))})"
-            for key, values in different.items()
-        ]
+        told = _told_differences(found)
         if told:
-            notes.append(f"{cell}: its runs differ in {', '.join(told)}")
+            notes.append(f"{cell}: its runs differ in {told}")
     return notes
 
 
@@ -57,6 +61,22 @@ def unselected_cells(results: Sequence[Result]) -> list[str]:
             told = f"every token of the {name_stack(*stacks)} saw its whole text; there nothing"
             notes.append(f"{cell}: {told} was selected")
     return notes
+
+
+def _told_differences(
+    results: Sequence[Result], wanted: Callable[[str], bool] = lambda key: True
+) -> str:
+    """Write the wanted options that differ, with their values, but for those that follow the seed.
+
+    Returns:
+        "" if there are none.
+    """
+    seeds = [result.seed for result in results]
+    return ", ".join(
+        f"{key} ({', '.join(dict.fromkeys(map(str, values)))})"
+        for key, values in differences([result.config for result in results]).items()
+        if wanted(key) and key not in NO_OPTIONS and values != seeds
+    )
 
 
 def _by_cell(results: Sequence[Result]) -> dict[str, list[Result]]:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterformer.compare.choosing import Choice
-from clusterformer.compare.notes import missing_runs, mixed_cells, name_cell, unselected_cells
+from clusterformer.compare.notes import (
+    missing_runs,
+    mixed_cells,
+    mixed_columns,
+    name_cell,
+    unselected_cells,
+)
 from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
@@ -135,7 +141,8 @@ def summarise(
             name = name_cell(result.row, result.column)
             notes.append(f"left out: {name} has another run of seed {result.seed}")
     results = list(latest.values())
-    notes += missing_runs(unfinished) + mixed_cells(results) + unselected_cells(results)
+    notes += missing_runs(unfinished) + mixed_columns(results) + mixed_cells(results)
+    notes += unselected_cells(results)
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
     metrics = {column: metrics[column] for column in columns}

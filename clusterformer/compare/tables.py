@@ -52,7 +52,8 @@ def body(summary: Summary, bold: Bold = str) -> list[list[str]]:
 
 def text(summary: Summary) -> str:
     """Format the table for the terminal; the best of each column has a star."""
-    return aligned([header(summary), *body(summary, lambda cell: f"{cell}*")])
+    table = aligned([header(summary), *body(summary, lambda cell: f"{cell}*")])
+    return f"{table}\n* the best of its column"
 
 
 def aligned(table: Sequence[Sequence[str]]) -> str:

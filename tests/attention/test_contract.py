@@ -1,4 +1,4 @@
-"""The contract of DESIGN section 3, over every mechanism and causal form that exists."""
+"""The contract of attention, over every mechanism and causal form that exists."""
 
 import inspect
 

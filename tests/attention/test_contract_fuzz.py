@@ -1,4 +1,4 @@
-"""The contract of DESIGN section 3 on random cases; see `contract_cases`.
+"""The contract of attention on random cases; see `contract_cases`.
 
 `CASES` of them run for each form and check by default, thousands under `slow`.
 """

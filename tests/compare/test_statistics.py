@@ -2,12 +2,14 @@
 
 import csv
 import math
+from typing import Any
 
 import pytest
 from toy_results import RESULTS, result
 
 from clusterformer.compare.configs import differences, flatten
 from clusterformer.compare.planned_run import PlannedRun
+from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import AVERAGE, summarise
 from clusterformer.compare.tables import format_number, latex, markdown, runs_csv, text
 from clusterformer.errors import InputError
@@ -138,6 +140,17 @@ def test_runs_of_one_cell_that_are_no_repetitions_are_named() -> None:
     runs = [result("a", "MR", seed, 0.5, config=config) for seed, config in enumerate(options)]
     assert summarise(runs[:2]).notes == []  # the fold follows the seed
     assert summarise(runs).notes == ["a on MR: its runs differ in model.lr (0.1, 0.2)"]
+
+
+def test_rows_on_other_data_in_one_column_are_named() -> None:
+    def run(row: str, length: int, seed: int = 0, **config: Any) -> Result:
+        options = {"data.num_tokens": length, "data.root": row, **config}
+        return result(row, "partner", seed, 0.5, config=options)
+
+    assert summarise([run("a", 256), run("b", 256, model=1)]).notes == []
+    assert summarise([run("a", 256), run("b", 128), run("c", 64, method="SVM")]).notes == [
+        "partner: its rows differ in data.num_tokens (128, 256); so they may not be comparable"
+    ]
 
 
 def test_a_second_run_of_a_seed_is_left_out_and_named() -> None:

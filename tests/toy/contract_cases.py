@@ -1,4 +1,4 @@
-"""Random cases of the contract of DESIGN section 3: a mechanism, its options, texts and masks.
+"""Random cases of the contract of attention: a mechanism, its options, texts and masks.
 
 A case is a number; from it everything is drawn.
 """
