@@ -27,8 +27,8 @@ def write_report(path: Path, rows: Sequence[Row], **sections: Any) -> None:
 
 
 def portable_environment() -> Mapping[str, Any]:
-    """Describe command, versions and hardware without the working directory of this machine."""
-    from clusterformer.training.environment import describe_environment
+    """Describe command, versions and hardware, and the time, without this machine's directory."""
+    from clusterformer.training.environment import describe_environment, time_now
 
-    environment = describe_environment()
+    environment = {**describe_environment(), "written": time_now()}
     return {key: value for key, value in environment.items() if key != "folder"}

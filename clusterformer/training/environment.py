@@ -24,7 +24,6 @@ def describe_environment() -> dict[str, Any]:
     return {
         "command": shlex.join(["clusterformer", *sys.argv[1:]]),
         "folder": str(Path.cwd()),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "clusterformer": clusterformer.__version__,
         "commit": source_commit(),
         "python": platform.python_version(),
@@ -34,6 +33,11 @@ def describe_environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def time_now() -> str:
+    """Write the time in UTC, to the second, as ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _processor() -> str:

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from clusterformer.data.file_digests import edited, file_digests
 from clusterformer.errors import InputError, reading
 from clusterformer.training.config_files import to_yaml
-from clusterformer.training.environment import describe_environment
+from clusterformer.training.environment import describe_environment, time_now
 from clusterformer.whole_files import write_text
 
 OUTCOME = "outcome"
@@ -189,6 +189,7 @@ class Run:
             name = os.environ.get("WANDB_RUN_ID", name)
         environment = {
             **describe_environment(),
+            "started": time_now(),
             "seed": config.get("seed_everything", 0),
             "wandb_id": name,
             "data": file_digests(config.get("data")),

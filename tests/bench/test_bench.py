@@ -37,6 +37,8 @@ def test_every_mechanism_at_every_length_is_measured(tmp_path: Path, capsys) -> 
         assert row["times_floor"] > 0
         assert 0 < row["keys_seen"] <= 1
     assert report["environment"]["packages"]["torch"]
+    assert "started" not in report["environment"]  # it is described when all is measured
+    assert report["environment"]["written"].endswith("+00:00")
     assert report["settings"]["threads"] >= 1
     table = capsys.readouterr().out.splitlines()
     assert table[2].split()[:2] == ["16", "FullAttention"]

@@ -35,6 +35,9 @@ def test_fit_leaves_a_whole_run_folder(run: Path) -> None:
     assert environment["seed"] == 0
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["commit"] is None or re.fullmatch(r"[0-9a-f]{40}\+?", environment["commit"])
+    results = json.loads((run / "results.json").read_text())["environment"]
+    assert {key: environment[key] for key in results} == results
+    assert environment.keys() - results.keys() == {"started", "seed", "wandb_id", "data"}
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows if row["train/loss"]] == ["0", "1", "2", "3", "4"]
