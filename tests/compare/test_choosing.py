@@ -76,6 +76,15 @@ def test_only_seeds_that_all_choices_have_decide() -> None:
     assert choose_by_validation(found)[0] == [found[2][1]]
 
 
+def test_a_choice_without_a_finished_run_is_not_chosen() -> None:
+    last = finished("a", 0, "lr=2", val=0.6, test=0.5)
+    unfinished = PlannedRun("a", "c", 0, {}, (), "lr=1"), None
+    for found in ([unfinished, last], [last, unfinished]):
+        kept, (choice,) = choose_by_validation(found)
+        assert kept == [last[1]]
+        assert (choice.chosen, choice.missing) == ("lr=2", ["lr=1"])
+
+
 def test_lower_is_better_where_the_monitor_is_a_loss_and_nan_is_never_chosen() -> None:
     def of(value: float) -> Result:
         made = result("a", "c", 0, 1.0, measures={"val/loss": value})

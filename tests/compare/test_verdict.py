@@ -75,4 +75,7 @@ def test_the_best_of_many_rows_has_to_be_further_ahead() -> None:
     for number, sure in ((1, True), (2, False)):
         rows = [run for i in range(number) for run in runs(f"ours {i}", [0.9 + i / 100] * 6)]
         assert ("is significant" in verdict(summarise([*full, *rows]))) is sure
-    assert "p = 0.062 by Bonferroni over 2 rows" in verdict(summarise([*full, *rows]))
+    printed = verdict(summarise([*full, *rows]))
+    assert "p = 0.062 by Bonferroni over 2 rows" in printed
+    assert "Significance cannot be shown with 6 pairs" in printed
+    assert "the smallest possible p is 0.062" in printed
