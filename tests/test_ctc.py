@@ -57,6 +57,14 @@ def test_transcripts_too_long_for_their_frames_are_left_out() -> None:
     assert logits.grad.isfinite().all()
 
 
+def test_padding_behind_a_transcript_needs_no_frames() -> None:
+    logits, mask = torch.randn(1, 2, 4), torch.ones(1, 2, dtype=torch.bool)
+    padded, count = ctc_loss(logits, mask, torch.tensor([[1, 2, IGNORE, IGNORE, IGNORE]]))
+    alone, _ = ctc_loss(logits, mask, torch.tensor([[1, 2]]))
+    assert count == 2
+    assert padded.item() == pytest.approx(alone.item())
+
+
 def test_greedy_takes_the_best_path() -> None:
     for _ in range(20):
         log_probs = draw(5, 3)
@@ -85,6 +93,16 @@ def test_a_narrow_beam_gives_a_text_of_its_own_probability_at_most() -> None:
     log_probs = draw(6, 4)
     found = prefix_beam(log_probs, beam=2)
     assert found.score <= total(all_paths(log_probs)[tuple(found.units)]) + 1e-4
+
+
+def test_a_beam_follows_as_many_units_beside_the_blank() -> None:
+    log_probs = torch.tensor(
+        [[0.01, 0.98, 0.01], [0.5, 0.3, 0.2], [0.01, 0.01, 0.98]]
+    ).log()  # the last unit may come in the second frame, where blank and first are likelier
+    found = prefix_beam(log_probs, beam=2)
+    paths = {path for _, path in all_paths(log_probs)[1, 2]}
+    assert (found.units, (1, 2, 2) in paths) == ([1, 2], True)
+    assert found.score == pytest.approx(total(all_paths(log_probs)[1, 2]), abs=1e-4)
 
 
 @pytest.mark.parametrize("units", [[1], [2, 1], [1, 1], [2, 2, 1]])
