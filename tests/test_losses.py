@@ -107,6 +107,13 @@ def test_layers_are_averaged_and_none_gives_none() -> None:
     assert auxiliary([None, None], mask).clustering is None
 
 
+def test_the_mechanisms_own_losses_are_averaged_over_the_layers_that_have_one() -> None:
+    g, _ = grouping("cosine")
+    found = [g._replace(loss=torch.tensor(x)) for x in ([1.0, 2.0], [5.0, 4.0])]
+    assert mechanism_loss([found[0], None, g, found[1]]) == 6  # of 3 and 9
+    assert mechanism_loss([None, g]) is None
+
+
 def test_an_unknown_form_is_refused() -> None:
     g, mask = grouping("cosine")
     with pytest.raises(ValueError, match='"bare" or "bounded", got \'soft\''):
