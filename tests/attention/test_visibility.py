@@ -16,6 +16,7 @@ from clusterformer.attention import (
     LocalAttention,
     MultiHeadAttention,
     NeuralClusteringAttention,
+    QueryKeyClusteringAttention,
     ReformerAttention,
     RoutingAttention,
     SharedQKAttention,
@@ -106,6 +107,12 @@ def test_autocast_changes_no_count(cls, causal) -> None:
         ),
         NeuralClusteringAttention(
             32, 4, block_size=2, dense_length=0, global_tokens=1, local_heads=1, local_window=3
+        ),
+        QueryKeyClusteringAttention(
+            32, 4, num_clusters=2, chunk_size=2, key_clusters=1, dense_length=9, local_window=3
+        ),
+        QueryKeyClusteringAttention(
+            32, 4, num_clusters=3, chunk_size=2, dense_length=9, local_heads=1, causal=True
         ),
         ReformerAttention(32, 4, num_hashes=3, num_buckets=6),
         ReformerAttention(32, 4, num_hashes=4, chunk_size=4),
