@@ -64,6 +64,32 @@ def test_enough_keys_are_full_attention(causal: bool, block_size: int) -> None:
     torch.testing.assert_close(found, full)
 
 
+@pytest.mark.parametrize("base", [None, 100.0])
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_decoding_chooses_as_a_whole_pass_does(block_size: int, base: float | None) -> None:
+    core = IndexerAttention(32, 4, causal=True, top_k=3, block_size=block_size)
+    layer, x = MultiHeadAttention(core, rotary_base=base).eval(), torch.randn(2, 25, 32)
+    with torch.no_grad():
+        values, cache = layer.prefill(x[:, :7], layer.cache(x))
+        found = [values]
+        for token in x[:, 7:].split(1, dim=1):
+            values, cache = layer.step(token, cache)
+            found.append(values)
+        torch.testing.assert_close(torch.cat(found, 1), layer(x).values)
+
+
+@pytest.mark.parametrize(("top_k", "block_size"), [(3, 1), (2, 4), (1, 4)])
+@pytest.mark.parametrize("target", ["chosen", "all"])
+def test_padding_adds_nothing_to_the_loss(target: str, top_k: int, block_size: int) -> None:
+    core = IndexerAttention(16, 2, causal=True, top_k=top_k, target=target, block_size=block_size)
+    x, (q, k, v) = torch.randn(1, 21, 16), torch.randn(3, 1, 2, 21, 8).unbind()
+    mask = torch.rand(1, 21) < 0.6
+    _, padded = core(q, k, v, hidden=x, key_mask=mask)
+    real = mask[0].nonzero()[:, 0]
+    _, alone = core(*(y[:, :, real] for y in (q, k, v)), hidden=x[:, real])
+    torch.testing.assert_close(padded.loss, alone.loss)
+
+
 @pytest.mark.parametrize("block_size", [1, 4])
 @pytest.mark.parametrize("target", ["chosen", "all"])
 def test_the_loss_is_the_divergence_from_attention(target: str, block_size: int) -> None:
