@@ -59,6 +59,16 @@ def test_without_causality_a_later_block_may_be_chosen() -> None:
     assert found[0, 0, 0, 1] > 9
 
 
+def test_a_block_of_padding_takes_the_place_of_no_other() -> None:
+    """Also where the text ends with a block, and all other blocks score below 0."""
+    q, v = torch.rand(2, 1, 2, 16, 8).unbind()
+    hidden, mask = torch.zeros(1, 16, 16), torch.arange(16)[None] < 12
+    core = BlockTopKAttention(16, 2, block_size=4, top_k=2)
+    padded, _ = core(q, -q, v, hidden=hidden, key_mask=mask)
+    alone, _ = core(*(x[:, :, :12] for x in (q, -q, v)), hidden=hidden[:, :12])
+    torch.testing.assert_close(padded[:, :, :12], alone)
+
+
 @pytest.mark.parametrize("option", ["block_size", "top_k"])
 def test_options_are_at_least_one(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
