@@ -115,6 +115,27 @@ def test_a_token_in_no_cluster_gets_its_own_value() -> None:
     assert 7 <= own <= 8  # all but the one or two queries that the centroids took
 
 
+def test_of_equal_tokens_a_centroid_takes_the_first() -> None:
+    core = RoutingAttention(32, 1, num_clusters=1, window=3, local_heads=0)
+    x = torch.randn(32).expand(1, 1, 9, 32)
+    _, grouping = core(x, x, x, hidden=x[:, 0])
+    assert grouping.queries.sort().values.tolist() == [[[[0, 1, 2]]]]
+
+
+@pytest.mark.parametrize("causal", [False, True, "masked"])
+def test_centroids_follow_real_tokens_alone(causal) -> None:
+    """Queries and keys; where causal queries alone, as keys are not compared with centroids."""
+    core = RoutingAttention(32, 4, causal=causal, num_clusters=3, local_heads=1)
+    q, k, v = torch.randn(3, 2, 4, 19, 8)
+    mask = torch.arange(19) < torch.tensor([[19], [7]])
+    core(q, k, v, hidden=torch.randn(2, 19, 32), key_mask=mask)
+    expected = torch.zeros(3, 8)
+    for x in (q,) if causal else (q, k):
+        points = F.layer_norm(x[:, 1:], (8,)) / 8**0.5
+        expected += points.transpose(1, 2)[mask].sum(0)
+    torch.testing.assert_close(core.means.observed.sum(1), expected)
+
+
 def test_the_masked_form_leaks_as_its_docstring_says() -> None:
     """If this ever fails the docstring's warning is out of date."""
     layer = MultiHeadAttention(RoutingAttention(32, 4, causal="masked", num_clusters=8))
