@@ -298,7 +298,7 @@ def test_decoding_goes_on_from_any_prompt(read: int, local_heads: int) -> None:
     """Shorter than, as long as, and longer than the tokens that see all before them."""
     core = NeuralClusteringAttention(
         32, 4, causal=True, num_clusters=3, chunk_size=4, dense_length=10,
-        local_heads=local_heads, local_window=3,
+        look_back=2, local_heads=local_heads, local_window=3,
     )  # fmt: skip
     layer, x = MultiHeadAttention(core, rotary_base=100.0).eval(), torch.randn(2, 40, 32)
     with torch.no_grad():
