@@ -163,5 +163,5 @@ def _sees_in_blocks(blocks: Blocks, other: Tensor) -> Tensor:
     copies = blocks.copies.gather(1, other[..., None].expand_as(blocks.copies))  # (R, N, copies)
     ahead = copies // width - own[..., None]
     visible = blocks.visible.gather(1, own[..., None].expand(-1, -1, span))  # (R, N, span)
-    within = (copies >= 0) & (ahead >= 0) & (ahead < span)
+    within = (ahead >= 0) & (ahead < span)  # -1, no copy, is before every block
     return (within & visible.gather(2, ahead.clamp(0, span - 1))).any(-1)
