@@ -107,6 +107,13 @@ def test_layers_are_averaged_and_none_gives_none() -> None:
     assert auxiliary([None, None], mask).clustering is None
 
 
+def test_the_sorting_loss_of_sequences_that_another_process_counts_is_left_out() -> None:
+    g, mask = grouping("cosine")
+    both, first = auxiliary([g], mask), auxiliary([g], mask, sequences=torch.tensor([True, False]))
+    torch.testing.assert_close(first.sorting, sorting_loss(g, "contrastive")[0])
+    torch.testing.assert_close(first.clustering, both.clustering)
+
+
 def test_the_mechanisms_own_losses_are_averaged_over_the_layers_that_have_one() -> None:
     g, _ = grouping("cosine")
     found = [g._replace(loss=torch.tensor(x)) for x in ([1.0, 2.0], [5.0, 4.0])]
