@@ -51,6 +51,11 @@ def test_shares_are_80_10_10_of_15_percent() -> None:
     assert (batch.tokens == TOKENIZER.blank).sum() == (shown == TOKENIZER.blank).sum()
 
 
+def test_the_share_is_of_ordinary_tokens() -> None:
+    batch = rows(12, share=0.5)[[100]]
+    assert (batch.target != IGNORE).sum() == 5  # of 10, and two special ones
+
+
 def test_masks_move_from_epoch_to_epoch_and_with_the_seed() -> None:
     first, second = (rows()[[100 + epoch * len(STREAM)]] for epoch in (0, 1))
     assert torch.equal(restored(first), restored(second))
@@ -58,7 +63,8 @@ def test_masks_move_from_epoch_to_epoch_and_with_the_seed() -> None:
     assert not torch.equal(first.asked, rows(seed=(1, 0))[[100]].asked)
     plan = NumberedWindowPlan(len(STREAM), 62, batch_size=8)
     numbers = [set(chain(*plan.batches(epoch))) for epoch in (0, 1)]
-    assert not numbers[0] & numbers[1]
+    for epoch in (0, 1):
+        assert {number // len(STREAM) for number in numbers[epoch]} == {epoch}
 
 
 @pytest.mark.parametrize("pairs", [False, True])
