@@ -47,6 +47,13 @@ def test_a_rare_label_of_linked_pairs_trains() -> None:
     assert sum(map(len, firsts)) == len(set.union(*firsts)) == 60
 
 
+def test_the_answers_to_a_question_stay_together() -> None:
+    pairs = [TextPair(f"a {i}", f"b {i}", "01"[i % 2], "", f"q {i // 4}") for i in range(160)]
+    parts = [hold_out_pairs(pairs, split, HELD_OUT) for split in SPLITS]
+    assert [len(part) for part in parts] == [128, 16, 16]
+    assert sum(len({pair.group for pair in part}) for part in parts) == 40
+
+
 def test_scores_of_pairs_may_be_held_out() -> None:
     pairs = [TextPair(f"a {i}", f"b {i}", f"{i / 7:.3f}", "") for i in range(200)]
     parts = [hold_out_pairs(pairs, split, HELD_OUT, scored=True) for split in SPLITS]
