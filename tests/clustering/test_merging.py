@@ -1,5 +1,6 @@
 """Clusters that merge: the hierarchy, by information, and where merging stops."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sklearn.datasets import load_digits, make_blobs
 from sklearn.metrics import adjusted_rand_score
 
 from clusterformer.clustering import NeuralClustering
-from clusterformer.clustering.merging import Merge, merges, natural_count
+from clusterformer.clustering.merging import Merge, merges, merges_above_chance, natural_count
 
 
 def small(n_clusters: int | str = 3, **options: object) -> NeuralClustering:
@@ -31,6 +32,30 @@ def test_the_hierarchy_joins_groups_of_clusters() -> None:
     halves = fcluster(fitted.linkage_, 2, "maxclust")[fitted.labels_]
     assert adjusted_rand_score(y // 2, halves) > 0.95
     assert small(1).fit(x).linkage_.shape == (0, 4)
+
+
+def test_merges_above_chance_written_out() -> None:
+    joint = torch.rand(7, 7, dtype=torch.float64)
+    joint += joint.T.clone()
+    groups = {cluster: [cluster] for cluster in range(7)}
+
+    def lift(pair: tuple[int, int]) -> float:
+        one, other = (groups[cluster] for cluster in pair)
+        return float(joint[one][:, other].sum() / (joint[one].sum() * joint[other].sum()))
+
+    for kept, gone in merges_above_chance(joint):
+        assert (kept, gone) == max(itertools.combinations(groups, 2), key=lift)
+        groups[kept] += groups.pop(gone)
+    assert len(groups) == 1
+
+
+def test_a_loss_rises_above_all_before_it_or_not_at_all() -> None:
+    shares, modularity = [1.0, 0.5, 1.0, 1.0], [0.5, 0.9, 0.95, 1.0]
+    found = [
+        Merge(0, 1, share / (5 - index), 1.0, modularity[index])
+        for index, share in enumerate(shares)
+    ]
+    assert natural_count(found) == 2  # of the largest modularity; not 3, where a dip ends
 
 
 def test_merges_lose_the_least_information_written_out() -> None:
