@@ -29,7 +29,7 @@ def distance_to_last(tokens: Tensor, length: int) -> Tensor:
     powers = tokens.new_ones(length)
     for index in range(1, length):
         powers[index] = powers[index - 1] * _PRIME  # modulo 2^64
-    keys = ((tokens + 1).unfold(1, length, 1) * powers).sum(-1)  # (B, N - length + 1)
+    keys = (tokens.unfold(1, length, 1) * powers).sum(-1)  # (B, N - length + 1)
     ordered, order = keys.sort(dim=1, stable=True)
     gaps = torch.where(ordered.diff(dim=1) == 0, order.diff(dim=1), 0)
     found[:, length - 1 :].scatter_(1, order[:, 1:], gaps)
