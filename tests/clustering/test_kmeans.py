@@ -37,6 +37,13 @@ def test_kmeans_is_lloyds(iterations: int) -> None:
         assert torch.equal(assignment, literal_kmeans(row, 7, iterations))
 
 
+def test_a_cluster_without_points_keeps_its_centroid() -> None:
+    points = torch.tensor([10.0, 10.0, 10.0, 10.0, 1.0])[:, None]  # all starts are equal
+    found = kmeans(points[None], 3, OFFSET, iterations=2)[0]
+    assert torch.equal(found, literal_kmeans(points, 3, 2))
+    assert found.tolist() == [1, 1, 1, 1, 0]
+
+
 def test_a_wide_cap_changes_nothing() -> None:
     points = torch.randn(2, 40, 4)
     assert torch.equal(kmeans(points, 5, OFFSET, cap=5.0), kmeans(points, 5, OFFSET))
@@ -80,6 +87,9 @@ def test_points_have_clusters_of_their_own_if_there_are_enough(cap: float | None
     points[:, 4] = 0
     for clusters in (13, 20):
         assert sizes(kmeans(points, clusters, OFFSET, cap=cap), clusters).max() == 1
+    real = torch.arange(13) < 5
+    alike = kmeans(torch.ones(1, 13, 4), 5, OFFSET, real[None], cap=cap)
+    assert len(alike[0, real].unique()) == 5  # as without padding
 
 
 def test_every_real_point_has_a_place() -> None:
