@@ -67,6 +67,18 @@ def test_a_centroid_without_tokens_stays_in_half_precision() -> None:
     assert not torch.equal(means.centroids[0, 0], before[0, 0])
 
 
+def test_settled_centroids_move_as_late_ones_do() -> None:
+    points = F.normalize(torch.randn(1, 1, 9, 5), dim=-1)
+    means = SphericalMeans(1, 1, 5, decay=0.75, seed=0)
+    observe(means, -points)
+    means.settle()  # what was observed does not move them either
+    start = means.centroids.clone()
+    observe(means, points)
+    means.move()
+    moved = 0.75 * start[0, 0] + 0.25 * F.normalize(points[0, 0].sum(0), dim=0)
+    torch.testing.assert_close(means.centroids[0, 0], F.normalize(moved, dim=0))
+
+
 def test_checkpoints_whose_count_is_a_float_load() -> None:
     means = SphericalMeans(1, 3, 5, decay=0.9, seed=0)
     means.load_state_dict({**means.state_dict(), "moves": torch.tensor(7.0)})
