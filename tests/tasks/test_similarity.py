@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 import clusterformer
 from clusterformer.cli.main import main
 from clusterformer.data.frames import Frame
+from clusterformer.data.labelled_text import TextPair
 from clusterformer.errors import InputError
 from clusterformer.models.transformer import Output, StackOutput
 from clusterformer.task import IGNORE
@@ -86,6 +87,15 @@ def test_a_process_without_a_share_of_a_batch_counts_nothing() -> None:
         task.update(metrics, Output(torch.tensor(logits)[:, None], nothing), batch, network)
     expected = torch.corrcoef(torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.1, 0.5, 0.4, 0.6]]))[0, 1]
     assert float(metrics.compute()["pearson"]) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_the_loss_is_in_units_of_the_scale() -> None:
+    task = Similarity("stsb")
+    task.learn_labels([TextPair("a", "b", label, "") for label in ("1", "5", "2")])
+    batch = pair_batch([[1]] * 3, [[1]] * 3, [4.0, 1.0, IGNORE], [0] * 3, Frame(), [0] * 3)
+    logits = torch.tensor([[0.5], [0.0], [1.0]])  # 3, 1 and 5
+    total, count = task.loss(Output(logits, StackOutput(torch.zeros(0), [])), batch, 0.0)
+    assert (float(total), int(count)) == (0.0625, 2)
 
 
 def test_a_score_that_is_no_number_is_named(
