@@ -14,6 +14,7 @@ from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.errors import InputError
 from clusterformer.generation import Sampling, TextGenerator
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.embeddings import PAD
 from clusterformer.models.language_model import LanguageModel
 
 
@@ -57,6 +58,13 @@ def test_top_k_stop_and_samples_of_a_continuation() -> None:
     first, *others = ["".join(text) for text in texts]
     assert first == plain
     assert len({first, *others}) == 3
+
+
+def test_padding_is_never_drawn() -> None:
+    made, likely = generator(), 100 * torch.randn(16)
+    for weight in (likely, -likely):  # the logit of one of them is above all others
+        made.network.embedding.tokens.weight.data[PAD] = weight
+        assert continued(made, tokens=1, temperature=0)
 
 
 @pytest.mark.parametrize(
