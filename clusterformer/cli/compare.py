@@ -75,19 +75,22 @@ examples:
 def run(arguments: list[str]) -> None:
     """Train the runs that are not finished, then write and print the comparison."""
     options = _parse(arguments)
+    if not options.from_wandb and len(options.sources) == 1 and _names_plan(options.sources[0]):
+        _compare(options)
+        return
+    _refuse_options_of_files(options)
     if options.from_wandb:
         from clusterformer.compare.wandb_runs import fetch_results
 
         results = fetch_results(options.from_wandb, options.group)
         _write(results, options, _folder(options, options.group))
-    elif len(options.sources) == 1 and _names_plan(options.sources[0]):
-        _compare(options)
     else:
         from clusterformer.compare.results import read_results
 
-        if options.rows or options.columns or options.seeds:
-            raise InputError("--rows, --columns and --seeds choose from a file, not from runs")
-
+        if files := [s for s in options.sources if s.endswith(".yaml") or _names_shipped(s)]:
+            raise InputError(
+                f"{files[0]}: a file of a comparison; give one such file, or only runs"
+            )
         results = read_results(options.sources, lambda line: print(line, file=sys.stderr))
         _write(results, options, _folder(options, "runs"))
 
@@ -114,19 +117,33 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         raise InputError("--slurm chooses the shards itself; leave --shard out")
     if options.from_wandb and not options.group:
         raise InputError("--from-wandb needs --group")
+    if options.group and not options.from_wandb:
+        raise InputError("--group needs --from-wandb ENTITY/PROJECT")
+    if options.from_wandb and options.sources:
+        raise InputError(f"--from-wandb takes no files or runs, got {' '.join(options.sources)}")
     if not options.from_wandb and not options.sources:
         raise InputError("name a file of a comparison, or run directories")
     return options
 
 
+def _refuse_options_of_files(options: argparse.Namespace) -> None:
+    """Refuse options of a training where finished runs are compared."""
+    names = ("rows", "columns", "seeds", "shard", "slurm", "sweep", "dry_run", "wandb")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    given += ["--jobs"] if options.jobs > 1 else []
+    if given:
+        raise InputError(f"{', '.join(given)}: for one file of a comparison, not for runs")
+
+
 def _names_plan(source: str) -> bool:
     """Whether a word names a plan, and not a run directory; one may have a shipped plan's name."""
+    return not Path(source).is_dir() or _names_shipped(source)
+
+
+def _names_shipped(source: str) -> bool:
     from clusterformer.training.config_files import comparisons
 
-    folder = Path(source)
-    if not folder.is_dir():
-        return True
-    return f"{source}.yaml" in comparisons() and not (folder / "config.yaml").exists()
+    return f"{source}.yaml" in comparisons() and not (Path(source) / "config.yaml").exists()
 
 
 def _folder(options: argparse.Namespace, name: str) -> Path:

@@ -88,8 +88,6 @@ def test_a_part_of_a_comparison(tmp_path: Path, capfd) -> None:
     ]
     assert main(["compare", str(path), "--rows", "coupled", "neither"]) == 2
     assert "no row 'neither'; there is coupled, not coupled" in capfd.readouterr().err
-    assert main(["compare", "one", "two", "--rows", "coupled"]) == 2
-    assert "choose from a file, not from runs" in capfd.readouterr().err
 
 
 def test_a_class_stands_before_its_options(tmp_path: Path) -> None:
@@ -279,6 +277,13 @@ def test_a_second_compare_is_refused_in_one_line(plan: Path, capfd) -> None:
         (["{plan}", "--fast"], "unrecognized arguments: --fast"),
         (["--from-wandb", "a/b"], "--from-wandb needs --group"),
         (["tests", "."], "does not exist"),
+        (["{plan}", "."], "tiny.yaml: a file of a comparison; give one such file, or only runs"),
+        (["quickstart", "table-2"], "quickstart: a file of a comparison; give one such file"),
+        (["tests", ".", "--rows", "a", "--dry-run"], "--rows, --dry-run: for one file of a"),
+        (["tests", ".", "--jobs", "2"], "--jobs: for one file of a comparison, not for runs"),
+        (["--from-wandb", "a/b", "--group", "c", "--wandb"], "--wandb: for one file of a"),
+        (["{plan}", "--from-wandb", "a/b", "--group", "c"], "--from-wandb takes no files or runs"),
+        (["{plan}", "--group", "c"], "--group needs --from-wandb ENTITY/PROJECT"),
     ],
 )
 def test_bad_input_gets_one_line(arguments: list[str], printed: str, plan: Path, capfd) -> None:
