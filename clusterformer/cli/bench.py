@@ -218,7 +218,7 @@ def print_times(row: Row, rows: Sequence[Row]) -> None:
     full = [
         r["median_ms"]
         for r in rows
-        if r["length"] == row["length"] and r["mechanism"] == "FullAttention"
+        if r["length"] == row["length"] and r["mechanism"] in ("FullAttention", "full")
     ]
     share = f"{row['median_ms'] / full[0]:.2f}" if full else "-"
     cells = "".join(

@@ -19,6 +19,7 @@ from clusterformer.bench import regret
 from clusterformer.bench.recording import record
 from clusterformer.bench.subjects import Setting, Subject
 from clusterformer.bench.synthetic_text import write_parallel_text
+from clusterformer.cli.bench import print_times
 from clusterformer.cli.main import main
 
 SMALL = ["--tokens", "64", "--d_model", "16", "--num_heads", "2", "--repeats", "1"]
@@ -51,6 +52,17 @@ def test_the_layers_of_another_paper_have_its_names() -> None:
     cores = {name: Subject(name, setting)._layer.core for name in ("lsh-1", "lsh-4")}
     assert [(core.num_hashes, core.chunk_size) for core in cores.values()] == [(1, 32), (4, 32)]
     assert Subject("i-clustered-100", setting)._layer.core.num_clusters == 100
+
+
+def test_times_are_compared_with_full_attention_by_either_name(capsys) -> None:
+    rows = [{"length": 16, "mechanism": "full", "median_ms": 2.0}]
+    rows.append({"length": 16, "mechanism": "lsh-1", "median_ms": 3.0})
+    for number in (1, 2):
+        print_times(rows[number - 1], rows[:number])
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "1.00",
+        "1.50",
+    ]
 
 
 @pytest.mark.slow
