@@ -17,6 +17,7 @@ from clusterformer.task import Task
 from clusterformer.tasks.clustering import Clustering
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
+from clusterformer.tasks.speech import SpeechRecognition
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import read_yaml, to_yaml
@@ -178,5 +179,7 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
     elif isinstance(task, Clustering):
         print(f"label points: clusterformer predict --checkpoint {used} --input FILE")
         print("              (a point a line: numbers with spaces, commas or tabs)")
+    elif isinstance(task, SpeechRecognition):
+        print(f"recognise:   clusterformer predict --checkpoint {used} --input FILE.wav")
     elif is_overridden("text_dataloader", task, Task):
         print(f"label text:  clusterformer predict --checkpoint {used} --input FILE")
