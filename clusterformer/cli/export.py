@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from clusterformer.errors import InputError
 
 HELP = """
@@ -23,6 +25,8 @@ examples:
   clusterformer export runs/mr/1 my-model --licence apache-2.0 --push me/my-model
 """
 
+OPTIONS = ("--average", "--licence", "--push", "--trust")
+
 
 def run(arguments: list[str]) -> None:
     """Write the folder, say who loads it, upload it."""
@@ -35,9 +39,14 @@ def run(arguments: list[str]) -> None:
     licence, arguments = pop_option(arguments, "--licence")
     name, arguments = pop_option(arguments, "--push")
     trust, arguments = pop_option(arguments, "--trust", several=True)
-    odd = [argument for argument in arguments if argument.startswith("-")]
-    if odd or len(arguments) != 2:
-        found = f"no option {odd[0]}" if odd else f"{len(arguments)} arguments"
+    for argument in arguments:
+        if argument.startswith("-"):
+            option = argument.partition("=")[0]
+            close = difflib.get_close_matches(option, OPTIONS, 1, 0.8)
+            hint = f"did you mean {close[0]}?" if close else "clusterformer export --help lists all"
+            raise InputError(f"no option {option}; {hint}")
+    if len(arguments) != 2:
+        found = f"{len(arguments)} arguments"
         raise InputError(f"give RUN and FOLDER, got {found}; clusterformer export --help")
     import_tasks()
     import_from_working_folder()

@@ -235,7 +235,8 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"none")
     for arguments, message in (
         ([], "give RUN and FOLDER, got 0 arguments"),
-        (["a", "b", "--fast"], "no option --fast"),
+        (["a", "b", "--fast"], "no option --fast; clusterformer export --help lists all"),
+        (["a", "b", "--license=mit"], "no option --license; did you mean --licence?"),
         ([str(tmp_path / "none"), str(tmp_path / "new")], "no such run directory"),
         ([str(tmp_path), str(tmp_path / "full")], "already there and not empty"),
         ([str(tmp_path), "."], "has no name to be made by"),
