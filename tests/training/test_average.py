@@ -2,14 +2,17 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
-from clusterformer.training.checkpoints import Kept, average, read
+from clusterformer.training.checkpoint_callbacks import KeptCheckpoints
+from clusterformer.training.checkpoints import CheckpointFiles, Kept, average, read
 
 TOY = ["fit", "--pictures=false", "--data=toy_task.Toy", "--model.d_model=8", "--model.num_heads=2"]
 TOY += ["--model.num_layers=1", "--trainer.accelerator=cpu", "--trainer.max_epochs=5"]
@@ -62,6 +65,25 @@ def test_the_average_is_the_mean_of_the_weights(run: Path) -> None:
         torch.testing.assert_close(tensor, mean.to(tensor.dtype))
     same = average([paths[0]] * 3)
     assert all(torch.equal(same[name], weights[0][name]) for name in same)
+
+
+def test_counts_are_those_of_the_last_checkpoint(run: Path, tmp_path: Path) -> None:
+    checkpoint = read(Kept.all(run / "checkpoints")[0].path)
+    for count in (3, 8):
+        checkpoint["state_dict"]["count"] = torch.tensor(count)
+        CheckpointFiles().save_checkpoint(checkpoint, tmp_path / f"{count}.ckpt")
+    assert average([tmp_path / "3.ckpt", tmp_path / "8.ckpt"])["count"] == 8
+
+
+def test_more_may_be_kept_than_averaged(run: Path, tmp_path: Path) -> None:
+    kept = Kept.all(shutil.copytree(run / "checkpoints", tmp_path / "checkpoints"))
+    callback = KeptCheckpoints(kept[0].path.parent, "val/accuracy", "max", count=2, average=1)
+    one_process = SimpleNamespace(
+        is_global_zero=True, strategy=SimpleNamespace(broadcast=lambda value: value)
+    )
+    written = read(callback.write_average(one_process))["state_dict"]
+    last = read(kept[-1].path)["state_dict"]
+    assert all(torch.equal(weight, last[name]) for name, weight in written.items())
 
 
 def test_test_measures_the_average(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
