@@ -37,6 +37,18 @@ def test_epochs_are_counted_by_steps_however_often_a_run_validates() -> None:
     begun = result("full", "", 0, 0.5, curve=[(19, 0.1), (22, 0.5)], steps_an_epoch=20, epochs=2)
     assert begun.seconds_an_epoch == pytest.approx(20 * 0.2)
     assert begun.epochs_to_converge == 1.15
+    curve = [(9, 0.90), (19, 0.989), (29, 0.991), (39, 1.0)]  # 1 % below the best is close
+    assert result("ours", "MR", 0, 1.0, curve=curve).epochs_to_converge == 3
+    falling = result("ours", "MR", 0, 1.0, mode="min", curve=[(9, 2.0), (19, 1.005), (29, 1.0)])
+    assert falling.epochs_to_converge == 2
+
+
+def test_the_test_says_what_tokens_saw_and_else_the_validation() -> None:
+    seen = {"val/keys_seen": 0.25, "test/keys_seen": 0.5}
+    assert result("ours", "MR", 0, 0.9, measures=seen).keys_seen == 0.5
+    del seen["test/keys_seen"]
+    assert result("ours", "MR", 0, 0.9, measures=seen).keys_seen == 0.25
+    assert result("ours", "MR", 0, 0.9, measures={}).keys_seen is None
 
 
 def test_fewer_errors_are_better_whether_or_not_they_chose_the_checkpoint() -> None:
