@@ -160,17 +160,17 @@ def test_the_card_says_what_it_is(run: Path, tmp_path: Path) -> None:
 def test_the_card_imports_classes_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "exported_own.py").write_text(
         "from clusterformer.attention import FullAttention\nclass Own(FullAttention): ...\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert main([*TOY, "--model.attention=mine.Own", f"--runs={tmp_path}"]) == 0
-    assert main(["export", "toy/1", "exported", "--trust=mine,toy_task"]) == 0
+    assert main([*TOY, "--model.attention=exported_own.Own", f"--runs={tmp_path}"]) == 0
+    assert main(["export", "toy/1", "exported", "--trust=exported_own,toy_task"]) == 0
     card = Path("exported/README.md").read_text(encoding="utf-8")
     code = card.partition("```python\n")[2].partition("```")[0]
-    assert "import mine\nimport toy_task\n" in code
+    assert "import exported_own\nimport toy_task\n" in code
     assert "print(model.predict([TEXT]))" in code
-    for name in ("mine", "toy_task"):
+    for name in ("exported_own", "toy_task"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     exec(code, {"FOLDER": "exported", "TEXT": "1 2 3"})
