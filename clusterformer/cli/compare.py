@@ -141,6 +141,7 @@ def _names_plan(source: str) -> bool:
 
 
 def _names_shipped(source: str) -> bool:
+    """Whether a word is the name of a shipped plan, and not a run directory of that name."""
     from clusterformer.training.config_files import comparisons
 
     return f"{source}.yaml" in comparisons() and not (Path(source) / "config.yaml").exists()
