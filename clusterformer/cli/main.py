@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -80,12 +80,11 @@ def _dispatch(arguments: list[str]) -> None:
         print(__version__)
         return
     name, *rest = arguments
-    if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(COMMANDS)}"
-        raise InputError(f"no command {name!r}; {hint}")
+    _require_one_of(COMMANDS, name, "command")
     command = import_module(f"clusterformer.cli.{name}")
-    if rest and rest[0] in getattr(command, "SUBCOMMANDS", ()):
+    subcommands = getattr(command, "SUBCOMMANDS", ())
+    if subcommands and rest and not rest[0].startswith("-"):
+        _require_one_of(subcommands, rest[0], f"subcommand of {name}")
         command, rest = import_module(f"clusterformer.cli.{name}_{rest[0]}"), rest[1:]
     if "-h" in rest or "--help" in rest:
         print(getattr(command, "help_for", lambda _: command.HELP)(rest).strip())
@@ -96,6 +95,13 @@ def _dispatch(arguments: list[str]) -> None:
         return
     outlive_readers()
     command.run(rest)
+
+
+def _require_one_of(names: Collection[str], name: str, kind: str) -> None:
+    if name not in names:
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(names)}"
+        raise InputError(f"no {kind} {name!r}; {hint}")
 
 
 def usage() -> str:

@@ -21,7 +21,7 @@ Model = TypeVar("Model", bound="PreTrainedModel")
 
 
 def extend_positions(
-    model: Model, positions: int, *, scaling: Literal["yarn", "linear"] = "yarn"
+    model: Model, positions: int, *, scaling: Literal["yarn", "linear"] | None = None
 ) -> Model:
     """Give a model room for longer texts, in place.
 
@@ -36,16 +36,16 @@ def extend_positions(
         model: Model with learned or rotary positions.
         positions: Number of tokens that a text may then have.
         scaling: Kind of rescaling of rotary positions: "yarn" (Peng et al., 2023) keeps the fast
-            frequencies, "linear" divides every position.
+            frequencies, "linear" divides every position. None: "yarn" where they are rotary.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: if the model has other positions, or as many as that already, or if its rotary
-            positions are dynamic: those extend themselves.
+        ValueError: if the model has other positions, or as many as that already, if its rotary
+            positions are dynamic: those extend themselves; or if learned ones are to be scaled.
     """
-    if scaling not in ("yarn", "linear"):
+    if scaling not in (None, "yarn", "linear"):
         raise InputError(f'scaling must be "yarn" or "linear", got {scaling!r}')
     table = _learned(model)
     offset = 0 if table is None else _offset(*table)
@@ -53,10 +53,15 @@ def extend_positions(
     held = limit if table is None else getattr(*table).num_embeddings - offset
     if not isinstance(positions, int) or positions <= held:
         raise InputError(f"positions must be above {held}, which the model has, got {positions}")
+    if table is not None and scaling is not None:
+        raise InputError(
+            f"scaling={scaling!r} is for rotary positions; those of {type(model).__name__} are "
+            "learned, and repeated"
+        )
     if table is not None:
         _repeat(*table, positions, offset)
     elif getattr(model.config, "rope_parameters", None):
-        _rescale(model, positions, limit, scaling)
+        _rescale(model, positions, limit, scaling or "yarn")
     else:
         raise InputError(f"{type(model).__name__} has neither learned nor rotary positions")
     # RoBERTa's config counts the rows before the first position too, OPT's does not

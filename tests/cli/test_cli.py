@@ -228,6 +228,8 @@ def test_fit_without_data_says_what_to_give(capsys: pytest.CaptureFixture[str]) 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(["fti"], capsys) == "no command 'fti'; did you mean fit?"
+    expected = "no subcommand of bench 'step'; did you mean steps?"
+    assert error_of(["bench", "step"], capsys) == expected
 
 
 def test_the_traceback_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,3 +70,19 @@ def test_fewer_or_unknown_positions_are_refused(tiny) -> None:
         huggingface.extend_positions(tiny("Bert"), 64)
     with pytest.raises(ValueError, match="scaling must be"):
         huggingface.extend_positions(tiny("Llama"), 128, scaling="ntk")  # type: ignore[arg-type]
+
+
+def test_learned_positions_cannot_be_scaled_and_stay(tiny) -> None:
+    model = tiny("Bert", max_position_embeddings=32)
+    with pytest.raises(ValueError, match="scaling='linear' is for rotary positions; those of Bert"):
+        huggingface.extend_positions(model, 80, scaling="linear")
+    assert model.embeddings.position_embeddings.num_embeddings == 32
+    assert model.config.max_position_embeddings == 32
+
+
+def test_rotary_positions_are_rescaled_by_yarn_unless_told(tiny) -> None:
+    found, expected = (tiny("Llama", max_position_embeddings=32) for _ in range(2))
+    huggingface.extend_positions(found, 128)
+    huggingface.extend_positions(expected, 128, scaling="yarn")
+    assert found.config.rope_parameters == expected.config.rope_parameters
+    assert found.config.rope_parameters["rope_type"] == "yarn"
