@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from clusterformer.cli.arguments import Arguments, available_device
@@ -140,7 +141,8 @@ def _teach(
     with torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bf16"):
         if fitted and not checkpoint.exists():
             report = huggingface.calibrate(model, batches[:to_fit])
-            before, after = (sum(x) / len(report) for x in list(zip(*report, strict=True))[1:])
+            before = fmean(layer.mass_before for layer in report)
+            after = fmean(layer.mass_after for layer in report)
             _log.info(f"clusters fitted: {before:.0%} -> {after:.0%} of the attention is seen")
         if options.steps:
             found = huggingface.distill(

@@ -27,18 +27,20 @@ if TYPE_CHECKING:
 
 
 class Calibrated(NamedTuple):
-    """Attention of one layer that its tokens see.
+    """Attention of one layer that its tokens see, in the last batch.
 
     Attributes:
         keys_seen: Share of the real tokens of a text that a token attends to, mean; of those up
             to itself in a decoder.
         mass_before: Share of the weights of full attention on those keys, before.
         mass_after: The same after.
+        length: Number of tokens of a text of that batch, mean: short texts are seen whole.
     """
 
     keys_seen: float
     mass_before: float
     mass_after: float
+    length: float
 
 
 class _Batch(NamedTuple):
@@ -195,7 +197,7 @@ class _Fit(FullAttention):
         if core.log_alpha is not None and alpha is not None:
             core.log_alpha.data.fill_(alpha).log_()
         seen, after = attention_seen(core, last)
-        return Calibrated(seen, before, after)
+        return Calibrated(seen, before, after, float(last.mask.sum(1).float().mean()))
 
     @torch.enable_grad()
     def _learn(self, batch: _Batch) -> None:

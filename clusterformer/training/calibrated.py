@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -72,10 +73,11 @@ def calibrate_task(
 
 @rank_zero_only
 def _say(report: list[Calibrated], texts: int) -> None:
-    seen, before, after = (sum(column) / len(report) for column in zip(*report, strict=True))
+    seen, before, after, length = (fmean(column) for column in zip(*report, strict=True))
     _log.info(
-        f"clusters fitted to {texts} training texts: a token sees {seen:.0%} of a text, and "
-        f"{before:.0%} -> {after:.0%} of the pretrained attention"
+        f"clusters fitted to {texts} training texts: in the last batch, of {length:.0f} tokens a "
+        f"text, a token sees {seen:.0%} of them, and {before:.0%} -> {after:.0%} of the "
+        "pretrained attention"
     )
 
 

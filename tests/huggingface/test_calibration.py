@@ -38,6 +38,7 @@ def test_clusters_gather_tokens_that_attend_to_each_other(tiny) -> None:
     assert 0.3 < found.keys_seen < 0.5  # three blocks of eight
     assert found.mass_after > found.mass_before + 0.15
     assert found.mass_after > 0.75
+    assert found.length == (48 + 48 + 40 + 31) / 4
     for name, x in model.named_parameters():
         if name in before:
             assert torch.equal(x, before[name])
