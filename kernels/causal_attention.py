@@ -52,6 +52,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 def values_and_masses(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Compute values (B, H, N, D) and log-sum-exps (B, H, N); float32 on CPU."""
+    q, k, v = (_whole_rows(x) for x in (q, k, v))
     if not _in_strips(q):
         return _flash(q, k, v, 0.0, True, scale=scale)
     values, masses = q.new_empty(q.shape), q.new_empty(q.shape[:3])
@@ -66,6 +67,7 @@ def gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, values: Tensor, masses: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v from what `values_and_masses` returned."""
+    grad, q, k, v = (_whole_rows(x) for x in (grad, q, k, v))
     if not _in_strips(q):
         return _flash_backward(grad, q, k, v, values, masses, 0.0, True, scale=scale)
     dq, dk, dv = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
@@ -78,6 +80,14 @@ def gradients(
         dk[:, :, keys] += part_dk
         dv[:, :, keys] += part_dv
     return dq, dk, dv
+
+
+def _whole_rows(x: Tensor) -> Tensor:
+    """Lay the numbers of each row side by side: PyTorch's kernel takes for granted that they are.
+
+    Rotated heads of width 2 are not, nor is what was transposed.
+    """
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _in_strips(q: Tensor) -> bool:

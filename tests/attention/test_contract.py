@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from contract_layers import FORMS, HEADS, STRICT, WIDTH, build, mask_of, name
+from contract_layers import FORMS, HEADS, SMALL, STRICT, WIDTH, build, mask_of, name
 from torch import Tensor
 
 from clusterformer import attention
@@ -238,6 +238,17 @@ def test_input_need_not_be_contiguous(cls, causal) -> None:
     layer = build(cls, causal)
     x = torch.randn(WIDTH, 2, 19).permute(1, 2, 0)
     torch.testing.assert_close(layer(x).values, layer(x.contiguous()).values)
+
+
+@every_strict
+def test_rotated_heads_of_width_two_do_not_leak(cls) -> None:
+    """The numbers of such a head are no neighbours in memory."""
+    options = {k: v for k, v in SMALL.items() if k in inspect.signature(cls).parameters}
+    layer = MultiHeadAttention(cls(8, 4, causal=True, **options), rotary_base=100.0).eval()
+    x = torch.randn(1, 70, 8)
+    values = layer(x).values
+    for cut in (9, 66):
+        torch.testing.assert_close(layer(x[:, :cut]).values, values[:, :cut])
 
 
 @every_form

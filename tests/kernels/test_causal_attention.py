@@ -32,6 +32,16 @@ def test_equals_the_definition_with_all_gradients(length: int) -> None:
     torch.testing.assert_close(found, torch.autograd.grad(expected, inputs, grad))
 
 
+@pytest.mark.parametrize("length", [STRIP, STRIP + 1, LONGEST + 1])
+def test_numbers_of_a_row_need_not_be_neighbours(length: int) -> None:
+    *inputs, grad = (torch.randn(2, 3, 8, length).transpose(2, 3) for _ in range(4))
+    inputs = [x.requires_grad_() for x in inputs]
+    out, expected = causal_attention(*inputs, SCALE), by_definition(*inputs)
+    torch.testing.assert_close(out, expected)
+    found = torch.autograd.grad(out, inputs, grad)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, inputs, grad))
+
+
 @pytest.mark.parametrize("length", [STRIP, 3 * STRIP + 5])
 def test_half_precision_loses_only_its_rounding(length: int) -> None:
     inputs = draw(length, torch.bfloat16)

@@ -2,16 +2,22 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from clusterformer.kernels import merged_attention as kernel
 from clusterformer.kernels.multipole import NOTHING
 
 
 @pytest.mark.parametrize("mass", [0.0, 4.0, -20.0, NOTHING])
-def test_equals_the_definition_with_all_gradients(mass: float) -> None:
-    rows = [torch.randn(3, 13, 8) for _ in range(4)]
+@pytest.mark.parametrize("neighbours", [True, False], ids=["rows", "columns"])
+def test_equals_the_definition_with_all_gradients(mass: float, neighbours: bool) -> None:
+    """Also where the numbers of a row are no neighbours in memory."""
+
+    def draw() -> Tensor:
+        return torch.randn(3, 13, 8) if neighbours else torch.randn(3, 8, 13).transpose(1, 2)
+
+    *rows, grad = (draw() for _ in range(5))
     rows.append(torch.randn(3, 13, 1) + mass)
-    grad = torch.randn(3, 13, 8)
     results = []
     for function in (kernel.reference, kernel.merged_attention):
         leaves = [x.clone().requires_grad_() for x in rows]
