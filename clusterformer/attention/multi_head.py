@@ -210,7 +210,7 @@ class MultiHeadAttention(nn.Module):
         )
 
     def cross_attend(self, x: Tensor, memory: Memory) -> Tensor:
-        """Cross-attend from x (B * beams, 1, E) to `memory` (B rows).
+        """Cross-attend from x (B * beams, 1, E) to `memory` (B rows), as `forward` does.
 
         The hypotheses of a beam are neighbouring rows, and share their sentence's keys and values.
 
@@ -219,10 +219,12 @@ class MultiHeadAttention(nn.Module):
         """
         self._check(x, None, "x", "key_mask")
         rows = len(memory.keys)
-        if len(x) % max(1, rows):
+        if len(x) % rows if rows else len(x):
             raise ValueError(
                 f"x must have {rows} rows like memory, or as many for each, got {len(x)}"
             )
+        if not (x.numel() and memory.keys.numel()):
+            return self.out_proj(torch.zeros_like(_as_autocast(x)))
         together = _as_autocast(x).view(memory.keys.shape[0], -1, x.shape[-1])  # (B, beams, E)
         mixed, _ = self.core(
             self._split(self.q_proj(together)),

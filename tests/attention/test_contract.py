@@ -321,6 +321,20 @@ def test_what_has_no_cross_attention_projects_no_memory(cls, causal) -> None:
         layer.cross_attend(torch.randn(3, 1, WIDTH), layer.project_memory(memory))
 
 
+@pytest.mark.parametrize("cls", [cls for cls in mechanisms() if cls.cross], ids=name)
+def test_no_text_and_no_memory_are_projected_memory_too(cls) -> None:
+    layer, x = build(cls), torch.randn(4, 1, WIDTH)
+    torch.nn.init.normal_(layer.out_proj.bias)
+    nothing = layer.project_memory(torch.randn(2, 0, WIDTH))
+    torch.testing.assert_close(
+        layer.cross_attend(x, nothing), layer(x, memory=x[:, :0]).values, rtol=0, atol=0
+    )
+    no_text = layer.project_memory(torch.randn(0, 5, WIDTH))
+    assert layer.cross_attend(x[:0], no_text).shape == (0, 1, WIDTH)
+    with pytest.raises(ValueError, match="x must have 0 rows like memory"):
+        layer.cross_attend(x, no_text)
+
+
 @pytest.mark.parametrize("cls", mechanisms(), ids=name)
 def test_options_that_count_are_whole_numbers(cls) -> None:
     counts = {
