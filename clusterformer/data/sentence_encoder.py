@@ -41,7 +41,8 @@ class SentenceEncoder:
         device: "cpu" or "cuda".
 
     Raises:
-        InputError: if transformers is missing, or the folder holds no encoder.
+        InputError: if transformers is missing, or the folder holds no encoder, or one that pools in
+            another way or has further layers.
     """
 
     def __init__(self, name: str, *, max_length: int | None = None, device: str = "cpu") -> None:
@@ -65,9 +66,8 @@ class SentenceEncoder:
             )
             limit = min(self._tokenizer.model_max_length, model.config.max_position_embeddings)
             own = _settings(folder / "sentence_bert_config.json").get("max_seq_length", limit)
-            pooling = _settings(folder / "1_Pooling" / "config.json")
+            self._first_token = _takes_first_token(folder)
         self._folder, self._model = folder, model.to(device).eval()
-        self._first_token = bool(pooling.get("pooling_mode_cls_token"))
         self.name = name if name in PACKAGED else str(folder.resolve())
         self.max_length = min(max_length or own, limit)
 
@@ -96,7 +96,8 @@ class SentenceEncoder:
 
         They are found by the content of the encoder's files and of the texts.
         """
-        identity = hashlib.blake2b(f"{self.max_length}".encode(), digest_size=16)
+        options = f"{self.max_length}" + " first token" * self._first_token
+        identity = hashlib.blake2b(options.encode(), digest_size=16)
         for path in sorted(path for kind in _FILES for path in self._folder.glob(kind)):
             identity.update(checksum(path).encode())
         for text in texts:
@@ -137,3 +138,31 @@ def _find(name: str) -> Path:
 
 def _settings(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
+"""Modules of sentence-transformers that are computed here, or change nothing."""
+
+
+def _takes_first_token(folder: Path) -> bool:
+    """Tell whether an encoder's folder pools by the first token, not by the mean over tokens.
+
+    Raises:
+        InputError: if it pools in another way, or other modules come behind.
+    """
+    pooling = _settings(folder / "1_Pooling" / "config.json")
+    # up to version 5 of sentence-transformers a flag for each mode: pooling_mode_mean_tokens
+    modes = pooling.get("pooling_mode") or [
+        name.removeprefix("pooling_mode_").partition("_token")[0]
+        for name, chosen in pooling.items()
+        if name.startswith("pooling_mode_") and chosen
+    ]
+    modes = [modes] if isinstance(modes, str) else list(modes) or ["mean"]
+    # another divisor, as of mean_sqrt_len_tokens, does not count at unit length
+    if len(modes) > 1 or not modes[0].startswith(("cls", "mean")):
+        raise InputError(f"{folder}: pools by {' and '.join(modes)}, allowed are mean and cls")
+    modules: Any = _settings(folder / "modules.json")
+    for module in modules:
+        if (kind := module["type"].rpartition(".")[2]) not in _MODULES:
+            raise InputError(f"{folder}: has a module {kind}, allowed are {', '.join(_MODULES)}")
+    return modes == ["cls"]

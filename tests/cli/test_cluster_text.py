@@ -262,8 +262,34 @@ def test_a_sentence_encoder_pools_as_its_folder_says(tmp_path: Path) -> None:
     for text, vector in zip(texts, found, strict=True):  # one at a time: padding changes nothing
         np.testing.assert_allclose(encoder.encode([text])[0], vector, atol=1e-5)
     (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
-    assert not np.allclose(SentenceEncoder(str(tmp_path)).encode(texts), found, atol=1e-3)
+    old = '{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}'
+    new = '{"embedding_dimension": 8, "pooling_mode": "cls", "include_prompt": true}'
+    for written in (old, new):  # versions of sentence-transformers
+        (tmp_path / "1_Pooling/config.json").write_text(written)
+        assert not np.allclose(SentenceEncoder(str(tmp_path)).encode(texts), found, atol=1e-3)
+    for mean in ('{"pooling_mode": "mean"}', '{"pooling_mode_mean_sqrt_len_tokens": true}'):
+        (tmp_path / "1_Pooling/config.json").write_text(mean)
+        np.testing.assert_array_equal(SentenceEncoder(str(tmp_path)).encode(texts), found)
+
+
+@pytest.mark.parametrize(
+    ("file", "written", "said"),
+    [
+        ("1_Pooling/config.json", '{"pooling_mode": "lasttoken"}', "pools by lasttoken, allowed"),
+        ("1_Pooling/config.json", '{"pooling_mode_max_tokens": true}', "pools by max, allowed"),
+        ("1_Pooling/config.json", '{"pooling_mode": ["cls", "mean"]}', "pools by cls and mean, "),
+        ("modules.json", '[{"type": "sentence_transformers.models.Dense"}]', "a module Dense, all"),
+    ],
+)
+def test_a_sentence_encoder_that_computes_something_else_is_refused(
+    tmp_path: Path, file: str, written: str, said: str
+) -> None:
+    pytest.importorskip("transformers")
+    write_bert(tmp_path)
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / file).write_text(written)
+    with pytest.raises(InputError, match=said):
+        SentenceEncoder(str(tmp_path))
 
 
 def test_clusters_see_all_that_an_encoder_says(tmp_path: Path) -> None:
