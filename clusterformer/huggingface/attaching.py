@@ -63,7 +63,7 @@ def attach(model: Model, mechanism: Mechanism, **options: Any) -> Model:
     register()
     replaced = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
-    install(layers, cores)
+    install(model, layers, cores)
     made = next((core for core in cores if type(core) is kind), None)  # None: all have windows
     note(model, kind.__name__, options if made is None else settings(made, options), replaced)
     return model

@@ -97,13 +97,18 @@ def _check_options(kind: type[AttentionCore], options: dict[str, Any]) -> None:
         raise InputError(f"options must be plain values, which JSON can hold: {error}") from None
 
 
-def install(layers: list[Layer], cores: list[AttentionCore]) -> None:
-    """Put each mechanism into its layer, in the dtype and on the device of the layer."""
+def install(model: nn.Module, layers: list[Layer], cores: list[AttentionCore]) -> None:
+    """Put each mechanism into its layer, in the dtype and on the device of the layer.
+
+    A quantised layer has weights of 8 bits or of whole numbers, or no parameters at all: there the
+    mechanism has the dtype of the rest of the model.
+    """
     for layer, core in zip(layers, cores, strict=True):
-        weight = next(layer.module.parameters())
-        core.to(weight.dtype).train(layer.module.training)
-        if weight.device.type != "meta":  # while a folder is read, the reader moves it
-            core.to(weight.device)
+        weights = [*layer.module.parameters(), *model.parameters()]
+        dtype = next(w.dtype for w in weights if w.is_floating_point() and w.dtype.itemsize > 1)
+        core.to(dtype).train(layer.module.training)
+        if weights[0].device.type != "meta":  # while a folder is read, the reader moves it
+            core.to(weights[0].device)
         layer.module.add_module(SLOT, AttachedMechanism(core))
         layer.module.register_forward_pre_hook(keep_input, with_kwargs=True)
 

@@ -195,10 +195,11 @@ class _Converted:
         **kwargs: Any,
     ) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        layers = attention_layers(cast("PreTrainedModel", self))
+        model = cast("PreTrainedModel", self)
+        layers = attention_layers(model)
         saved = config.clusterformer
         kind = find_mechanism(mechanism or saved["mechanism"])
-        install(layers, build(layers, kind, saved["options"]))
+        install(model, layers, build(layers, kind, saved["options"]))
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any

@@ -269,6 +269,40 @@ def test_detaching_twice_is_refused(tiny) -> None:
         huggingface.detach(model)
 
 
+class Quantised(torch.nn.Module):
+    """A linear map whose weights are whole numbers, in a parameter or in a buffer."""
+
+    def __init__(self, linear: torch.nn.Linear, buffer: bool) -> None:
+        super().__init__()
+        self.step = float(linear.weight.detach().abs().max()) / 127
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        self.bias = torch.nn.Buffer(bias) if buffer and bias is not None else linear.bias
+        whole = (linear.weight.detach() / self.step).round().to(torch.int8)
+        self.weight = torch.nn.Buffer(whole) if buffer else torch.nn.Parameter(whole, False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.step, self.bias)
+
+
+@pytest.mark.parametrize(
+    ("family", "buffer"), [("Bert", True), ("Bert", False), ("Llama", True), ("Llama", False)]
+)
+@torch.no_grad()
+def test_layers_of_quantised_weights_take_a_mechanism(tiny, batch, family: str, buffer) -> None:
+    model = tiny(family)
+    for part in list(model.modules()):
+        for name, child in list(part.named_children()):
+            if isinstance(child, torch.nn.Linear):
+                setattr(part, name, Quantised(child, buffer))
+    model.to(torch.bfloat16)
+    inputs, mask = batch([19, 7], 19)
+    expected = model(**inputs).last_hidden_state
+    huggingface.attach(model, "NeuralClusteringAttention", **LIMITS["NeuralClusteringAttention"])
+    assert {x.dtype for x in dispatch.slots(model)[0].core.parameters()} == {torch.bfloat16}
+    found = model(**inputs).last_hidden_state
+    torch.testing.assert_close(found[mask], expected[mask], atol=0.1, rtol=0.1)
+
+
 MEMORY = """
 import resource, torch
 from transformers import BertConfig, BertModel
