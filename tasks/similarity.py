@@ -19,7 +19,7 @@ from clusterformer.data.labelled_text import Example
 from clusterformer.errors import InputError, missing
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedSimilarity
-from clusterformer.task import IGNORE, Output, SimpleResult
+from clusterformer.task import Output, SimpleResult
 from clusterformer.tasks.pairs import PairBatch, PairLabelling
 
 TF_IDF = "cosine of TF-IDF"
@@ -80,7 +80,7 @@ class Similarity(PairLabelling):
     def loss(
         self, output: Output, batch: PairBatch, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        real = batch.target != IGNORE
+        real = batch.row >= 0  # a score may be IGNORE
         low, high = self._scale
         errors = (self.scores(output) - batch.target.float()) / (high - low)
         return errors[real].square().sum(), real.sum()
@@ -123,7 +123,7 @@ class Similarity(PairLabelling):
     def update(
         self, metrics: MetricCollection, output: Output, batch: PairBatch, network: nn.Module
     ) -> None:
-        real = batch.target != IGNORE
+        real = batch.row >= 0
         if real.any():  # not of a process without a share, and Pearson takes no empty batch
             metrics.update(self.scores(output)[real], batch.target[real].float())
 

@@ -83,7 +83,8 @@ def test_a_process_without_a_share_of_a_batch_counts_nothing() -> None:
         ([IGNORE], [0.9]),
     ):
         texts, numbers = [[1]] * len(scores), [0] * len(scores)
-        batch = pair_batch(texts, texts, scores, numbers, Frame(), numbers)
+        rows = [-1 if score == IGNORE else 0 for score in scores]
+        batch = pair_batch(texts, texts, scores, numbers, Frame(), rows)
         task.update(metrics, Output(torch.tensor(logits)[:, None], nothing), batch, network)
     expected = torch.corrcoef(torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.1, 0.5, 0.4, 0.6]]))[0, 1]
     assert float(metrics.compute()["pearson"]) == pytest.approx(float(expected), abs=1e-6)
@@ -92,10 +93,25 @@ def test_a_process_without_a_share_of_a_batch_counts_nothing() -> None:
 def test_the_loss_is_in_units_of_the_scale() -> None:
     task = Similarity("stsb")
     task.learn_labels([TextPair("a", "b", label, "") for label in ("1", "5", "2")])
-    batch = pair_batch([[1]] * 3, [[1]] * 3, [4.0, 1.0, IGNORE], [0] * 3, Frame(), [0] * 3)
+    batch = pair_batch([[1]] * 3, [[1]] * 3, [4.0, 1.0, IGNORE], [0] * 3, Frame(), [0, 1, -1])
     logits = torch.tensor([[0.5], [0.0], [1.0]])  # 3, 1 and 5
     total, count = task.loss(Output(logits, StackOutput(torch.zeros(0), [])), batch, 0.0)
     assert (float(total), int(count)) == (0.0625, 2)
+
+
+def test_a_score_of_minus_a_hundred_counts(pairs: list[tuple[str, str]], tmp_path: Path) -> None:
+    table = tmp_path / "labelled.tsv"
+    scored = [f"{u}\t{v}\t{float(IGNORE if i % 2 else 100)}" for i, (u, v) in enumerate(pairs)]
+    table.write_text("\n".join(["first\tsecond\tlabel", *scored]) + "\n")
+    task = Similarity(train=str(table))
+    task.setup("fit")
+    for batch in task.train_dataloader():
+        output = Output(torch.zeros(len(batch.target), 1), StackOutput(torch.zeros(0), []))
+        total, count = task.loss(output, batch, 0.0)  # each guess is the lowest score
+        assert (int(total), int(count)) == (int((batch.target > 0).sum()), len(batch.target))
+        metrics = task.metrics()
+        task.update(metrics, output, batch, nn.Identity())
+        assert int(metrics["pearson"].n_total) == len(batch.target)
 
 
 def test_a_score_that_is_no_number_is_named(
