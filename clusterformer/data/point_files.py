@@ -84,6 +84,9 @@ def check_arrays(path: Path, found: PointFile, columns: Sequence[Column] | None)
                 f"{path}: {len(arrays.get(points, ()))} {points}, but {len(arrays[labels])} "
                 f"{labels}"
             )
+    if "x_test" in arrays and ("y" in arrays) != ("y_test" in arrays):
+        has, lacks = ("y", "y_test") if "y" in arrays else ("y_test", "y")
+        raise InputError(f"{path}: x_test and {has}, but no {lacks}; labels are for both parts")
     width, other = (
         arrays[name].shape[1] for name in ("x", "x_test" if "x_test" in arrays else "x")
     )

@@ -184,6 +184,8 @@ def test_packed_arrays(tmp_path: Path) -> None:
         ({"x": [[1, 2]], "y": [1j]}, "y holds complex128, allowed are numbers or strings"),
         ({"x": [[1, 2]], "y": [1]}, "1 labelled points; at least 5 are needed"),
         ({"x": [[1, 2]], "y_test": [1]}, "0 x_test, but 1 y_test"),
+        ({"x": [[1]] * 5, "y": [1] * 5, "x_test": [[2]]}, "x_test and y, but no y_test"),
+        ({"x": [[1]] * 5, "x_test": [[2]], "y_test": [1]}, "x_test and y_test, but no y;"),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(arrays: dict, message: str, tmp_path: Path) -> None:
