@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
     from clusterformer.api import TrainedModel
+    from clusterformer.cli.predict_table import Table
 
 HELP = """
 usage: clusterformer predict --checkpoint RUN [--input FILE]
@@ -177,17 +179,18 @@ def _predict_table(
         columns["text_column"] = columns["text_column"] or "audio"
     table = Table(source, {option: columns[option] for option in options}, are_paths=recordings)
     layout = layout or table.layout
+    check = partial(_check_row, table, model.task.check_text)
     one = next(filter(None, table.texts), None)
     blank: dict[str, Any] = {}
     if recordings:  # no one recognises a long recording for the names of the columns
         blank = {"text": "", "times": ""}
     elif one:
+        check(table.texts.index(one))
         blank = dict.fromkeys(predict(model, [one])[0][0], "")
     if layout in LAYOUTS and (line := table.header(layout, list(blank))):
         print(line)
     most = _chunk_size(model)
-    for first in range(0, len(table.texts), most):
-        texts = table.texts[first : first + most]
+    for first, texts in _table_chunks(table, check, most):
         where = table.where(first) if most == 1 else ""
         found = _predicted(model, texts, predict, [blank], where)
         for row, records in enumerate(found, first):
@@ -195,6 +198,35 @@ def _predict_table(
                 is_field = layout in LAYOUTS
                 line = table.line(layout, row, record) if is_field else _formatted(record, layout)
                 print(line, flush=True)
+
+
+def _check_row(table: Table, check: Callable[[str], None], row: int) -> None:
+    """Check the text of a row; of an empty one there is nothing to predict."""
+    try:
+        if table.texts[row]:
+            check(table.texts[row])
+    except InputError as error:
+        raise InputError(f"{table.where(row)}: {error}") from error
+
+
+def _table_chunks(
+    table: Table, check: Callable[[int], None], most: int
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of a row, and the texts of at most `most` rows from it on.
+
+    A bad row raises when those before it have been yielded.
+    """
+    first = 0
+    for row in range(len(table.texts)):
+        try:
+            check(row)
+        except InputError:
+            yield first, table.texts[first:row]
+            raise
+        if row + 1 - first == most:
+            yield first, table.texts[first : row + 1]
+            first = row + 1
+    yield first, table.texts[first:]
 
 
 def _chunks(

@@ -62,6 +62,13 @@ def test_it_trains_and_fills_blanks(folder: Path, capsys: pytest.CaptureFixture[
     assert "<mask>" not in record["text"]
     with pytest.raises(InputError, match="input 1: no <mask> in 'the cat'"):
         model.predict(["the cat"])
+    rows = ["text", *["a <mask>"] * 70, '""', "the cat", "a <mask>"]
+    (folder / "lines.csv").write_text("".join(f"{row}\n" for row in rows))
+    run = "--checkpoint=runs/maskedlanguagemodeling/1"
+    assert main(["predict", run, "--input=lines.csv", "--text_column=text"]) == 2
+    out, error = capsys.readouterr()
+    assert "lines.csv:73: no <mask> in 'the cat'" in error
+    assert len(out.splitlines()) == 72  # the header, and the rows before it
 
 
 @pytest.mark.parametrize(
