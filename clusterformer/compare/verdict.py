@@ -20,7 +20,8 @@ def verdict(summary: Summary) -> str:
 
     The row with the best mean in the last column, the average where there are several, is compared
     with the baseline, or the baseline with the second: over the seeds that both have, as rows with
-    other seeds (folds) may have had easier ones.
+    other seeds (folds) may have had easier ones. Where the baseline has no mean in that column, it
+    is compared with the second, untested.
     """
     column = summary.columns[-1]
     found = {row: summary.cells.get((row, column)) for row in summary.rows}
@@ -49,8 +50,7 @@ def verdict(summary: Summary) -> str:
             f"{first} is ahead of {other}{on} by {_gap(gap)} in {summary.metric} "
             f"({numbers}){_cost(shared[first], shared[other])}."
         )
-    tested = other if first == summary.baseline else first
-    sure = "" if gap == 0 else f" {_significance(summary, tested)}"
+    sure = "" if gap == 0 else f" {_significance(summary, first, other)}"
     return f"{ahead}{sure} {_seen(summary)}{_reached(summary, first, other)}"
 
 
@@ -107,9 +107,12 @@ def _cost(first: Sequence[Result], other: Sequence[Result]) -> str:
     return f", for {' and '.join(said)}" if said else ""
 
 
-def _significance(summary: Summary, row: str) -> str:
+def _significance(summary: Summary, first: str, other: str) -> str:
     """Judge the difference, with p times the number of rows tested, since the best was picked."""
-    test, number = summary.significance.get(row), len(summary.significance)
+    if summary.baseline not in (first, other):
+        return f"Whether that is chance is not tested: rows are tested against {summary.baseline}."
+    tested = other if first == summary.baseline else first
+    test, number = summary.significance.get(tested), len(summary.significance)
     if test is None:
         return f"Whether that is chance is not tested: fewer than {MIN_SEEDS} seeds."
     p, least = min(1.0, number * test.p), min(1.0, number * test.min_p)

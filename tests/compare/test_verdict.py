@@ -51,6 +51,21 @@ def test_it_claims_nothing_from_two_seeds() -> None:
     assert explain_test(summarise(runs("a", [0.8]))).startswith("p: none")
 
 
+def test_it_does_not_lend_a_pair_the_p_of_another() -> None:
+    ours = [result("ours", column, seed, 0.9) for column in "ab" for seed in range(6)]
+    theirs = [
+        result("theirs", column, seed, 0.88 if seed % 2 else 0.91)
+        for column in "ab"
+        for seed in range(6)
+    ]
+    summary = summarise([*(result("full", "a", seed, 0.5) for seed in range(6)), *ours, *theirs])
+    assert summary.significance["ours"].p < 0.05  # against full, which has no run in column b
+    printed = verdict(summary)
+    assert printed.startswith("ours is ahead of theirs on average by 0.005")
+    assert "not tested: rows are tested against full. Seen" in printed
+    assert "p =" not in printed
+
+
 def test_rows_with_other_seeds_are_compared_on_those_of_both() -> None:
     folds = [0.8, 0.82, 0.81, 0.83, 0.8, 0.82, 0.6, 0.61, 0.62, 0.6]
     behind = [fold - 0.01 - 0.002 * seed for seed, fold in enumerate(folds[:6])]
