@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ class BestCheckpoint(ModelCheckpoint):
 class KeptCheckpoints(Checkpoint):
     """A callback that keeps the weights after the last few and the best few validations.
 
-    The files themselves are the record of what is kept, so a run can be moved and resumed.
+    The files themselves are the record of what is kept, so a run can be moved and resumed. Those of
+    steps behind the checkpoint from which it is resumed are removed: training repeats these steps.
 
     Args:
         folder: Folder of the checkpoints; only the first process needs it.
@@ -66,6 +68,10 @@ class KeptCheckpoints(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._folder = trainer.strategy.broadcast(self._folder)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._last and self._folder is not None and trainer.is_global_zero:
+            _remove(one for one in Kept.all(self._folder) if one.step > trainer.global_step)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._last or trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
             return
@@ -77,10 +83,7 @@ class KeptCheckpoints(Checkpoint):
         if trainer.is_global_zero:
             kept = Kept.all(path.parent)
             wanted = Kept.last(kept, self._last) + Kept.best(kept, self._best, self._mode)
-            for one in kept:
-                if one not in wanted:
-                    one.path.unlink()
-                    remove_shards(one.path)
+            _remove(one for one in kept if one not in wanted)
 
     def write_average(self, trainer: Trainer) -> Path | None:
         """Write the mean of the last weights to `average.ckpt`; every process calls this.
@@ -102,6 +105,12 @@ class KeptCheckpoints(Checkpoint):
             else:
                 path.unlink(missing_ok=True)
         return path if trainer.strategy.broadcast(bool(whole)) else None
+
+
+def _remove(kept: Iterable[Kept]) -> None:
+    for one in kept:
+        one.path.unlink()
+        remove_shards(one.path)
 
 
 def _is_whole(path: Path) -> bool:

@@ -123,6 +123,20 @@ def test_the_result_of_a_run_is_that_of_its_average_if_it_asks_for_one(
     assert not (checkpoints / "average.ckpt").exists()
 
 
+def test_weights_behind_the_checkpoint_of_a_resumed_run_are_of_no_average(tmp_path: Path) -> None:
+    assert main([*TOY, f"--runs={tmp_path}", "--keep=2", "--trainer.max_epochs=3"]) == 0
+    checkpoints = tmp_path / "toy" / "1" / "checkpoints"
+    (checkpoints / "last.ckpt").write_bytes(b"damaged")  # it goes on from the best one, of step 5
+    other = ["--model.lr=0.0001", "--average=2", "--trainer.max_epochs=2"]
+    assert read(checkpoints / "best.ckpt")["global_step"] == 5
+    assert main(["fit", f"--resume={checkpoints.parent}", *other]) == 0
+    kept = Kept.all(checkpoints)
+    assert [one.step for one in kept] == [5, 10]
+    weights = read(checkpoints / "average.ckpt")["state_dict"]
+    for name, tensor in average([one.path for one in kept]).items():
+        assert torch.equal(tensor, weights[name])
+
+
 def test_a_damaged_file_is_left_out_of_the_average_and_the_training_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
