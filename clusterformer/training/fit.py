@@ -318,7 +318,9 @@ def _test(
     options: dict[str, Any] = {"verbose": False, "weights_only": True}
     if averaged := kept.write_average(trainer):
         path = averaged
+        loggers, trainer.loggers = trainer.loggers, []  # it is no point of the validation curve
         [validated] = trainer.validate(model, task, ckpt_path=path, **options)
+        trainer.loggers = loggers
         results[task.monitor] = validated[task.monitor]
     if is_overridden("test_dataloader", task):
         [tested] = trainer.test(model, task, ckpt_path=path, **options)

@@ -1,5 +1,6 @@
 """Kept checkpoints, and the mean of their weights."""
 
+import csv
 import json
 import re
 import shutil
@@ -114,6 +115,9 @@ def test_the_result_of_a_run_is_that_of_its_average_if_it_asks_for_one(
     assert tested["test/loss"] == pytest.approx(results["test/loss"], abs=1e-3)
     best = ["test", f"--checkpoint={checkpoints / 'best.ckpt'}", "--trainer.accelerator=cpu"]
     assert measured(best, capsys)["test/loss"] != tested["test/loss"]
+    with (run / "metrics.csv").open() as file:  # its validation is no point of the curve
+        steps = [row["step"] for row in csv.DictReader(file) if row["val/accuracy"]]
+    assert steps == ["4", "9", "14", "19"]
     # resumed, it averages the validations before and after
     assert main(["fit", f"--resume={run}", "--trainer.max_epochs=5"]) == 0
     assert [one.step for one in Kept.all(checkpoints)] == [15, 20, 25]
