@@ -144,7 +144,7 @@ class LastCheckpoint(Checkpoint):
         self.interrupted = False
         self._every = every
         self._saved = self._step = 0
-        self._due = self._ending = False
+        self._due = self._ending = self._stepped = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.dirpath = trainer.strategy.broadcast(self.dirpath)
@@ -156,8 +156,8 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step, loop = trainer.global_step, trainer.fit_loop
-        stepped, self._step = step != self._step, step
-        if not stepped:
+        self._stepped, self._step = step != self._step, step
+        if not self._stepped:
             trainer.should_stop = False  # max_time asks again after the next batch
             return
         self._ending = trainer.should_stop or step == trainer.max_steps  # after a validation
@@ -177,7 +177,8 @@ class LastCheckpoint(Checkpoint):
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_last_batch or self._ending:
+        stopped = trainer.should_stop and self._stepped  # by patience, in a validation
+        if trainer.is_last_batch or self._ending or stopped:
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:

@@ -79,14 +79,22 @@ def test_ctrl_c_in_a_validation_changes_nothing(
     assert files[0] == files[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "ended", "with_more_patience"),
+    [([], 10, 20), (["--trainer.val_check_interval=2"], 4, 9)],  # 5 batches an epoch
+)
 def test_a_run_that_patience_ended_has_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    ended: int,
+    with_more_patience: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = [*TOY, f"--runs={tmp_path}", "--patience=1", "--trainer.max_epochs=40"]
+    command = [*TOY, f"--runs={tmp_path}", "--patience=1", "--trainer.max_epochs=40", *options]
     assert main([*command, "--model.lr=0"]) == 0
     run = Run.open(tmp_path / "toy" / "1")
     step, results = read(run.last)["global_step"], run.results
-    assert step == 2 * 5
+    assert step == ended
     assert main(["fit", f"--resume={run.folder}"]) == 0
     assert "nothing is left to train" in capsys.readouterr().out
     (run.folder / "results.json").write_text("")  # torn
@@ -96,4 +104,4 @@ def test_a_run_that_patience_ended_has_ended(
     assert results is not None
     assert run.results["results"] == results["results"]
     assert main(["fit", f"--resume={run.folder}", "--patience=3"]) == 0
-    assert read(run.last)["global_step"] == 2 * step
+    assert read(run.last)["global_step"] == with_more_patience
