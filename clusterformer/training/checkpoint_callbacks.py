@@ -32,16 +32,29 @@ class BestCheckpoint(ModelCheckpoint):
         super().__init__(folder, "best", monitor=monitor, mode=mode, enable_version_counter=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best result so far, also if the run directory was moved."""
+        """Restore the best result so far, also if the run directory was moved.
+
+        `best.ckpt` tells it: that may be of a later step than the checkpoint with this state.
+        """
         state_dict = {**state_dict, "dirpath": self.dirpath}
         if state_dict["best_model_path"]:
             path = self.format_checkpoint_name({})
+            score = self._score_in(path, state_dict["best_model_score"])
             state_dict |= {
+                "best_model_score": score,
                 "best_model_path": path,
+                "kth_value": score,
                 "kth_best_model_path": path,
-                "best_k_models": {path: state_dict["best_model_score"]},
+                "best_k_models": {path: score},
             }
         super().load_state_dict(state_dict)
+
+    def _score_in(self, path: str, default: Any) -> Any:
+        try:
+            states = read(path, tensors=False)["callbacks"]
+        except InputError:  # as the test will say, unless a better one replaces it
+            return default
+        return states.get(self.state_key, {}).get("best_model_score", default)
 
 
 class KeptCheckpoints(Checkpoint):

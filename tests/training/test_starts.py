@@ -120,6 +120,25 @@ def test_a_new_learning_rate_counts_from_the_first_resumed_step(run: Path) -> No
     assert min(rates[STEPS:]) > 100 * max(first, *rates[:STEPS])
 
 
+def test_the_best_result_is_that_of_its_file_after_a_kill_behind_the_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    options = ["--model.lr=0.03", "--model.warmup=0", "--model.schedule=constant", "--data.size=40"]
+    command = [*TOY, *options, "--trainer.val_check_interval=2", f"--runs={tmp_path}"]
+    assert main([*command, "--trainer.max_epochs=3"]) == 0
+    assert main([*command, "--trainer.max_epochs=2"]) == 0
+    whole, killed = (Run.open(tmp_path / "toy" / number) for number in "12")
+    step = read(whole.best)["global_step"]
+    assert step > read(killed.last)["global_step"]
+    shutil.copy(whole.best, killed.best)
+    resume = ["fit", f"--resume={killed.folder}", "--trainer.max_epochs=3"]
+    assert main([*resume, "--model.lr=0"]) == 0  # nothing better comes
+    assert read(killed.best)["global_step"] == step
+    assert killed.results is not None
+    assert whole.results is not None
+    assert killed.results["results"] == whole.results["results"]
+
+
 def test_a_new_patience_counts_from_the_first_resumed_validation(tmp_path: Path) -> None:
     still = ["--model.lr=0", "--trainer.max_epochs=9", f"--runs={tmp_path}"]
     assert main([*TOY, *still, "--patience=2"]) == 0
