@@ -62,7 +62,11 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test
     with making("options"), watch.until_the_end(trainer):
-        [results] = measure(model.module, model.task, verbose=False)
+        found = measure(model.module, model.task, verbose=False)
+    if not found:
+        limit = "limit_val_batches" if stage == "validate" else "limit_test_batches"
+        raise InputError(f"trainer.{limit} must be above 0 to measure, got 0")
+    [results] = found
     if first_process():
         for name, value in sorted(results.items()):
             print(f"{name}\t{formatted(name, value)}")

@@ -323,8 +323,8 @@ def _test(
         trainer.loggers = loggers
         results[task.monitor] = validated[task.monitor]
     if is_overridden("test_dataloader", task):
-        [tested] = trainer.test(model, task, ckpt_path=path, **options)
-        results |= tested
+        for tested in trainer.test(model, task, ckpt_path=path, **options):  # none of no batches
+            results |= tested
     return {name: float(value) for name, value in results.items()}
 
 

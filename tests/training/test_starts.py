@@ -56,6 +56,21 @@ def test_steps_that_end_within_an_epoch_end_with_a_validation(finished: Path) ->
     assert (finished / "checkpoints" / "best.ckpt").exists()
 
 
+def test_a_training_that_tests_no_batches_ends_with_its_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = "--trainer.limit_test_batches=0"
+    assert main([*TOY, f"--runs={tmp_path}", none]) == 0
+    run = Run.open(tmp_path / "toy" / "1")
+    assert run.results is not None
+    assert run.results["results"].keys() == {"val/accuracy"}
+    command = [f"--checkpoint={run.folder}", "--trainer.accelerator=cpu"]
+    expected = "trainer.limit_{}_batches must be above 0 to measure, got 0"
+    assert error_of(["test", *command, none], capsys) == expected.format("test")
+    none = "--trainer.limit_val_batches=0"
+    assert error_of(["validate", *command, none], capsys) == expected.format("val")
+
+
 def test_validation_batches_may_be_tried_before_the_first_step(tmp_path: Path, capsys) -> None:
     assert main([*TOY, f"--runs={tmp_path}", "--trainer.num_sanity_val_steps=1"]) == 0
     assert capsys.readouterr().out.count("epoch 1, step ") == 1
