@@ -160,6 +160,7 @@ def _compare(options: argparse.Namespace) -> None:
 
     path = find_plan(options.sources[0])
     plan = read_plan(path).part(options.rows, options.columns, options.seeds)
+    _refuse_unknown_baseline(options, {planned.row for planned in plan.runs})
     if options.sweep:
         from clusterformer.compare.sweep import sweep
 
@@ -242,6 +243,8 @@ def _submit(jobs: Sequence[Job], options: argparse.Namespace, folder: Path) -> N
     arguments += ["--columns", *options.columns] if options.columns else []
     arguments += ["--seeds", str(options.seeds)] if options.seeds else []
     arguments += ["--wandb"] if options.wandb else []
+    for name in ("metric", "baseline", "title"):
+        arguments += [f"--{name}={value}"] if (value := getattr(options, name)) else []
     script = write_script(folder, arguments, shards, total, options.sbatch)
     print(submit(script))
     print(f"{len(shards)} of {total} tasks have runs to train; logs: {folder / 'slurm'}")
@@ -261,9 +264,8 @@ def _write(
     from clusterformer.compare.tables import text
     from clusterformer.compare.verdict import verdict
 
-    rows = {result.row for result in results}
-    if options.baseline and options.baseline not in rows:
-        raise InputError(f"no row {options.baseline!r}; there are {', '.join(sorted(rows))}")
+    if plan is None:
+        _refuse_unknown_baseline(options, {result.row for result in results})
     summary = summarise(
         results,
         options.metric or (plan.metric if plan else None),
@@ -285,6 +287,11 @@ def _write(
         from clusterformer.compare.wandb_runs import log_comparison
 
         log_comparison(summary, folder)
+
+
+def _refuse_unknown_baseline(options: argparse.Namespace, rows: set[str]) -> None:
+    if options.baseline and options.baseline not in rows:
+        raise InputError(f"no row {options.baseline!r}; there are {', '.join(sorted(rows))}")
 
 
 def _list(jobs: Sequence[Job]) -> None:

@@ -57,6 +57,13 @@ def test_a_refusal_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["compare", "quickstart", "--slurm", "2", f"--out={tmp_path / 'out'}"]) == 2
     assert "no sbatch on this machine; the job script is" in capsys.readouterr().err
+    table = ["--metric=test/loss", "--baseline=full attention", "--title=A title"]
+    assert main(["compare", "quickstart", "--slurm", "2", f"--out={tmp_path / 'out'}", *table]) == 2
+    assert shlex.join(table) in (tmp_path / "out" / "array.sh").read_text()
+    capsys.readouterr()
+    assert main(["compare", "quickstart", f"--out={tmp_path / 'new'}", "--baseline=nobody"]) == 2
+    assert "no row 'nobody'; there are" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()  # said before any training
     assert main(["compare", "quickstart", "--sbatch=--time=1"]) == 2
     assert "--sbatch needs --slurm" in capsys.readouterr().err
     install(tmp_path / "bin", monkeypatch, sbatch="#!/bin/sh\necho no such partition >&2\nexit 1\n")
