@@ -312,6 +312,8 @@ def _test(
     """Test the average of the last weights if one is wanted, else the best checkpoint."""
     best = trainer.checkpoint_callback
     if not isinstance(best, BestCheckpoint) or not best.best_model_path:
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            _log.warning("no validation took place to choose a checkpoint, so none was tested")
         return {}
     results: dict[str, Any] = {task.monitor: best.best_model_score}
     path: str | Path = best.best_model_path

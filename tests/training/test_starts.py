@@ -71,6 +71,15 @@ def test_a_training_that_tests_no_batches_ends_with_its_validation(
     assert error_of(["validate", *command, none], capsys) == expected.format("val")
 
 
+def test_a_training_without_validation_says_that_nothing_was_tested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rare = "--trainer.check_val_every_n_epoch=2"  # of one epoch
+    assert main([*TOY, f"--runs={tmp_path}", rare]) == 0
+    said = "no validation took place to choose a checkpoint, so none was tested"
+    assert said in capsys.readouterr().err
+
+
 def test_validation_batches_may_be_tried_before_the_first_step(tmp_path: Path, capsys) -> None:
     assert main([*TOY, f"--runs={tmp_path}", "--trainer.num_sanity_val_steps=1"]) == 0
     assert capsys.readouterr().out.count("epoch 1, step ") == 1
