@@ -108,11 +108,10 @@ def fill(
         entries: Entries of each token, each (B, N, width).
     """
     *pools, positions, counts = cache
-    clusters, size = positions.shape[1:]
-    members = torch.nn.functional.one_hot(cluster.long(), clusters)  # (B, N, C)
-    rank = members.cumsum(1).gather(2, cluster.long()[..., None])[..., 0] - 1
-    counts = members.sum(1)
-    kept = rank >= counts.gather(1, cluster.long()) - size  # all but the last S are overwritten
+    size, cluster = positions.shape[2], cluster.long()
+    counts = counts.scatter_add(1, cluster, torch.ones_like(cluster))
+    rank = _ranks(cluster, counts)
+    kept = rank >= counts.gather(1, cluster) - size  # all but the last S are overwritten
     position = kept.cumsum(1) - 1
     row, token = kept.nonzero(as_tuple=True)
     length = int(kept.sum(1).max())
@@ -120,5 +119,13 @@ def fill(
     for pool, entry in zip(filled, entries, strict=True):
         pool[row, position[row, token]] = entry[row, token].to(pool.dtype)
     slot = rank[row, token] % size
-    positions[row, cluster[row, token].long(), slot] = position[row, token].to(positions.dtype)
+    positions[row, cluster[row, token], slot] = position[row, token].to(positions.dtype)
     return (*filled, positions, counts)
+
+
+def _ranks(cluster: Tensor, counts: Tensor) -> Tensor:
+    """Count the tokens of its cluster before each token, (B, N), of clusters of sizes (B, C)."""
+    found, order = cluster.sort(dim=1, stable=True)
+    starts = counts.cumsum(1) - counts
+    places = torch.arange(cluster.shape[1], device=cluster.device)
+    return torch.empty_like(order).scatter_(1, order, places - starts.gather(1, found))

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention import QueryKeyClusteringAttention
-from clusterformer.clustering.ring_cache import insert, look_up, make_ring_cache
 
 WIDTH, HEADS, LENGTH = 32, 4, 41
 SMALL = {"num_clusters": 3, "chunk_size": 4, "dense_length": 9, "local_heads": 1, "local_window": 5,
@@ -249,15 +248,6 @@ def test_random_clusters_learn_how_to_attend_and_not_to_whom() -> None:
     assert q.grad is not None
     assert q.grad[:, core.local_heads :, 9:].any()
     assert hidden.grad is None
-
-
-def test_an_empty_ring_shows_nothing() -> None:
-    like = torch.zeros(2)
-    cache = make_ring_cache(1, 3, 4, (like, like))
-    cache = insert(cache, torch.tensor([1]), (torch.ones(1, 2), torch.ones(1, 2)))
-    assert not look_up(cache, torch.tensor([2]), 2)[1].any()
-    (seen, _), mask = look_up(cache, torch.tensor([1]), 2)
-    assert torch.equal(seen[mask], torch.ones(1, 2))
 
 
 @pytest.mark.parametrize(
