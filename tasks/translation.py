@@ -317,6 +317,8 @@ class Translation(Task):
         """Find the best translations of each text, from the state before the first token."""
         first = torch.full((len(mask),), BOS_EOS, device=mask.device)
         max_length = 2 * mask.sum(-1) + 10
+        if (positions := network.target.num_positions) is not None:
+            max_length = max_length.clamp(max=positions - 1)  # the first one is that of BOS_EOS
         return decode(network.step, state, first, search, eos=BOS_EOS, max_length=max_length)
 
     def predictions(self, network: nn.Module, batch: SourceBatch) -> list[dict[str, Any]]:

@@ -77,6 +77,11 @@ class TokenEmbedding(nn.Module):
             nn.init.normal_(self.table.weight, std=0.02)
         self.dropout = Dropout(config.dropout)
 
+    @property
+    def num_positions(self) -> int | None:
+        """Number of learned positions; None where a text may have any length."""
+        return self.table.num_embeddings if self.positions == "learned" else None
+
     def forward(self, tokens: Tensor, start: int | Tensor = 0) -> Tensor:
         """Embed tokens (B, N) at positions start, start + 1, ... as (B, N, E).
 

@@ -216,6 +216,25 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(files, tmp_path):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("beam", [1, 2])
+def test_a_translation_ends_where_learned_positions_do(files, beam):
+    own = task(files, beam=beam)
+    own.setup("validate")
+    sizes = {"d_model": 8, "d_ff": 8, "num_heads": 1, "num_layers": 1}
+    config = TransformerConfig(attention=FullAttention, positions="learned", **sizes)
+    network = own.build(config).eval()
+    with torch.no_grad():
+        network.target.tokens.weight[BOS_EOS] = 0.0  # it never ends a text before it must
+        network.target.tokens.weight[BOS_EOS + 1 :, 0] = 1.0
+        network.decoder.norm.bias[0] = 50.0
+    batch = own.text_batch(["ein hund " * 150, "ein"])
+    assert 2 * batch.mask[0].sum() + 10 > 512
+    state = network.start(batch)
+    [[long], [short]] = own._decode(network, state, batch.mask, own.search)
+    assert len(long.tokens) == 511
+    assert len(short.tokens) == 2 * batch.mask[1].sum() + 10
+
+
 def test_pictures_show_the_weights_of_the_last_layer(files):
     prepared = task(files)
     prepared.setup("fit")
