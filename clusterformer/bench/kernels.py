@@ -53,6 +53,7 @@ def measure(
     for length in lengths:
         for form in forms:
             size = size_of(form, length, tokens, num_heads, width)
+            size = size._replace(i=DTYPES[dtype].itemsize)
             problem = Problem(form, size, DTYPES[dtype], device)
             yield from _measure_problem(problem, ceilings, repeats)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clusterformer.bench import roofline
+from clusterformer.bench import kernels, roofline
 from clusterformer.bench.problems import Problem
 from clusterformer.bench.recording import relative_error
 from clusterformer.bench.roofline import DATA_SHEETS, Size
@@ -93,6 +93,16 @@ def test_formulas_are_evaluated_as_they_read() -> None:
     assert roofline.seconds(work, DATA_SHEETS["h200"]) == max(
         work.bytes / 4.8e12, work.matrix / 989e12
     )
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2)])
+def test_bytes_are_those_of_the_data_type(dtype: str, size: int) -> None:
+    ceilings = roofline.Ceilings(1e10, 1e11, 1e11)
+    sizes = {"tokens": 16, "num_heads": 2, "width": 8, "device": "cpu", "repeats": 1}
+    rows = kernels.measure([16], ["paper"], ceilings, dtype=dtype, **sizes)
+    found = {row["what"]: row["bytes"] for row in rows if row["direction"] == "forward"}
+    assert found["full, flash"] == 4 * 16 * 2 * 8 * size  # q, k, v and values
+    assert found["chunk attention"] == 16 * 2 * (4 * 8 * size + 8)
 
 
 def test_a_prediction_is_called_one_and_needs_no_gpu(tmp_path: Path, capsys) -> None:
