@@ -32,11 +32,12 @@ def plot_mechanisms(rows: Sequence[Row], path: Path, *, title: str) -> None:
 def plot_kernels(rows: Sequence[Row], path: Path, *, title: str) -> None:
     """Draw the time of whole mechanisms and of full attention, rows of `kernels.measure`."""
     panels: Panels = {}
+    twice = any(row["form"] == "paper" for row in rows)
     for row in rows:
         ours = row["what"] == "mechanism"
         if not row["correct"] or row["what"] in OPERATIONS:
             continue
-        if not ours and row["form"] == "neural":
+        if twice and not ours and row["form"] == "neural":
             continue  # the same full attention as beside the form "paper"
         name = row["form"] if ours else row["what"]
         if row["form"] == "strict" and not ours:

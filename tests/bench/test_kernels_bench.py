@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from clusterformer.bench import kernels, roofline
+from clusterformer.bench.plots import plot_kernels
 from clusterformer.bench.problems import Problem
 from clusterformer.bench.recording import relative_error
 from clusterformer.bench.roofline import DATA_SHEETS, Size
@@ -83,6 +84,16 @@ def test_the_model_is_that_of_the_docstrings() -> None:
                 assert f"{traffic} bytes" in told, name
                 for formula in operations:
                     assert formula.replace("12 B N C F", "2 B N C F") in told, name
+
+
+def test_full_attention_is_drawn_beside_the_default_alone(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    common = {"form": "neural", "direction": "forward", "length": 64, "correct": True}
+    rows = [{**common, "what": what, "median_ms": 1.0} for what in ("mechanism", "full, flash")]
+    pictures = [tmp_path / f"{number}.png" for number in range(2)]
+    for number, picture in enumerate(pictures, start=1):
+        plot_kernels(rows[:number], picture, title="")
+    assert pictures[0].read_bytes() != pictures[1].read_bytes()
 
 
 def test_formulas_are_evaluated_as_they_read() -> None:
