@@ -36,11 +36,16 @@ def measure(reference: nn.Module, others: Mapping[str, nn.Module], batch: Any) -
         share `mass`, means over heads and real tokens.
 
     Raises:
-        InputError: if the reference has another mechanism, or a network other layers.
+        InputError: if the reference has another mechanism, or a network other layers or a decoder
+            beside its encoder.
 
     Cost: N / D forward passes of a layer; O(B H N^2) memory.
     """
+    if hasattr(batch, "decoder_mask"):
+        raise InputError("models must have one stack of layers, got encoder and decoder")
     cores = self_attention(reference)
+    if not cores:
+        raise InputError("the reference must have FullAttention, got no layers of ours")
     if kinds := sorted({type(c).__name__ for c in cores if not isinstance(c, FullAttention)}):
         raise InputError(f"the reference must have FullAttention, got {', '.join(kinds)}")
     full = [weights.mean(1) for weights in attention_weights(reference, batch)]  # (B, N, N)
@@ -108,9 +113,9 @@ def read_batches(task: Task, number: int) -> list[Any]:
 
 
 def same_texts(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Tell whether batches, named tuples of tensors, are equal."""
+    """Tell whether batches, named tuples of tensors and lists, are equal."""
     return len(ours) == len(theirs) and all(
-        torch.equal(a, b)
+        torch.equal(a, b) if isinstance(a, Tensor) else a == b
         for one, other in zip(ours, theirs, strict=True)
         for a, b in zip(one, other, strict=True)
     )

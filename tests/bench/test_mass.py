@@ -15,6 +15,7 @@ from clusterformer.attention import (
 )
 from clusterformer.bench import mass
 from clusterformer.cli.main import main
+from clusterformer.data.translation_batches import Reference, TranslationBatch
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import self_attention
@@ -81,6 +82,16 @@ def test_a_reference_that_selects_is_refused(task: Recall) -> None:
     (batch,) = mass.read_batches(task, 1)
     with pytest.raises(InputError, match="must have FullAttention, got LocalAttention"):
         next(mass.measure(window, {}, batch))
+
+
+def test_a_model_of_transformers_or_with_a_decoder_is_refused() -> None:
+    with pytest.raises(InputError, match="FullAttention, got no layers of ours"):
+        next(mass.measure(torch.nn.Linear(2, 2), {}, None))
+    pair = TranslationBatch.make([[4, 5, 1]], [[6, 1]])
+    assert mass.same_texts([pair], [pair])
+    assert not mass.same_texts([pair], [pair._replace(references=[Reference("a", "a")])])
+    with pytest.raises(InputError, match="got encoder and decoder"):
+        next(mass.measure(torch.nn.Linear(2, 2), {}, pair))
 
 
 def test_the_command_measures_runs_of_one_data_set(tmp_path: Path, capsys) -> None:
