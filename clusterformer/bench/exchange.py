@@ -124,10 +124,12 @@ def measure(
         For each mechanism the measures, and the seconds that the forward passes took.
 
     Raises:
-        InputError: if there is no such mechanism, before any is measured.
+        InputError: if there is no such mechanism, or no layer of ours, before any is measured.
     """
     network, device = module.network, module.device
     assert network is not None
+    if not _layers(network):
+        raise InputError(f"{type(network).__name__} has no layers of ours to exchange")
     for name in names:
         with suppress(DoesNotFitError):
             _other(name, _layers(network)[0].core)

@@ -5,8 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from clusterformer.attention import FullAttention
+from clusterformer.bench import exchange
 from clusterformer.cli.main import main
+from clusterformer.errors import InputError
+from clusterformer.module import ClusterFormer
+from clusterformer.tasks.generated.masked_copy import MaskedCopy
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +82,10 @@ def test_an_unknown_mechanism_or_measure_is_named(comparison: Path, capsys) -> N
     out, err = capsys.readouterr()
     assert "no mechanism 'NoAttention'" in err
     assert out == ""  # nothing was measured before
+
+
+def test_a_network_without_layers_of_ours_is_refused() -> None:
+    module = ClusterFormer(FullAttention)
+    module.network = torch.nn.Linear(2, 2)  # as one around a model of transformers
+    with pytest.raises(InputError, match="Linear has no layers of ours"):
+        next(exchange.measure(module, MaskedCopy(), ["full"]))
