@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.errors import InputError
 
 HELP = """
 usage: clusterformer bench parallel [options]
@@ -28,7 +29,7 @@ processes share its cores and its memory bus.
 def run(arguments: list[str]) -> None:
     """Measure, print the table, write the JSON."""
     parser = BenchArguments("repeats")
-    parser.set_defaults(repeats=3)
+    parser.set_defaults(repeats=3, threads=1)
     parser.add_number("--processes", default=2)
     parser.add_number("--length", default=32768)
     parser.add_number("--d_model", default=128)
@@ -38,6 +39,8 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--predict", action="store_true")
     options = parser.parse(arguments)
+    if options.threads != 1:
+        raise InputError(f"--threads must be 1, that of each process, got {options.threads}")
     if options.predict:
         _print_prediction()
         return

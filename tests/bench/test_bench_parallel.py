@@ -13,12 +13,19 @@ def test_processes_agree_with_one_and_send_what_they_say(tmp_path: Path) -> None
     out = tmp_path / "parallel.json"
     sizes = ["--length", "256", "--d_model", "16", "--num_heads", "2", "--num_clusters", "8"]
     assert main(["bench", "parallel", *sizes, "--repeats", "1", "--full", f"--out={out}"]) == 0
-    rows = json.loads(out.read_text())["rows"]
+    report = json.loads(out.read_text())
+    assert report["settings"]["threads"] == 1
+    rows = report["rows"]
     assert [row["mechanism"] for row in rows] == ["neural clustering", "full attention"]
     for row in rows:
         assert row["largest_difference"] < 1e-5
         assert row["ring_mib"] == pytest.approx(6 * 128 * 16 * 4 / 2**20)
         assert 0 < row["sent_mib"] < 2 * row["ring_mib"]
+
+
+def test_threads_that_no_process_would_have_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "parallel", "--threads", "2"]) == 2
+    assert "--threads must be 1, that of each process, got 2" in capsys.readouterr().err
 
 
 def test_a_count_below_one_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
