@@ -162,9 +162,16 @@ def _apart(heights: dict[str, float]) -> dict[str, float]:
 
 
 def _moving_average(y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average over a centred window of about a twentieth of the curve, narrower at both ends."""
+    """Average over a centred window of about a twentieth of the curve, narrower at both ends.
+
+    What is not finite, such as a gradient norm in fp16, does not count; NaN where nothing does.
+    """
     half = max(1, len(y) // 40)
-    total = np.concatenate([[0.0], np.cumsum(y)])
+    known = np.isfinite(y)
+    total, number = (
+        np.concatenate([[0.0], np.cumsum(x)]) for x in (np.where(known, y, 0.0), known)
+    )
     start = np.maximum(np.arange(len(y)) - half, 0)
     stop = np.minimum(np.arange(len(y)) + half + 1, len(y))
-    return (total[stop] - total[start]) / (stop - start)
+    number = number[stop] - number[start]
+    return np.where(number > 0, (total[stop] - total[start]) / np.maximum(number, 1), np.nan)

@@ -16,6 +16,7 @@ from clusterformer.plots import (
     spectrogram_clusters,
     token_clusters,
 )
+from clusterformer.plots.curves import _moving_average
 
 pytest.importorskip("matplotlib")
 
@@ -67,6 +68,17 @@ def test_learning_curves_skip_empty_fields(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("\n".join(lines), encoding="utf-8")
     learning_curves(tmp_path / "metrics.csv", tmp_path / "a.png")
     assert is_png(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_one_value_that_is_not_finite_does_not_end_the_average(value: float) -> None:
+    y = np.ones(200)
+    y[[3, 100]] = value
+    assert (_moving_average(y) == 1).all()
+    y[50:70] = value
+    average = _moving_average(y)
+    assert np.isnan(average[55:65]).all()
+    assert (average[[*range(50), *range(75, 200)]] == 1).all()
 
 
 def test_learning_curves_of_a_run_that_logged_nothing(tmp_path: Path) -> None:
