@@ -140,7 +140,8 @@ def draw(
         top_k: Maximum number of tokens to draw from, the likeliest.
     """
     gaps = scores - scores.amax(-1, keepdim=True)  # at most 0: no temperature overflows
-    divisor = max(temperature, torch.finfo(scores.dtype).tiny)
+    limits = torch.finfo(scores.dtype)
+    divisor = min(max(temperature, limits.tiny), limits.max)
     likeliest, order = (gaps / divisor).softmax(-1).sort(-1, descending=True)
     # the token that crosses top_p still belongs to the nucleus
     nucleus = likeliest.masked_fill(likeliest.cumsum(-1) - likeliest >= top_p, 0.0)

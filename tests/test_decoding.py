@@ -258,6 +258,10 @@ def test_draws_follow_the_distribution_and_its_nucleus() -> None:
         expected = (logits / temperature).softmax(-1)
         found = frequencies(temperature=temperature)
         torch.testing.assert_close(found, expected, atol=0.015, rtol=0)
+    flat = frequencies(temperature=1e300)
+    expected = torch.full((SIZE - 1,), 1 / (SIZE - 1))
+    torch.testing.assert_close(flat[1:], expected, atol=0.015, rtol=0)
+    assert flat[0] == 0
     likeliest, order = logits.softmax(-1).sort(descending=True)
     top_p = float(likeliest[0]) + 0.5 * float(likeliest[1])
     found = frequencies(top_p=top_p)
