@@ -162,6 +162,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         world_size: Number of processes.
         epoch: First epoch.
         start: Number of its global batches that are already consumed.
+        fixed: Whether all epochs are alike, for evaluation: the first batches of one are then
+            those of any other.
     """
 
     def __init__(
@@ -172,9 +174,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
         world_size: int = 1,
         epoch: int = 0,
         start: int = 0,
+        fixed: bool = False,
     ) -> None:
         self._plan, self._rank, self._world_size = plan, rank, world_size
-        self._epoch, self._start = epoch, start
+        self._epoch, self._start, self._fixed = epoch, start, fixed
 
     def take_whole(self) -> None:
         """Give this process whole global batches instead of its share."""
@@ -182,7 +185,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch`; the current epoch continues at `start`. Lightning calls this."""
-        if epoch != self._epoch:
+        if epoch != self._epoch and not self._fixed:
             self._epoch, self._start = epoch, 0
 
     def __len__(self) -> int:
@@ -207,8 +210,9 @@ def make_loader(
     """
     epoch, start = task.position if training else (0, 0)
     sampler = DistributedBatchSampler(
-        plan, rank=task.rank, world_size=task.world_size, epoch=epoch, start=start
-    )
+        plan, rank=task.rank, world_size=task.world_size,
+        epoch=epoch, start=start, fixed=not training,
+    )  # fmt: skip
     # One sampled item is a whole batch; Lightning tells a `sampler` of each new epoch.
     return DataLoader(dataset, sampler=sampler, batch_size=None)
 

@@ -1,5 +1,6 @@
 """Language modelling end to end: measures, resume, honesty of the causal models, generation."""
 
+import csv
 import gzip
 import math
 from functools import partial
@@ -198,6 +199,16 @@ def command(*more: str) -> list[str]:
         *("--model.num_layers=2", "--model.warmup=5", "--model.positions=rotary"),
         *("--trainer.accelerator=cpu", "--trainer.max_epochs=1", *more),
     ]
+
+
+def test_a_limited_validation_reads_the_same_windows_in_every_epoch(folder: Path) -> None:
+    limits = [f"--trainer.limit_{part}_batches=1" for part in ("train", "val", "test")]
+    limits += ["--model.lr=0", "--data.batch_size=1", "--trainer.max_epochs=3"]
+    assert main(command(*limits)) == 0
+    with Path("runs/languagemodeling/1/metrics.csv").open() as file:
+        found = [row["val/loss"] for row in csv.DictReader(file) if row["val/loss"]]
+    assert len(found) == 3
+    assert len(set(found)) == 1  # as the weights stay
 
 
 def test_it_trains_resumes_and_generates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
