@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from clusterformer.training.checkpoint_callbacks import LastCheckpoint
+from clusterformer.training.runs import first_process
 
 
 class Stopping(Callback):
@@ -60,7 +61,9 @@ class Stopping(Callback):
             self._release()
             raise KeyboardInterrupt
         self._interrupted = True
-        print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        if first_process():  # Ctrl-C reaches all processes of a terminal
+            message = "\nstopping after this step; Ctrl-C again stops at once"
+            print(message, file=sys.stderr, flush=True)
 
     def _release(self) -> None:
         if self._handler is not None:

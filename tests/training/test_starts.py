@@ -13,17 +13,20 @@ import pytest
 import torch
 from forked import Process
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from toy_command import TOY, error_of
 from toy_task import Toy
 
 from clusterformer import ClusterFormer
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
+from clusterformer.training.checkpoint_callbacks import LastCheckpoint
 from clusterformer.training.checkpoints import read
 from clusterformer.training.fit import fit
 from clusterformer.training.metrics_file import MetricsFile
 from clusterformer.training.progress import TrainingClock
 from clusterformer.training.runs import Run
+from clusterformer.training.stopping import Stopping
 
 STEPS = 3  # of the five of an epoch
 
@@ -246,6 +249,13 @@ def test_ctrl_c_keeps_the_step_that_was_running(tmp_path: Path) -> None:
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == 4
     rows = csv.DictReader((run / "metrics.csv").read_text().splitlines())
     assert [row["step"] for row in rows if row["train/loss"]] == ["0", "1", "2", "3"]
+
+
+def test_ctrl_c_is_answered_by_the_first_process_alone(monkeypatch, capsys) -> None:
+    for rank in range(2):
+        monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
+        Stopping(LastCheckpoint(None, 1))._interrupt()
+    assert capsys.readouterr().err.count("stopping after this step") == 1
 
 
 class CtrlC(Callback):
