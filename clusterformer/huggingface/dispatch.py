@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,16 +53,18 @@ class AttachedMechanism(nn.Module):
         self.core = core
         self.record: Callable[[AttentionCore, Grouping | None], None] | None = None
         self.group: SequenceGroup | None = None
-        self._given: tuple[Tensor, Any] | None = None
+        self._given: dict[int, tuple[Tensor, Any]] = {}  # by thread
         self._without_grad = False
 
     def give(self, hidden: Tensor, past: Any) -> None:
         """Keep the input of the layer, which the attention function does not get."""
-        self._given = hidden, past
+        self._given[_thread()] = hidden, past
 
     def take(self) -> tuple[Tensor, Any]:
         """Return what was given last, and forget it."""
-        given, self._given = self._given, None
+        given = self._given.pop(_thread(), None)
+        if given is None:  # compiled, a graph may end between the two
+            given = self._given.pop(0, None)
         if given is None:
             raise ValueError("the attention function was called outside of its attention layer")
         return given
@@ -92,8 +95,8 @@ class AttachedMechanism(nn.Module):
             mixed, grouping = attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
         if not torch.compiler.is_compiling():
             self._check_loss(grouping)
-        if self.record is not None:
-            self.record(self.core, grouping)
+        if (record := self.record) is not None:  # another thread may end it meanwhile
+            record(self.core, grouping)
         return mixed
 
     def _check_loss(self, grouping: Grouping | None) -> None:
@@ -107,6 +110,11 @@ class AttachedMechanism(nn.Module):
             _warn_of_reentrant_checkpoints(type(self.core).__name__)
         elif not again and self.record is None:
             _warn_of_lost_loss(type(self.core).__name__)
+
+
+def _thread() -> int:
+    """Number the thread that runs; a compiled graph keeps nothing, so that one number will do."""
+    return 0 if torch.compiler.is_compiling() else get_ident()
 
 
 @cache

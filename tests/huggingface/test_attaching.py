@@ -4,7 +4,9 @@ import copy
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -112,6 +114,25 @@ def test_copies_and_pickles_have_the_mechanism(tiny) -> None:
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(twin(tokens).last_hidden_state, expected)
         assert type(twin).__name__ == "BertModel"
+
+
+def test_threads_do_not_get_the_inputs_of_each_other(tiny) -> None:
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    rows = [torch.randint(3, 50, (2, 17)) for _ in range(2)]
+    both = threading.Barrier(2, timeout=60)
+
+    def wait(*_: object) -> None:
+        both.wait()
+
+    @torch.no_grad()
+    def run(tokens: torch.Tensor) -> torch.Tensor:
+        return model(tokens).last_hidden_state
+
+    expected = [run(tokens) for tokens in rows]
+    query = model.encoder.layer[0].attention.self.query  # behind the input, before the mechanism
+    query.register_forward_hook(wait)
+    with ThreadPoolExecutor(2) as threads:
+        assert all(map(torch.equal, threads.map(run, rows), expected))
 
 
 @torch.no_grad()
