@@ -69,11 +69,11 @@ def run(arguments: list[str]) -> None:
     show_notes()
     source = find_pretrained(options.model)
     model, tokenizer = read_model(options.model, source)
-    extend(model, tokenizer, options.max_length)
+    extended = extend(model, tokenizer, options.max_length)
     torch.manual_seed(options.seed)
     attach(model, options.attention, mechanism)
     _teach(model.to(options.device), tokenizer, options, checkpoint)
-    write_model(model.cpu(), tokenizer, source, folder)
+    write_model(model.cpu(), tokenizer, source, folder, extended=extended)
     checkpoint.unlink(missing_ok=True)
     print(f"{folder}: load it with clusterformer.huggingface.load({str(folder)!r})")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,12 +50,14 @@ def read_model(name: str, folder: Path) -> tuple[PreTrainedModel, Any]:
     return model.eval(), tokenizer
 
 
-def extend(model: PreTrainedModel, tokenizer: Any, length: int) -> None:
-    """Make room for texts of `length` tokens."""
+def extend(model: PreTrainedModel, tokenizer: Any, length: int) -> bool:
+    """Make room for texts of `length` tokens; tell whether there was none."""
     positions = num_positions(model)
-    if positions is not None and positions < length:
-        huggingface.extend_positions(model, length)
-        tokenizer.model_max_length = length
+    if positions is None or positions >= length:
+        return False
+    huggingface.extend_positions(model, length)
+    tokenizer.model_max_length = length
+    return True
 
 
 def attach(model: PreTrainedModel, mechanism: str, options: dict[str, Any]) -> None:
@@ -73,11 +76,13 @@ def attach(model: PreTrainedModel, mechanism: str, options: dict[str, Any]) -> N
         huggingface.attach(model, mechanism, **(start | options))
 
 
-def write_model(model: PreTrainedModel, tokenizer: Any, source: Path, folder: Path) -> None:
+def write_model(
+    model: PreTrainedModel, tokenizer: Any, source: Path, folder: Path, *, extended: bool = False
+) -> None:
     """Write a model and its tokenizer as a folder, which appears whole or not at all.
 
     What sentence-transformers keeps beside the model in `source`, its modules and their settings,
-    is copied.
+    is copied. It has a limit of its own there, which an extended model's tokenizer replaces.
     """
     with whole_folder(folder) as draft:
         with quiet():
@@ -89,3 +94,8 @@ def write_model(model: PreTrainedModel, tokenizer: Any, source: Path, folder: Pa
                 shutil.copytree(path, draft / path.name)
             else:
                 shutil.copy(path, draft)
+        limits = draft / "sentence_bert_config.json"
+        if extended and limits.is_file():
+            settings = json.loads(limits.read_text(encoding="utf-8"))
+            settings |= {"max_seq_length": tokenizer.model_max_length}
+            limits.write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")

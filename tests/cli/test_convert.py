@@ -43,6 +43,7 @@ def folder(tmp_path_factory) -> Path:
     BertForSequenceClassification(config).save_pretrained(root / "encoder")
     (root / "encoder" / "1_Pooling").mkdir()
     (root / "encoder" / "1_Pooling" / "config.json").write_text("{}")
+    (root / "encoder" / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
     numbers = torch.randint(60, (40, 30), generator=torch.Generator().manual_seed(0)).tolist()
     lines = [" ".join(WORDS[n] for n in row) for row in numbers]
     (root / "texts.txt").write_text("\n".join(lines))
@@ -72,6 +73,8 @@ def test_a_converted_folder_is_an_ordinary_model(folder, tmp_path, capsys) -> No
     batch = tokenizer(" ".join(WORDS[:20]), return_tensors="pt")  # more than it had positions for
     assert model(**batch).logits.isfinite().all()
     assert (tmp_path / "made" / "1_Pooling" / "config.json").is_file()
+    limits = json.loads((tmp_path / "made" / "sentence_bert_config.json").read_text())
+    assert limits == {"max_seq_length": 24}  # else sentence-transformers cuts at the old one
     again = [str(tmp_path / "made"), str(tmp_path / "again"), "--text", str(folder / "texts.txt")]
     assert main(["convert", *again]) == 2
     assert "converted already, to NeuralClusteringAttention" in capsys.readouterr().err
