@@ -90,7 +90,8 @@ class PretrainedEncoder(nn.Module):
         self._plain = [FullAttention(1, 1)] * self.model.config.num_hidden_layers
         self._pad: int = self.model.config.pad_token_id or 0
         taken = inspect.signature(self.model.forward).parameters
-        self._segments = "token_type_ids" in taken and self.model.config.type_vocab_size > 1
+        kinds = getattr(self.model.config, "type_vocab_size", 0)  # GPT-2 takes them, and has none
+        self._segments = "token_type_ids" in taken and kinds > 1
         self._options = without_cache(self.model)
         if config.freeze:
             for weight in self.pretrained_parameters():

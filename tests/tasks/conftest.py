@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_pretrained import WORDS, write_bert, write_roberta
+from tiny_pretrained import WORDS, write_bert, write_gpt2, write_roberta
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +18,12 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     return write_roberta(tmp_path_factory.mktemp("roberta"))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    return write_gpt2(tmp_path_factory.mktemp("gpt2"))
 
 
 def sentence(rng: random.Random, length: int) -> str:

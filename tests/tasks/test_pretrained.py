@@ -67,7 +67,7 @@ def test_positions_are_counted(bert: Path, roberta: Path) -> None:
     assert counts == [32, 32]
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2"])
 def test_the_encoder_gives_the_models_own_values(kind: str, request: pytest.FixtureRequest) -> None:
     from transformers import AutoModel
 

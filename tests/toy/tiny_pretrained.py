@@ -66,3 +66,15 @@ def write_roberta(folder: Path) -> Path:
     RobertaModel(config).save_pretrained(folder)
     write_tokenizer(folder, segments=False)
     return folder
+
+
+def write_gpt2(folder: Path) -> Path:
+    """Write a GPT-2 likewise: causal, and its segments would be tokens like any other."""
+    from transformers import GPT2Config, GPT2Model
+
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    tokens = {"bos_token_id": 2, "eos_token_id": 3}
+    config = GPT2Config(vocab_size=len(SPECIAL) + len(WORDS), **sizes, **tokens)
+    GPT2Model(config).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
