@@ -134,7 +134,8 @@ def _write(folder: Path, saved: Saved, rebuilt: Rebuilt, for_transformers: bool)
             "label2id": {label: number for number, label in enumerate(labels)},
             "dtype": "float32",
         }
-        for name, text in tokenizer_files(task.tokenizer, task.rows.max_length).items():
+        files = tokenizer_files(task.tokenizer, task.rows.max_length, pairs=task.joint)
+        for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
         write_code(folder)
     text = json.dumps(config, ensure_ascii=False, indent=2)

@@ -18,16 +18,21 @@ from clusterformer.data.tokenizers import (
 _CONFIG_FILE = "tokenizer_config.json"
 
 
-def tokenizer_files(tokenizer: Tokenizer, max_length: int | None) -> dict[str, str]:
+def tokenizer_files(
+    tokenizer: Tokenizer, max_length: int | None, *, pairs: bool = False
+) -> dict[str, str]:
     """Return the files of a tokenizer, name to text.
 
     Args:
         tokenizer: Tokenizer of single texts.
         max_length: Maximum number of tokens of a row, to be noted; None for no limit.
+        pairs: Whether a row holds both texts of a pair.
     """
     if isinstance(tokenizer, PretrainedTokenizer):
         files = dict(tokenizer.files)
         config = json.loads(files.get(_CONFIG_FILE, "{}"))
+        if pairs and tokenizer.pair.second is not None:  # not every class gives them by itself
+            config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     else:
         state = tokenizer.state()
         json_text = state["json"] if isinstance(tokenizer, BytePairTokenizer) else _words(tokenizer)

@@ -131,6 +131,29 @@ def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_pat
             load(tmp_path / "first", **wrong)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["Matching"])
+def test_a_pipeline_gives_what_a_run_of_pairs_gives(task: str, tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    rng = random.Random(0)
+    pairs = [[" ".join(rng.choices(WORDS, k=rng.randint(3, 9))) for _ in "ab"] for _ in range(40)]
+    lines = ["first\tsecond\tlabel"]
+    lines += [f"{first}\t{second}\t{rng.randint(0, 1)}" for first, second in pairs]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    fit = ["fit", "--pictures=false", f"--data={task}", f"--data.train={tmp_path / 'pairs.tsv'}"]
+    fit += ["--data.joint=true", f"--model.pretrained={write_bert(tmp_path / 'bert')}", *SHORT]
+    assert main([*fit, f"--runs={tmp_path}"]) == 0
+    run, folder = tmp_path / task.lower() / "1", str(tmp_path / "exported")
+    assert main(["export", str(run), folder]) == 0
+    classify = pipeline("text-classification", model=folder, trust_remote_code=True)
+    found = classify([{"text": first, "text_pair": second} for first, second in pairs])
+    expected = clusterformer.load(run).predict(pairs)
+    values = [one["probability"] for one in expected]
+    assert [one["score"] for one in found] == pytest.approx(values, abs=1e-6)
+    assert [one["label"] for one in found] == [one["label"] for one in expected]
+
+
 def test_a_configuration_that_does_not_parse_is_named_with_its_file(run: Path) -> None:
     saved = open_saved(run)
     saved.config["model"]["d_modell"] = 8
