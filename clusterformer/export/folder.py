@@ -23,6 +23,7 @@ from clusterformer.export.tokenizer_files import tokenizer_files
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.task import Task
 from clusterformer.tasks.labelling import Labelling
+from clusterformer.tasks.similarity import Similarity
 from clusterformer.training.exported import is_exported, write_exported
 from clusterformer.training.runs import Run
 from clusterformer.training.saved import Saved, averaged, open_saved
@@ -134,6 +135,8 @@ def _write(folder: Path, saved: Saved, rebuilt: Rebuilt, for_transformers: bool)
             "label2id": {label: number for number, label in enumerate(labels)},
             "dtype": "float32",
         }
+        if isinstance(task, Similarity):  # else pipelines squash the one number into 0..1
+            config["problem_type"] = "regression"
         files = tokenizer_files(task.tokenizer, task.rows.max_length, pairs=task.joint)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
