@@ -107,6 +107,9 @@ def transformers_classes() -> tuple[type, type]:
             written = ClusterFormerConfig.from_pretrained(folder)
             config = options.pop("config", None) or written
             dtype = options.pop("dtype", None) or options.pop("torch_dtype", None)
+            dtype = getattr(torch, str(dtype), dtype)  # "float16" is torch.float16
+            if not isinstance(dtype, torch.dtype) and dtype != "auto":
+                options["dtype"] = dtype
             if config._attn_implementation not in (None, "eager"):
                 options["attn_implementation"] = config._attn_implementation
             _refuse(str(name), written.to_dict(), config.to_dict(), options)

@@ -126,6 +126,10 @@ def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_pat
     named = type(again).from_pretrained(tmp_path / "first", config=config)  # type: ignore[attr-defined]
     assert named.config.id2label == {0: "bad", 1: "good"}
 
+    assert str(load(tmp_path / "first", dtype="float16").dtype) == "torch.float16"
+    with pytest.raises(InputError, match="without dtype='half of it'"):
+        type(again).from_pretrained(tmp_path / "first", dtype="half of it")  # type: ignore[attr-defined]
+
     for wrong in ({"num_labels": 3}, {"attn_implementation": "sdpa"}, {"device_map": "cpu"}):
         with pytest.raises(ValueError, match=f"as it was trained, without {next(iter(wrong))}="):
             load(tmp_path / "first", **wrong)
