@@ -155,7 +155,15 @@ def transformers_classes() -> tuple[type, type]:
                 loss = F.cross_entropy(logits, labels)
             return SequenceClassifierOutput(loss=loss, logits=logits)
 
+    for kind in (ClusterFormerConfig, ClusterFormerForSequenceClassification):
+        kind.__qualname__ = kind.__name__  # by which pickle finds it in this module
     return ClusterFormerConfig, ClusterFormerForSequenceClassification
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ClusterFormerConfig", "ClusterFormerForSequenceClassification"):
+        return next(kind for kind in transformers_classes() if kind.__name__ == name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 _OF_AUTO_CLASSES = {"adapter_kwargs", "code_revision", "trust_remote_code"}

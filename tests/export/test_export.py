@@ -1,6 +1,7 @@
 """`clusterformer export`: a folder that transformers and `clusterformer.load` read."""
 
 import json
+import pickle
 import random
 import re
 import sys
@@ -127,6 +128,7 @@ def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_pat
     assert named.config.id2label == {0: "bad", 1: "good"}
 
     assert str(load(tmp_path / "first", dtype="float16").dtype) == "torch.float16"
+    assert type(pickle.loads(pickle.dumps(again))) is type(again)
     with pytest.raises(InputError, match="without dtype='half of it'"):
         type(again).from_pretrained(tmp_path / "first", dtype="half of it")  # type: ignore[attr-defined]
 
