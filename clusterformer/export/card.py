@@ -24,7 +24,8 @@ class Card:
         labels: Labels in the order of their scores.
         for_transformers: Whether transformers loads the folder.
         licence: Licence of the weights, by its name at huggingface.co.
-        results: Outcome of the training, as results.json has it; None if it is not known.
+        results: Outcome of the training, as results.json has it; None if it is not known, or not of
+            these weights.
         environment: What the training ran on, as environment.json has it; None likewise.
         from_export: Whether the model was an export, which does not say what run it started from.
         usage: Python that uses the loaded `model`; "" if its task reads nothing.
@@ -102,7 +103,7 @@ class Card:
             f"| {name} | {value:.4f} |" for name, value in results.items() if "layer" not in name
         ]
         if not rows:
-            return "## Figures\n\nNot known: the folder was not made from a finished run.\n"
+            return "## Figures\n\nNot known: no finished run was tested with these weights.\n"
         head = "| measure | value |\n|---|---|\n"
         seed = self.config.get("seed_everything", 0)
         return f"## Figures\n\nOne training, seed {seed}.\n\n{head}" + "\n".join(rows) + "\n"

@@ -68,7 +68,8 @@ def export(
     with whole_folder(folder) as draft:
         ours = is_row_classifier(rebuilt) and _has_tokenizer(rebuilt.task)
         _write(draft, saved, rebuilt, ours)
-        card = _card(run, folder.resolve().name, saved, rebuilt, ours, licence)
+        title = folder.resolve().name
+        card = _card(run, title, saved, rebuilt, ours, licence, is_average=average is not None)
         (draft / "README.md").write_text(card.text(), encoding="utf-8")
     return Exported(folder, ours)
 
@@ -164,11 +165,14 @@ def _card(
     rebuilt: Rebuilt,
     for_transformers: bool,
     licence: str | None,
+    *,
+    is_average: bool,
 ) -> Card:
     results, environment = None, None
     try:
         opened = Run.open(run)
-        results = opened.results
+        is_tested = opened.finished and opened.chosen.resolve() == saved.path.resolve()
+        results = opened.results if is_tested and not is_average else None
         written = opened.folder / "environment.json"
         environment = json.loads(written.read_text(encoding="utf-8")) if written.exists() else None
     except InputError:

@@ -186,6 +186,9 @@ def test_the_card_says_what_it_is(run: Path, tmp_path: Path) -> None:
     assert start in card
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert config["attention"]["init_args"]["num_clusters"] == 3
+    assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "last")]) == 0
+    card = (tmp_path / "last" / "README.md").read_text(encoding="utf-8")
+    assert "Not known: no finished run was tested with these weights." in card  # but with best.ckpt
 
 
 def test_the_card_imports_classes_of_ones_own(
