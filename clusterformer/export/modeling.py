@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clusterformer.data.tokenizers import UNK
 from clusterformer.errors import InputError
 from clusterformer.huggingface.hub import HUB_OPTIONS, download
 from clusterformer.models.classifier import TextClassifier
@@ -143,6 +144,8 @@ def transformers_classes() -> tuple[type, type]:
         ) -> SequenceClassifierOutput:
             """Logits (B, L) of rows of tokens (B, N), or (B, 1) on the scale of a similarity."""
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            if isinstance(self.network, TextClassifier):
+                input_ids, mask = _without_empty_rows(input_ids, mask)
             segments = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             batch = SimpleNamespace(tokens=input_ids, mask=mask.bool(), second=segments.bool())
             output = self.network(batch)
@@ -164,6 +167,15 @@ def __getattr__(name: str) -> Any:
     if name in ("ClusterFormerConfig", "ClusterFormerForSequenceClassification"):
         return next(kind for kind in transformers_classes() if kind.__name__ == name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _without_empty_rows(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Make a row (B, N) without any token one unknown token, as our own tokenizers do."""
+    if not tokens.shape[1]:  # which transformers makes of floats
+        tokens = mask = tokens.new_zeros(len(tokens), 1, dtype=torch.long)
+    first = torch.arange(mask.shape[1], device=mask.device) == 0
+    empty = first & ~mask.bool().any(1, keepdim=True)
+    return tokens.masked_fill(empty, UNK), mask.bool() | empty
 
 
 _OF_AUTO_CLASSES = {"adapter_kwargs", "code_revision", "trust_remote_code"}

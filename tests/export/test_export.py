@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 import clusterformer
 from clusterformer.cli.main import main
-from clusterformer.data.tokenizers import BytePairTokenizer, Tokenizer, WordTokenizer
+from clusterformer.data.tokenizers import UNK, BytePairTokenizer, Tokenizer, WordTokenizer
 from clusterformer.errors import InputError
 from clusterformer.export.modeling import rebuild
 from clusterformer.export.tokenizer_files import tokenizer_files
@@ -91,6 +91,12 @@ def test_the_folder_gives_what_the_run_gives(
         for number, label in model.config.id2label.items():
             probability = record["probabilities"][label]
             assert float(row[int(number)]) == pytest.approx(probability, abs=1e-5)
+    if not tokenizer("")["input_ids"]:  # ours make it one unknown token
+        with torch.no_grad():
+            unknown = model(torch.tensor([[UNK]])).logits[0]
+            for texts in ([""], ["", *TEXTS]):
+                batch = tokenizer(texts, padding=True, return_tensors="pt")
+                torch.testing.assert_close(model(**batch).logits[0], unknown)
 
 
 def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_path: Path) -> None:
