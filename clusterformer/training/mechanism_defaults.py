@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from pydoc import locate
@@ -14,6 +15,8 @@ from clusterformer.training.config_files import parse_yaml, read_yaml
 
 MECHANISMS = ("attention", "outer_attention", "decoder_attention", "cross_attention")
 """Options of the model that choose a mechanism."""
+
+_YAML = re.compile(r"^\s*\{|:\s")  # of options; the name of a class has neither
 
 
 def given_options(arguments: Sequence[str]) -> set[str]:
@@ -61,18 +64,22 @@ def _given(option: str, value: str) -> Iterator[str]:
     if option in ("--config", "-c"):
         written = value.lstrip().startswith("{")
         tree = parse_yaml(value, "--config") if written else read_yaml(Path(value))
-        model = tree.get("model") or {}
-        for mechanism in MECHANISMS:
-            yield from _keys(mechanism, model.get(mechanism))
+        yield from _keys_of_model(tree.get("model"))
         return
     section, _, rest = option.removeprefix("--").partition(".")
     mechanism, _, name = rest.partition(".")
-    if section != "model" or mechanism not in MECHANISMS:
+    if section != "model" or (mechanism and mechanism not in MECHANISMS):
         return
-    if name:
+    if name not in ("", "init_args"):
         yield f"{mechanism}.{name.removeprefix('init_args.')}"
-    elif value.lstrip().startswith("{"):
-        yield from _keys(mechanism, parse_yaml(value, option))
+    elif _YAML.search(value):
+        tree = parse_yaml(value, option)
+        yield from _keys(mechanism, tree) if mechanism else _keys_of_model(tree)
+
+
+def _keys_of_model(tree: Any) -> Iterator[str]:
+    for mechanism in MECHANISMS if isinstance(tree, dict) else ():
+        yield from _keys(mechanism, tree.get(mechanism))
 
 
 def _keys(mechanism: str, tree: Any) -> Iterator[str]:

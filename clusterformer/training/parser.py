@@ -27,21 +27,25 @@ class Parser(LightningArgumentParser):
     A mechanism that replaces another has its own defaults: see `restore_defaults`.
     """
 
-    _given: Set[str] = frozenset()
+    _given: Set[str] | None = None  # while it parses
 
     def __init__(self, *others: Any, **options: Any) -> None:
         super().__init__(*others, **{"prog": "clusterformer", **options})
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # type: ignore[override]
-        self._given = given_options(sys.argv[1:] if args is None else args)
-        config = super().parse_args(args, *others, **options)
-        restore_defaults(config, self._given)
+        self._given = given = given_options(sys.argv[1:] if args is None else args)
+        try:
+            config = super().parse_args(args, *others, **options)
+        finally:
+            self._given = None
+        restore_defaults(config, given)
         return config
 
     def dump(self, cfg: Namespace, *others: Any, **options: Any) -> str:
         """Write a configuration; `--print_config` does so before `parse_args` has ended."""
         config = cfg.clone()
-        restore_defaults(config, self._given)
+        if self._given is not None:
+            restore_defaults(config, self._given)
         return super().dump(config, *others, **options)
 
     def add_class_arguments(self, *args: Any, **options: Any) -> list[str]:

@@ -9,6 +9,7 @@ from clusterformer.attention import QueryKeyClusteringAttention, RoutingAttentio
 from clusterformer.cli.options import Options
 
 FILE = {"model": {"attention": {"class_path": "NeuralClusteringAttention", "init_args": {}}}}
+ROUTING = {"class_path": "RoutingAttention"}
 
 
 def chosen(tmp_path, given: dict, *arguments: str, option: str = "attention") -> dict:
@@ -42,9 +43,13 @@ def test_values_of_the_file_are_kept(tmp_path) -> None:
     [
         ["--model.attention.local_heads=0"],
         ["--model.attention.init_args.local_heads", "0"],
+        ["--model.attention.init_args", '{"local_heads": 0}'],
+        ["--model.attention", "{class_path: RoutingAttention, init_args: {local_heads: 0}}"],
+        ["--model.attention", "class_path: RoutingAttention\ninit_args:\n  local_heads: 0\n"],
+        ["--model", json.dumps({"attention": {**ROUTING, "init_args": {"local_heads": 0}}})],
         ["--config", json.dumps({"model": {"attention": {"init_args": {"local_heads": 0}}}})],
     ],
-    ids=["short", "long", "file"],
+    ids=["short", "long", "all", "class", "lines", "model", "file"],
 )
 def test_values_of_the_command_line_are_kept(tmp_path, arguments: list[str]) -> None:
     if arguments[0] == "--config":
@@ -69,3 +74,10 @@ def test_the_printed_configuration_is_the_one_that_trains(capsys) -> None:
         Options(arguments, fitting=True)
     printed = yaml.safe_load(capsys.readouterr().out)["model"]["attention"]["init_args"]
     assert printed["local_heads"] is None
+
+
+def test_another_command_line_changes_nothing(tmp_path) -> None:
+    data = ["--data", "Recall", "--model.attention"]
+    options = Options([*data, "RoutingAttention", "--model.attention.local_heads=3"], fitting=True)
+    Options([*data, "FullAttention"], fitting=True)
+    assert options.resolved()["model"]["attention"]["init_args"]["local_heads"] == 3
