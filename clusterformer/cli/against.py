@@ -15,6 +15,7 @@ from clusterformer.cli.options import Options
 from clusterformer.compare.planned_run import slug
 from clusterformer.compare.tables import aligned
 from clusterformer.errors import InputError
+from clusterformer.training.mechanism_defaults import MECHANISMS, without_defaults
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import checkpoint_to_resume
 from clusterformer.wording import counted, formatted
@@ -149,6 +150,12 @@ def _verdict(options: Options, first: Outcome, rows: list[tuple[str, float, floa
 
 
 def _likewise(options: Options, model: dict[str, Any], *arguments: str) -> Options:
-    """Options of the same training with another model."""
+    """Options of the same training with another model; another mechanism has its own defaults."""
     base = {key: value for key, value in options.resolved().items() if key != "against"}
+    own = base["model"]
+    for name in (name for name in MECHANISMS if name in model and own[name] is not None):
+        other = model[name]
+        if isinstance(other, dict) and {*other} == {"init_args"}:  # of the same mechanism
+            model = {**model, name: {"class_path": own[name]["class_path"], **other}}
+        own[name] = without_defaults(own[name])
     return Options([f"--model={json.dumps(model)}", *arguments], fitting=True, base=base)

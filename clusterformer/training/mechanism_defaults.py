@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -48,6 +48,16 @@ def restore_defaults(config: Namespace, given: Set[str]) -> None:
             known = name in chosen["init_args"] and option.default is not inspect.Parameter.empty
             if known and f"{mechanism}.{name}" not in given:
                 chosen["init_args"][name] = option.default
+
+
+def without_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the options of a mechanism that have their default, for another to have its own."""
+    made = locate(chosen["class_path"])
+    assert callable(made)
+    defaults = {name: o.default for name, o in inspect.signature(made).parameters.items()}
+    options = chosen.get("init_args") or {}
+    kept = {name: value for name, value in options.items() if value != defaults.get(name)}
+    return {**chosen, "init_args": kept}
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,9 @@ import pytest
 import torch
 import yaml
 
+from clusterformer.cli.against import _likewise
 from clusterformer.cli.main import main
+from clusterformer.cli.options import Options
 
 TOYS = str(Path(__file__).parents[1] / "toy")
 sys.path.append(TOYS)
@@ -68,6 +70,26 @@ def test_the_last_lines_set_a_run_beside_others_and_baselines(
     models = [yaml.safe_load((x / "config.yaml").read_text())["model"] for x in (run, full, half)]
     assert models[1]["attention"]["class_path"].endswith(".FullAttention")
     assert models[2] == {**models[0], **OTHERS["half as wide"]}
+
+
+def test_another_mechanism_has_the_options_given_to_it_and_else_its_defaults() -> None:
+    given = "--model.attention.local_window=5"
+    options = Options([*TOY[2:], given], fitting=True)
+    routing = {"class_path": "RoutingAttention", "init_args": {"num_clusters": 3}}
+    model = _likewise(options, {"attention": routing}).resolved()["model"]
+    found = model["attention"]["init_args"]
+    assert found["num_clusters"] == 3
+    assert found["local_window"] == 5  # given to the first model, and an option of both
+    assert found["local_heads"] is None  # 0 in neural clustering
+
+
+def test_options_without_a_class_are_for_the_mechanism_of_the_run() -> None:
+    given = ["--model.attention=RoutingAttention", "--model.attention.local_heads=1"]
+    options = Options([*TOY[2:], *given], fitting=True)
+    other = {"attention": {"init_args": {"num_clusters": 3}}}
+    found = _likewise(options, other).resolved()["model"]["attention"]
+    assert found["class_path"].endswith(".RoutingAttention")
+    assert (found["init_args"]["num_clusters"], found["init_args"]["local_heads"]) == (3, 1)
 
 
 WRONG = {
