@@ -88,7 +88,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _runs(options: argparse.Namespace) -> list[tuple[str, Path]]:
     """List run directories, each with the name of its column of the matrix."""
     if options.runs is not None:
-        return [(_name(Path(run)), Path(run)) for run in options.runs]
+        names = [_name(run) for run in options.runs]
+        return [
+            (name if names.count(name) == 1 else str(run), run)
+            for name, run in zip(names, options.runs, strict=True)
+        ]
     root: Path = options.comparison
     found = sorted(path.parent for path in root.glob("*/*/seed-*/*/*/results.json"))
     if not found:

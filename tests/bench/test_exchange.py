@@ -59,6 +59,13 @@ def test_data_sets_of_a_comparison_stand_apart(comparison: Path, tmp_path: Path,
     assert heading.split() == ["evaluated", "with", "full/20news", "full/mr"]
 
 
+def test_runs_of_one_name_stand_apart(comparison: Path, capsys) -> None:
+    runs = [str(comparison / row / "all/seed-0/maskedcopy/1") for row in ("full", "shared")]
+    assert main(["bench", "exchange", "--runs", *runs, "--with", "full"]) == 0
+    heading = next(x for x in capsys.readouterr().out.splitlines() if "evaluated with" in x)
+    assert heading.split() == ["evaluated", "with", *runs]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
