@@ -102,9 +102,9 @@ class ClozeTexts(GeneratedTexts):
         answers = []
         for question in (last, *others):
             order = generator.permutation(CANDIDATES)
-            candidates = [ids[question.candidates[i]] for i in order]
-            if len(set(candidates)) < CANDIDATES:  # a text has more names than there are ids
+            if not ids.keys() >= set(question.candidates):  # more names than there are ids
                 continue
+            candidates = [ids[question.candidates[i]] for i in order]
             tokens[question.at - start] = words.blank
             missing = question.at - start + len(words.before)
             asked = missing + (question.end - 1 - question.at if self._causal else 0)
@@ -112,7 +112,7 @@ class ClozeTexts(GeneratedTexts):
         return [*words.before, *tokens, *words.after], answers
 
     def _ids(self, names: list[str], generator: np.random.Generator) -> dict[str, int]:
-        """Give all names of a text a token id, the first ones different ids."""
+        """Give each name of a text a token id of its own, the first ones if there are too few."""
         known = self._words.names
         if generator.random() < self._fresh:
             drawn = generator.permutation(len(known))

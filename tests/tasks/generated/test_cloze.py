@@ -108,6 +108,22 @@ def test_the_target_is_the_candidate_that_is_missing(books, fresh: float) -> Non
     assert (len(numbers) > 24) == bool(fresh)  # by spelling the 24 names have one number each
 
 
+@pytest.mark.parametrize("fresh", [0.0, 1.0])
+def test_of_more_names_than_token_ids_those_with_one_are_asked_for(books, fresh: float) -> None:
+    many = [a + b + c for a in NAMES for b in ("ba", "ke") for c in ("l", "s", "t")]
+    draw = np.random.default_rng(0)
+    chosen = [many[i] for i in draw.integers(len(many), size=1500)]
+    Path(books["train"]).write_text(" ".join(f"then the {name} went home." for name in chosen))
+    task = Cloze(**books, length=4000, num_names=100, fresh=fresh, asked_names=64)
+    batch = task.train_texts(0)[list(range(4))]
+    real = batch.target >= 0
+    assert real[:, 0].all()
+    assert 4 < real.sum() < 4 * 64
+    for candidates in batch.candidates[real].tolist():
+        assert len(set(candidates)) == 10
+        assert FIRST_NAME <= min(candidates) <= max(candidates) < FIRST_NAME + 100
+
+
 def test_training_asks_for_further_names(books) -> None:
     task = Cloze(**books, length=600, fresh=0.0, asked_names=5)
     batch = task.train_texts(0)[list(range(8))]
