@@ -143,10 +143,9 @@ class Needle(GeneratedTask):
                 where = str(self._files[split])
                 documents = own_documents(where)
             text = "\n".join(read_documents(documents)).encode()
-            if len(text) < self._length:
-                raise InputError(
-                    f"{where}: {len(text)} bytes in all, fewer than length {self._length}"
-                )
+            longest = max(self._lengths) if split == "train" else self._length
+            if len(text) < longest:
+                raise InputError(f"{where}: {len(text)} bytes in all, fewer than length {longest}")
             self._books[split] = np.frombuffer(text, dtype=np.uint8)
         return self._books[split]
 

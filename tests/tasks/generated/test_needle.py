@@ -122,3 +122,10 @@ def test_bad_options_are_refused(books, options, message: str) -> None:
 def test_too_little_text_is_named_with_its_part(books) -> None:
     with pytest.raises(InputError, match=rf"{books['test']}: \d+ bytes in all, fewer than length"):
         Needle(**books, length=10**7).texts(2)
+
+
+def test_too_little_text_for_another_length_of_training(books) -> None:
+    task = Needle(**books, length=300, also_train=[10**7])
+    assert task.texts(2)
+    with pytest.raises(InputError, match=rf"{books['train']}: \d+ bytes .* than length 10000000"):
+        task.train_texts(0)
