@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lightning.pytorch import Trainer
 
 from clusterformer.cli.main import main
 from clusterformer.data.book_names import RECENT, more_questions, parse, questions
@@ -227,3 +228,13 @@ def test_bad_options_are_refused(books, options, message: str) -> None:
 def test_texts_without_such_a_passage_are_refused(books) -> None:
     with pytest.raises(InputError, match="train: no passage of 5000 tokens with 10 names"):
         Cloze(**books, length=5000).texts(0)
+
+
+def test_baselines_of_one_of_several_processes_are_measured_on_all_texts(books) -> None:
+    def measured(processes: int) -> list[float]:
+        task = Cloze(**books, length=LENGTH, fresh=0.0, batch_size=4, test_texts=90)
+        task.trainer = Trainer(accelerator="cpu", devices=processes, strategy="ddp", logger=False)
+        assert task.world_size == processes
+        return [method().measures["accuracy"] for method in task.baselines().values()]
+
+    assert measured(2) == measured(1)
