@@ -22,6 +22,7 @@ class WeightedMean(Metric):
     """Mean of means, by the number of things of each; one that is NaN does not count.
 
     torchmetrics' MeanMetric asks at every update whether there is a NaN, and a GPU waits for that.
+    Sums are in float32 under `trainer.precision` bf16-true too, in which they would stop to grow.
     """
 
     total: Tensor
@@ -30,13 +31,14 @@ class WeightedMean(Metric):
     def __init__(self) -> None:
         super().__init__()
         for name in ("total", "number"):
-            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
+            zero = torch.zeros((), dtype=torch.float32)
+            self.add_state(name, zero, dist_reduce_fx="sum")
 
     def update(self, mean: Tensor, number: Tensor) -> None:
         """Add a mean over so many things, both of no dimension."""
         absent = mean.isnan()
         number = number.masked_fill(absent, 0)
-        self.total += mean.masked_fill(absent, 0.0) * number
+        self.total += mean.float().masked_fill(absent, 0.0) * number
         self.number += number
 
     def compute(self) -> Tensor:

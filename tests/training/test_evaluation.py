@@ -2,7 +2,9 @@
 
 from functools import partial
 
+import pytest
 import torch
+from default_dtype import default_dtype
 from toy_task import Net, Toy
 from waits import Waits
 
@@ -19,6 +21,15 @@ def test_a_mean_of_means_leaves_out_what_is_not_there() -> None:
     empty = WeightedMean()
     empty.update(nothing, torch.tensor(2))
     assert empty.compute().isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_mean_over_many_batches_is_right_in_half_precision(dtype: torch.dtype) -> None:
+    with default_dtype(dtype):  # means are made in the first step of a validation
+        mean = WeightedMean()
+        for value in 100 * [2.0] + 100 * [1.0]:
+            mean.update(torch.tensor(value), torch.tensor(1000))
+        assert mean.compute() == 1.5
 
 
 class Unmeasured(Toy):
