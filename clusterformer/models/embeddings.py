@@ -24,10 +24,11 @@ def sinusoidal_positions(positions: Tensor, width: int) -> Tensor:
         width: E.
 
     Returns:
-        (..., E); the first half sines, the second half cosines.
+        (..., E) in float32; the first half sines, the second half cosines.
     """
     half = (width + 1) // 2
-    rates = torch.exp(torch.arange(half, device=positions.device) * (-math.log(1e4) / half))
+    order = torch.arange(half, dtype=torch.float32, device=positions.device)
+    rates = torch.exp(order * (-math.log(1e4) / half))
     angles = positions[..., None] * rates
     return torch.cat([angles.sin(), angles.cos()], -1)[..., :width]
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from default_dtype import default_dtype
 
 from clusterformer.attention import (
     FullAttention,
@@ -75,6 +76,12 @@ def test_sinusoids_are_those_of_the_paper() -> None:
     assert found[0].tolist() == [0, 0, 0, 1, 1, 1]
     rates = torch.tensor([1, 1e4 ** (-1 / 3), 1e4 ** (-2 / 3)])
     torch.testing.assert_close(found[1], torch.cat([(3 * rates).sin(), (3 * rates).cos()]))
+
+
+def test_sinusoids_tell_far_positions_apart_in_half_precision() -> None:
+    expected = sinusoidal_positions(torch.arange(1000), 64)
+    with default_dtype(torch.bfloat16):
+        assert torch.equal(sinusoidal_positions(torch.arange(1000), 64), expected)
 
 
 def test_embeddings_at_a_later_position_are_those_of_the_whole_text() -> None:
