@@ -38,7 +38,7 @@ def share_of_tokens(counts: Tensor, mask: Tensor, causal: bool) -> Tensor:
     if counts.dim() == 3:
         counts = counts.float().mean(1)
     there = mask.cumsum(-1) if causal else mask.sum(-1, keepdim=True)
-    return (counts / there.clamp(min=1)).masked_fill(~mask, 0.0)
+    return (counts.float() / there.clamp(min=1)).masked_fill(~mask, 0.0)
 
 
 def count_in_blocks(blocks: Blocks, causal: bool) -> Tensor:
@@ -120,7 +120,8 @@ def _count_pairs(queries: Tensor, keys: Tensor, length: int, causal: bool) -> Te
 def _membership(slots: Tensor, length: int) -> Tensor:
     """Turn tokens in slots (R, C, S), -1 for none, to memberships (R, N + 1, C) of 0 and 1."""
     members = slots.masked_fill(slots < 0, length)
-    found = torch.zeros(len(slots), slots.shape[1], length + 1, device=slots.device)
+    shape = len(slots), slots.shape[1], length + 1
+    found = torch.zeros(shape, dtype=torch.float32, device=slots.device)
     return found.scatter_(2, members, 1.0).transpose(1, 2)
 
 

@@ -30,7 +30,8 @@ class GroupingStatistics(NamedTuple):
 
 def cluster_sizes(assignment: Tensor, num_clusters: int, mask: Tensor) -> Tensor:
     """Count real tokens of each cluster, (B, C), from assignment (B, N) and mask (B, N)."""
-    counts = torch.zeros(assignment.shape[0], num_clusters + 1, device=assignment.device)
+    shape = assignment.shape[0], num_clusters + 1
+    counts = torch.zeros(shape, dtype=torch.float32, device=assignment.device)
     kept = assignment.masked_fill(~mask, num_clusters)
     return counts.scatter_add(1, kept, torch.ones_like(kept, dtype=counts.dtype))[:, :-1]
 
@@ -71,4 +72,4 @@ def _purity(assignment: Tensor, blocks: Blocks) -> Tensor:
     own = cluster[:, blocks.own, :, None]
     pairs = window_mask(blocks) & blocks.own_filled[..., None]
     same = (own == windows(cluster, blocks.visible.shape[-1])[:, :, None]) & pairs
-    return same.sum((1, 2, 3)) / pairs.sum((1, 2, 3)).clamp(min=1)
+    return same.sum((1, 2, 3)).float() / pairs.sum((1, 2, 3)).clamp(min=1)

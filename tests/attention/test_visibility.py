@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from default_dtype import default_dtype
 from torch import Tensor
 
 from clusterformer.attention import (
@@ -78,7 +79,7 @@ def test_every_mechanism_says_what_a_token_sees(cls, causal) -> None:
 
 
 @pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
-def test_autocast_changes_no_count(cls, causal) -> None:
+def test_half_precision_changes_no_count(cls, causal) -> None:
     torch.manual_seed(3)
     layer = build(cls, causal)
     x, mask = torch.randn(3, 29, 32), mask_of([29, 17, 1], 29)
@@ -86,6 +87,8 @@ def test_autocast_changes_no_count(cls, causal) -> None:
     expected = layer.core.keys_seen(grouping, mask)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(layer.core.keys_seen(grouping, mask), expected)
+    with default_dtype(torch.bfloat16):  # as Lightning sets it under bf16-true
+        assert torch.equal(layer.core.keys_seen(grouping, mask), expected)
 
 
 @pytest.mark.parametrize(

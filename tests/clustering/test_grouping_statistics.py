@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from default_dtype import default_dtype
 
 from clusterformer.clustering.grouping_statistics import cluster_sizes, grouping_statistics
 from clusterformer.kernels import reference
@@ -59,3 +60,12 @@ def test_heads_count_as_sequences() -> None:
     assignment = torch.stack([torch.arange(4), torch.zeros(4, dtype=torch.long)])[None]
     found = grouping_statistics(assignment, 4, torch.ones(1, 4, dtype=torch.bool))
     assert found.entropy.item() == pytest.approx(0.5)
+
+
+def test_statistics_are_the_same_in_half_precision() -> None:
+    assignment, mask = torch.randint(5, (2, 3000)), torch.ones(2, 3000, dtype=torch.bool)
+    blocks = equal_blocks(reference.sort(assignment, 5), 7)
+    expected = grouping_statistics(assignment, 5, mask, blocks)
+    with default_dtype(torch.bfloat16):
+        assert cluster_sizes(assignment, 5, mask).sum() == 6000
+        assert grouping_statistics(assignment, 5, mask, blocks) == expected
