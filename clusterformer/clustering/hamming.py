@@ -46,7 +46,7 @@ def _kmeans(codes: Tensor, num_clusters: int, mask: Tensor | None, iterations: i
     batch, length = codes.shape
     signs = unpack(codes)
     signs[..., -1] = 1.0  # the sign bit of int64 is free: it counts points
-    weights = torch.ones(batch, length, device=codes.device) if mask is None else mask.float()
+    weights = torch.ones_like(codes, dtype=torch.float32) if mask is None else mask.float()
     if mask is not None:
         signs = signs * weights[..., None]
     start = seeds(weights, num_clusters, 0.5)
@@ -82,6 +82,6 @@ def _nearest(points: Tensor, centroids: Tensor) -> Tensor:
     """
     num_clusters = centroids.shape[1]
     products = torch.bmm(points, centroids.to(points.dtype).transpose(1, 2))
-    backwards = torch.arange(num_clusters - 1, -1, -1.0, device=points.device)
+    backwards = torch.arange(num_clusters - 1, -1, -1, dtype=torch.float32, device=points.device)
     best = products.float().mul_(num_clusters).add_(backwards).amax(-1)
     return (num_clusters - 1 - best.remainder_(num_clusters)).long()

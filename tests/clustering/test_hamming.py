@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from default_dtype import default_dtype
 from torch import Tensor
 
 from clusterformer.clustering.hamming import hamming_kmeans
@@ -77,6 +78,13 @@ def test_many_clusters_keep_the_first_of_equally_near_ones() -> None:
     codes = random_codes(1, 900)
     found = hamming_kmeans(codes, 300, iterations=2)[0].tolist()
     assert found == literal_kmeans(codes[0].tolist(), 300, 2)
+
+
+def test_kmeans_is_the_same_in_half_precision() -> None:
+    codes = random_codes(2, 900)
+    expected = hamming_kmeans(codes, 300, iterations=2)
+    with default_dtype(torch.bfloat16):
+        assert torch.equal(hamming_kmeans(codes, 300, iterations=2), expected)
 
 
 def test_different_codes_have_clusters_of_their_own_if_there_are_enough() -> None:
