@@ -150,7 +150,7 @@ def attention_mass(q: Tensor, k: Tensor, index: Tensor, mask: Tensor, scale: flo
         (B, N, K), float32; each row sums to 1: the target of DeepSeek-V3.2, eq. 3.
     """
     batch, heads, length, _ = q.shape
-    mass = torch.empty(index.shape, device=q.device)
+    mass = torch.empty(index.shape, dtype=torch.float32, device=q.device)
     rows = max(1, PIECE // (batch * heads * length))
     keys = k.float().transpose(2, 3)
     for start in range(0, length, rows):

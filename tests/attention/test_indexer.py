@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from default_dtype import default_dtype
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -116,6 +117,14 @@ def test_the_loss_is_the_divergence_from_attention(target: str, block_size: int)
             )
         total += float((p * (p.log() - score.log_softmax(0))).sum().detach())
     assert float(grouping.loss[0].detach()) == pytest.approx(total, rel=1e-4)
+
+
+def test_the_loss_is_the_same_in_half_precision() -> None:
+    core = IndexerAttention(16, 2, causal=True, top_k=3)
+    x, (q, k, v) = torch.randn(1, 12, 16), torch.randn(3, 1, 2, 12, 8).unbind()
+    expected = core(q, k, v, hidden=x)[1].loss
+    with default_dtype(torch.bfloat16):
+        assert torch.equal(core(q, k, v, hidden=x)[1].loss, expected)
 
 
 def test_the_indexer_learns_from_its_own_loss_alone() -> None:
