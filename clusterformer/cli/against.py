@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from clusterformer.cli.options import Options
 from clusterformer.compare.planned_run import slug
 from clusterformer.compare.tables import aligned
 from clusterformer.errors import InputError
+from clusterformer.training.config_files import to_argument
 from clusterformer.training.mechanism_defaults import MECHANISMS, without_defaults
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import checkpoint_to_resume
@@ -158,4 +158,4 @@ def _likewise(options: Options, model: dict[str, Any], *arguments: str) -> Optio
         if isinstance(other, dict) and {*other} == {"init_args"}:  # of the same mechanism
             model = {**model, name: {"class_path": own[name]["class_path"], **other}}
         own[name] = without_defaults(own[name])
-    return Options([f"--model={json.dumps(model)}", *arguments], fitting=True, base=base)
+    return Options([f"--model={to_argument(model)}", *arguments], fitting=True, base=base)

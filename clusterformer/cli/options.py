@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from clusterformer.cli.logs import quieten, show_notes
 from clusterformer.errors import InputError, making, require_finite
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
-from clusterformer.training.config_files import locate, resolve
+from clusterformer.training.config_files import locate, resolve, to_argument
 from clusterformer.training.fit import make_trainer
 from clusterformer.training.monitoring import mode_of
 from clusterformer.training.parser import Parser, instantiate, make_parser
@@ -51,7 +50,7 @@ class Options:
         arguments, self._files = resolve(arguments)
         arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
         if base is not None:
-            arguments = ["--config", json.dumps(base, default=str), *arguments]
+            arguments = ["--config", to_argument(base), *arguments]
         import_tasks()
         import_from_working_folder()
         quieten()

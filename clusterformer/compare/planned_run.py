@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from clusterformer.training.config_files import to_argument
 
 FitOptions = dict[str, Any]
 """Dotted keys of `fit` to values; `config` names one configuration or several."""
@@ -77,4 +78,4 @@ def slug(name: str) -> str:
 
 
 def _as_argument(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else to_argument(value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import yaml
 
 from clusterformer.compare.plan import Plan
 from clusterformer.errors import InputError
+from clusterformer.training.config_files import to_argument
 from clusterformer.training.monitoring import mode_of
 from clusterformer.training.wandb import PROJECT
 
@@ -77,7 +77,7 @@ def _grid(plan: Plan) -> dict[str, list[Any]]:
 
 def _sweep_value(value: Any) -> Any:
     """Convert a value so that W&B, which writes it with str(), gives `fit` what it can parse."""
-    return value if isinstance(value, str | int | float) else json.dumps(value)
+    return value if isinstance(value, str | int | float) else to_argument(value)
 
 
 def _add(values: list[Any], value: Any) -> None:

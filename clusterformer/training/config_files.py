@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
@@ -145,6 +146,19 @@ class _Loader(yaml.SafeLoader):
 def to_yaml(config: Mapping[str, Any]) -> str:
     """Write a configuration as a file has it."""
     return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+
+
+def to_argument(value: Any) -> str:
+    """Write the value of an option as YAML in one line, for a command line.
+
+    It is JSON but for characters beyond U+FFFF: JSON escapes one as two, which YAML refuses.
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        number = ord(found[0])
+        return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+    return re.sub(r"[^ -~]", escape, json.dumps(value, default=str, ensure_ascii=False))
 
 
 def locate(word: str, paths: Sequence[Path]) -> str:

@@ -77,6 +77,15 @@ def test_test_and_validate_repeat_what_fit_found(
         )
 
 
+def test_options_may_hold_any_character(tmp_path: Path) -> None:
+    notes = tmp_path / "\U0001f600 \u00e9\u2028\\ud83d: #'\""
+    notes.mkdir()
+    assert main([*TOY, f"--runs={tmp_path}", f"--data.notes={notes}"]) == 0
+    run = tmp_path / "toy" / "1"
+    assert main(["test", f"--checkpoint={run}", "--trainer.accelerator=cpu"]) == 0
+    assert main(["fit", f"--resume={run}", "--trainer.max_epochs=2"]) == 0
+
+
 def test_predict_labels_a_file(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
