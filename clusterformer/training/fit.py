@@ -310,8 +310,9 @@ def _test(
     trainer: Trainer, model: ClusterFormer, task: Task, kept: KeptCheckpoints
 ) -> dict[str, float]:
     """Test the average of the last weights if one is wanted, else the best checkpoint."""
-    best = trainer.checkpoint_callback
-    if not isinstance(best, BestCheckpoint) or not best.best_model_path:
+    # not trainer.checkpoint_callback: that is the first one, perhaps of trainer.callbacks
+    best = next(one for one in trainer.checkpoint_callbacks if isinstance(one, BestCheckpoint))
+    if not best.best_model_path:
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             _log.warning("no validation took place to choose a checkpoint, so none was tested")
         return {}

@@ -83,6 +83,15 @@ def test_a_training_without_validation_says_that_nothing_was_tested(
     assert said in capsys.readouterr().err
 
 
+def test_checkpoints_of_the_user_stand_beside_ours(tmp_path: Path) -> None:
+    own = "--trainer.callbacks=lightning.pytorch.callbacks.ModelCheckpoint"
+    assert main([*TOY, f"--runs={tmp_path}", own]) == 0
+    run = Run.open(tmp_path / "toy" / "1")
+    assert {path.name for path in run.checkpoints.iterdir()} >= {"best.ckpt", "last.ckpt"}
+    assert run.results is not None
+    assert run.results["results"].keys() >= {"val/accuracy", "test/accuracy"}
+
+
 def test_validation_batches_may_be_tried_before_the_first_step(tmp_path: Path, capsys) -> None:
     assert main([*TOY, f"--runs={tmp_path}", "--trainer.num_sanity_val_steps=1"]) == 0
     assert capsys.readouterr().out.count("epoch 1, step ") == 1
