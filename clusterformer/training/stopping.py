@@ -16,9 +16,10 @@ from clusterformer.training.runs import first_process
 class Stopping(Callback):
     """A callback that ends a training in order.
 
-    After the last step there is a validation, also where the steps end within an epoch. The first
-    Ctrl-C lets the running step end, all of its accumulated batches, and its validation, and writes
-    `last.ckpt`, so that resuming repeats nothing; the second one stops at once.
+    After the last step there is a validation, also where the steps end within an epoch, and where
+    the last epoch ends between two validations within it. The first Ctrl-C lets the running step
+    end, all of its accumulated batches, and its validation, and writes `last.ckpt`, so that
+    resuming repeats nothing; the second one stops at once.
 
     Args:
         last: Callback that writes the checkpoint.
@@ -36,7 +37,8 @@ class Stopping(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step == trainer.max_steps:
+        ends = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        if ends or trainer.global_step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates before it stops
         interrupted = self._interrupted
         if trainer.world_size > 1:

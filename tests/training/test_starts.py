@@ -59,6 +59,13 @@ def test_steps_that_end_within_an_epoch_end_with_a_validation(finished: Path) ->
     assert (finished / "checkpoints" / "best.ckpt").exists()
 
 
+def test_a_last_epoch_with_validations_within_it_ends_with_one(tmp_path: Path) -> None:
+    options = ["--trainer.max_epochs=2", "--trainer.val_check_interval=2"]  # of five batches
+    assert main([*TOY, f"--runs={tmp_path}", *options]) == 0
+    validated = [row["step"] for row in rows(tmp_path / "toy" / "1") if row["val/accuracy"]]
+    assert validated == ["1", "3", "6", "8", "9"]
+
+
 def test_a_training_that_tests_no_batches_ends_with_its_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
