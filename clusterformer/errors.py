@@ -125,7 +125,8 @@ def making(what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, InputError | OSError) or _in_training(error):
             raise
-        raise _first_input_error(error) or InputError(f"{what}: {_explain(error)}") from error
+        told = _first_input_error(error) or InputError(f"{what}: {_explain(_root(error))}")
+        raise told from error
 
 
 _TRAINING = {"advance", "_evaluation_step"}
@@ -148,6 +149,16 @@ def _first_input_error(error: BaseException) -> InputError | None:
             return inner
         inner = inner.__cause__ or inner.__context__
     return None
+
+
+def _root(error: BaseException) -> BaseException:
+    """Find the error of a missing library, of which what is raised from it says less."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError):
+            return cause
+        cause = cause.__cause__
+    return error
 
 
 def _explain(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from clusterformer.errors import InputError, reading, require_at_least, require_whole
+from clusterformer.errors import InputError, making, reading, require_at_least, require_whole
 
 
 def read_json_lines(path):
@@ -45,6 +45,19 @@ def test_other_formats_need_no_line(tmp_path):
 def test_errors_that_are_said_already_pass(tmp_path):
     with pytest.raises(InputError, match=r"^as it is$"), reading(tmp_path, "text"):
         raise InputError("as it is")
+
+
+def make_with_a_missing_library(said):
+    try:
+        raise ModuleNotFoundError(said)
+    except ModuleNotFoundError as error:
+        raise ValueError("does not validate against any of the types") from error
+
+
+def test_a_missing_library_is_told_by_its_own_error():
+    said = "Requirement 'such>=1' not met"
+    with pytest.raises(InputError, match=f"^options: {said}$"), making("options"):
+        make_with_a_missing_library(said)
 
 
 @pytest.mark.parametrize(
