@@ -17,6 +17,8 @@ _KEY = re.compile(r'Parser key "([^"]+)"')
 _OPTION = re.compile(r"Option '([^']+)' is not accepted")
 _CLASS_OPTION = re.compile(r"class_path[ =]'([^']+)'.*?Option '([^']+)' is not accepted", re.S)
 _OPTION_CLASS = re.compile(r"Option '([^']+)' is not accepted.*?class_path='([^']+)'", re.S)
+_REQUIRED = re.compile(r"the following arguments are required: (\w+)")
+_NAMED = re.compile(r"class_path[ =]'([^']+)'")
 _GROUP = re.compile(r"Group '([^']+)' does not accept option '([^']+)'")
 _CLASS = re.compile(r"Expected a dot import path string: (\S+)")
 _ARGUMENT = re.compile(r"unrecognized arguments: (\S+)")
@@ -58,9 +60,12 @@ def explain(message: str, options: Iterable[str]) -> str:
     if found := _OPTION.search(message):
         group = found[1].partition(".")[0]
         return f"no option {group!r}; {_suggest(group, {name.partition('.')[0] for name in names})}"
+    if len(keys) == 1 and (found := _REQUIRED.search(message)) and (of := _NAMED.search(message)):
+        return f"{where}{of[1].rpartition('.')[2]} needs {found[1]}; give --{keys[0]}.{found[1]}"
     base: type = Task if keys[:1] == ["data"] else AttentionCore
     # a value of an option of a class is no class: naming one here would import its module
-    if len(keys) == 1 and (found := _DOTTED.search(message)) and (why := _why_not(found[1], base)):
+    kind = object if where.startswith("trainer.") else base
+    if len(keys) == 1 and (found := _DOTTED.search(message)) and (why := _why_not(found[1], kind)):
         return where + why
     if found := _CLASS.search(message):
         if where.startswith("trainer."):

@@ -145,6 +145,7 @@ BAD_OPTIONS = {
     ("--data.size=x",): "data.size: expected int, got 'x'",
     ("--data.sise=1",): "data: Toy has no option 'sise'; did you mean size? there is batch_size",
     ("--trainer.logger=wandb",): "trainer.logger: no class 'wandb'; give the path of one, such as",
+    ("--trainer.logger=CSVLogger",): "trainer.logger: CSVLogger needs save_dir; give --trainer.log",
     ("--data=Toi",): "data: no class 'Toi'; did you mean Toy? there is Classification",
     ("--model.attention=FulAttention",): "no class 'FulAttention'; did you mean FullAttention?",
     ("--model.attention.num_cluster=4",): "NeuralClusteringAttention has no option 'num_cluster'",

@@ -64,6 +64,27 @@ def test_an_unfinished_class_is_told_which_methods_it_lacks(
     assert method in message
 
 
+NEEDY = """
+from clusterformer.attention import FullAttention
+from toy_task import Toy
+class MyAttention(FullAttention):
+    def __init__(self, d_model: int, num_heads: int, *, rank: int) -> None: ...
+class MyTask(Toy):
+    def __init__(self, rank: int) -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [("--data", "MyTask"), ("--model.attention", "MyAttention")]
+)
+def test_a_class_without_an_option_that_it_needs_says_which(
+    option: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "needy.py").write_text(NEEDY)
+    message = error_of([*TOY, f"{option}=needy.{name}"], capsys)
+    assert message == f"{option[2:]}: {name} needs rank; give {option}.rank"
+
+
 def test_a_folder_without_init_is_no_package(folder: Path) -> None:
     """W&B leaves a folder of its own name, which would stand for the package."""
     finder = WorkingFolder()
