@@ -43,7 +43,7 @@ def make_optimizer(
         pretrained_lr: Peak learning rate of weights that were trained before.
         fused: Whether AdamW updates all weights at once: an eighth of the time on a CPU.
     """
-    decayed = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    decayed = {id(module.weight) for module in model.modules() if _is_linear(module)}
     encoders = (part for part in model.modules() if isinstance(part, PretrainedEncoder))
     before = {id(p) for encoder in encoders for p in encoder.pretrained_parameters()}
     groups: list[dict[str, Any]] = []
@@ -68,6 +68,11 @@ def make_optimizer(
     # Lightning takes every fused optimizer under autocast for one that has a scaler to undo.
     optimizer._step_supports_amp_scaling = False
     return optimizer
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Tell whether a module is a linear layer: ours, or the one that GPT-2 has in transformers."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def plan_optimizer(

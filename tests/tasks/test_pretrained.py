@@ -214,6 +214,20 @@ def test_old_and_new_weights_have_their_own_rates(bert: Path, texts: Path) -> No
     assert len(rates) == sum(1 for _ in network.parameters())
 
 
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_the_matrices_of_all_layers_decay(kind: str, request: pytest.FixtureRequest) -> None:
+    source = open_pretrained(str(request.getfixturevalue(kind)))
+    config = TransformerConfig(FullAttention)
+    encoder = PretrainedEncoder(config, source.config, weights=source.folder)
+    optimizer = make_optimizer(
+        encoder, lr=0.5, weight_decay=0.1, betas=(0.9, 0.999), pretrained_lr=0.1
+    )
+    groups = optimizer.param_groups
+    decayed = {id(w) for group in groups if group["weight_decay"] for w in group["params"]}
+    tables = {id(m.weight) for m in encoder.modules() if isinstance(m, torch.nn.Embedding)}
+    assert decayed == {id(w) for w in encoder.parameters() if w.dim() == 2} - tables
+
+
 @pytest.mark.slow
 def test_a_frozen_encoder_does_not_move(bert: Path, texts: Path, tmp_path: Path) -> None:
     fit = [
