@@ -24,8 +24,8 @@ LAYOUTS = tuple(ending[1:] for ending in FORMATS)
 
 
 def is_table(path: str) -> bool:
-    """Tell from the ending whether a file is a table."""
-    return path.removesuffix(".gz").endswith(FORMATS)
+    """Tell from the ending, in letters of either case, whether a file is a table."""
+    return path.lower().removesuffix(".gz").endswith(FORMATS)
 
 
 class Table:

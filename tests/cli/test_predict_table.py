@@ -12,7 +12,7 @@ from toy_command import error_of
 import clusterformer
 from clusterformer.cli.main import main
 from clusterformer.cli.predict import _arrivals
-from clusterformer.cli.predict_table import Table
+from clusterformer.cli.predict_table import Table, is_table
 from clusterformer.data.labelled_text import read_pairs, read_rows
 from clusterformer.errors import InputError
 from clusterformer.tasks.pairs import split_pair
@@ -223,3 +223,11 @@ def test_a_long_line_takes_linear_time(tmp_path: Path) -> None:
         assert len(long) == megabytes << 20
         assert end == b"end"
     assert seconds[1] < 40 * max(seconds[0], 0.02)  # 64 times and minutes where it is quadratic
+
+
+def test_a_table_with_an_ending_in_capitals_is_not_read_as_lines(tmp_path: Path) -> None:
+    path = tmp_path / "REVIEWS.CSV"
+    path.write_text("id,review\n1,a good film\n")
+    assert is_table(str(path))
+    with pytest.raises(InputError, match=r"unknown ending '\.CSV', allowed are \.tsv, \.csv"):
+        Table(str(path), {"text_column": "review"})
