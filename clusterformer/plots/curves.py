@@ -144,7 +144,7 @@ def _panel_and_curve(column: str) -> tuple[str, str]:
     layer = re.search(r"layer(\d+)", name)
     if layer is None:
         return name, stage
-    panel = name.replace(layer[0], "").strip("/")
+    panel = re.sub(r"/?layer\d+", "", name).strip("/")
     return SHARES + panel, f"layer {layer[1]}" if stage == "val" else f"{stage} {layer[1]}"
 
 

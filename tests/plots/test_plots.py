@@ -16,7 +16,7 @@ from clusterformer.plots import (
     spectrogram_clusters,
     token_clusters,
 )
-from clusterformer.plots.curves import _moving_average
+from clusterformer.plots.curves import _moving_average, _panel_and_curve
 
 pytest.importorskip("matplotlib")
 
@@ -68,6 +68,18 @@ def test_learning_curves_skip_empty_fields(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("\n".join(lines), encoding="utf-8")
     learning_curves(tmp_path / "metrics.csv", tmp_path / "a.png")
     assert is_png(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
+    ("column", "panel"),
+    [
+        ("val/accuracy", ("accuracy", "val")),
+        ("val/layer1/entropy", ("clusters: entropy", "layer 1")),
+        ("train/decoder/layer12/dead", ("clusters: decoder/dead", "train 12")),
+    ],
+)
+def test_layers_of_a_stack_share_a_panel(column: str, panel: tuple[str, str]) -> None:
+    assert _panel_and_curve(column) == panel
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
