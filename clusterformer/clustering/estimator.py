@@ -217,7 +217,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         move(network, self._optimizer, self.device)
         optimizer = self._optimizer or self._adam(network)
         self.n_iter_ += self._train(
-            network, optimizer, X, data, self._random, steps, streaming=True
+            network, optimizer, X, data, self._random, steps, streaming=True, fill=first
         )
         self._optimizer = optimizer
         old = None if first else self._totals
@@ -289,6 +289,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         steps: int,
         *,
         streaming: bool = False,
+        fill: bool = True,
     ) -> int:
         generator = _generator(random)
         augment = self.augment and Augmentation(self.augment, _restarted(generator))
@@ -312,6 +313,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
                 report=progress,
                 weights=data.weights,
                 pairs=data.pairs,
+                fill=fill,
             )
         if not network(data.features[:1]).isfinite().all():
             raise ValueError(

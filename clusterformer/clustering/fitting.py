@@ -56,10 +56,9 @@ def train(
     report: Report | None = None,
     weights: Tensor | None = None,
     pairs: Tensor | None = None,
+    fill: bool = True,
 ) -> int:
     """Train on batches of points, each paired with one of its neighbours, or on batches of pairs.
-
-    In the end no cluster is empty, unless too many points are equal.
 
     Args:
         network: Network to train, on the device of the features.
@@ -76,6 +75,7 @@ def train(
         report: Function that is told the progress.
         weights: Weight of each point, (P,); None for 1.
         pairs: Pairs to draw in place of points, (R, 2), all with the same chance.
+        fill: Leave no cluster without points in the end, unless too many points are equal.
 
     Returns:
         The number of steps taken.
@@ -115,7 +115,7 @@ def train(
                 break
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    for _ in range(_MAX_REVIVALS):
+    for _ in range(_MAX_REVIVALS if fill else 0):
         sizes = torch.bincount(_assign(network, features), minlength=network.num_clusters)
         if sizes.all():
             break

@@ -120,6 +120,17 @@ def test_streaming_learns_as_well_from_a_memory_map(tmp_path: Path) -> None:
     assert adjusted_rand_score(y, small(4).fit(mapped).labels_) > 0.95
 
 
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_few_points_of_one_cluster_do_not_take_the_others(
+    count: int, blobs: tuple[np.ndarray, np.ndarray]
+) -> None:
+    x, y = blobs
+    fitted = small().fit(x)
+    before = fitted.predict(x)
+    fitted.partial_fit(x[y == 0][:count])
+    assert adjusted_rand_score(before, fitted.predict(x)) > 0.95
+
+
 def flipped(points: torch.Tensor) -> torch.Tensor:
     return points * (2 * torch.randint(2, (len(points), 1)) - 1)
 
