@@ -126,7 +126,7 @@ def run(arguments: list[str]) -> None:
         _compare(found, points, options, f"clusterformer cluster {shlex.join(arguments)}".strip())
 
 
-def _read(options: argparse.Namespace, columns: Sequence[str] | None = None) -> Points:
+def _read(options: argparse.Namespace, names: Sequence[str] | None = None) -> Points:
     from clusterformer.data.points import read_points
 
     return read_points(
@@ -134,8 +134,9 @@ def _read(options: argparse.Namespace, columns: Sequence[str] | None = None) -> 
         root=options.root,
         label_column=options.label_column,
         id_column=options.id_column,
-        columns=options.columns or columns,
+        columns=options.columns or names,
         encoder=options.encoder,
+        by_name=options.columns is None and names is not None,
     )
 
 

@@ -168,6 +168,7 @@ def read_table(
     columns: Sequence[Column] | None = None,
     label_column: Column | None = None,
     id_column: Column | None = None,
+    by_name: bool = False,
 ) -> PointFile:
     """Read a table of numbers, with or without a header line.
 
@@ -180,6 +181,7 @@ def read_table(
         columns: Columns of numbers; None for all others than those of labels and ids.
         label_column: Column of labels.
         id_column: Column of ids.
+        by_name: Take `columns` as names alone, also those that are digits, such as pandas' 0 and 1.
 
     Raises:
         InputError: with the line, the column, what was found, and what is allowed.
@@ -193,7 +195,7 @@ def read_table(
     ):
         for row in filter(None, csv.reader(_lines(file, at), delimiter=delimiter, strict=True)):
             if layout is None:
-                layout = _lay_out(at, row, columns, label_column, id_column)
+                layout = _lay_out(at, row, columns, label_column, id_column, by_name=by_name)
                 if layout.header:
                     if _is_range(row):
                         _log.info(f"{at}: {', '.join(row)[:_SHOWN]}: read as names of columns")
@@ -225,21 +227,22 @@ def _lay_out(
     columns: Sequence[Column] | None,
     label_column: Column | None,
     id_column: Column | None,
+    *,
+    by_name: bool,
 ) -> _Layout:
     given = [*(columns or ()), *(c for c in (label_column, id_column) if c is not None)]
-    named = any(not str(column).isdecimal() for column in given)
+    named = by_name or any(not str(column).isdecimal() for column in given)
     label, identity = (
         None if column is None else _index(at, first, column, len(first))
         for column in (label_column, id_column)
     )
     numbered = _is_range(first)  # as pandas writes columns that have no name
     unnamed = not first[0].strip() and (numbered or all(_number(x) is None for x in first[1:]))
+    numbers = [_index(at, first, column, len(first), by_name=by_name) for column in columns or ()]
+    if unnamed and identity is None and 0 not in (label, *numbers) and len(first) > 1:
+        identity = 0
     if columns is None:
-        if unnamed and identity is None and label != 0 and len(first) > 1:
-            identity = 0
         numbers = [index for index in range(len(first)) if index not in (label, identity)]
-    else:
-        numbers = [_index(at, first, column, len(first)) for column in columns]
     if not numbers:
         raise InputError(f"{at}: no column of numbers is left besides labels and ids")
     header = named or numbered or all(_number(first[index]) is None for index in numbers)
@@ -247,10 +250,17 @@ def _lay_out(
     return _Layout(names, header, numbers, label, identity)
 
 
-def _index(at: Position | Path, first: list[str] | None, column: Column, count: int) -> int:
+def _index(
+    at: Position | Path,
+    first: list[str] | None,
+    column: Column,
+    count: int,
+    *,
+    by_name: bool = False,
+) -> int:
     """Find the index of a column given by name or number."""
     name = str(column)
-    if name.isdecimal():
+    if name.isdecimal() and not by_name:
         if not 1 <= int(name[:9]) <= count:
             raise InputError(f"{at}: no column {name[:_SHOWN]}, there are {count}")
         return int(name) - 1

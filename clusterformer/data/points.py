@@ -70,6 +70,7 @@ def read_points(
     id_column: Column | None = None,
     columns: Sequence[Column] | None = None,
     encoder: str | None = None,
+    by_name: bool = False,
 ) -> Points:
     """Read a named set or a file.
 
@@ -86,6 +87,7 @@ def read_points(
         columns: Columns of numbers, likewise; None for all others.
         encoder: Posts: sentence encoder, a folder or a name; None for 100 singular vectors of
             TF-IDF.
+        by_name: Table: take `columns` as names alone, also those that are digits.
 
     Raises:
         InputError: if something is missing or has another format.
@@ -106,6 +108,7 @@ def read_points(
             columns=columns,
             label_column=label_column,
             id_column=id_column,
+            by_name=by_name,
         )
         return _split(path, check_arrays(path, found, None))
     for option, value in (("label_column", label_column), ("id_column", id_column)):

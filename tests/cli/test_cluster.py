@@ -135,6 +135,16 @@ def test_the_answer_is_written_and_its_model_labels_other_points(
         again = list(csv.DictReader(file))
     assert [row["id"] for row in again] == [f"q{i}" for i in range(9)]
     assert [int(row["cluster"]) for row in again] == clusters[:9].tolist()
+    rows = [f"{i},{a},{b},{c}" for i, (a, b, c) in enumerate(x, 7)]  # as pandas writes them
+    (tmp_path / "bare.csv").write_text(",0,1,2\n" + "\n".join(rows))
+    arguments = ["cluster", "--data", str(tmp_path / "bare.csv"), "--runs", str(tmp_path / "runs")]
+    assert main([*arguments, "--methods", "neural", "--n_clusters", "3", "--no-pictures"]) == 0
+    assert main([*arguments, "--predict", str(tmp_path / "runs/cluster-bare/1")]) == 0
+    for number in ("1/neural-3", "2"):
+        with (tmp_path / "runs/cluster-bare" / number / "labels.csv").open() as file:
+            found = [(row["id"], int(row["cluster"])) for row in csv.DictReader(file)]
+        assert [name for name, _ in found] == list(map(str, range(7, 67)))
+        assert len({*zip(kinds, (cluster for _, cluster in found), strict=True)}) == 3
     np.save(tmp_path / "two.npy", np.zeros((5, 2)))
     arguments = ["cluster", "--data", str(tmp_path / "two.npy"), "--runs", str(tmp_path / "none")]
     assert main([*arguments, "--predict", str(folder)]) == 2

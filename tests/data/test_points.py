@@ -152,6 +152,11 @@ def test_columns_are_selected_by_name_and_number(tmp_path: Path) -> None:
     for text in ("0,1\n1,2\n3,4\n", ",0,1\n7,1,2\n9,3,4\n"):  # columns without names
         table.write_text(text)
         assert read_points(str(table)).train.tolist() == [[1, 2], [3, 4]]
+    points = read_points(str(table), columns=["1", "0"], by_name=True)  # with an index
+    assert (points.ids, points.train.tolist()) == (["7", "9"], [[2, 1], [4, 3]])
+    assert read_points(str(table), columns=[3, 2]).ids == ["7", "9"]
+    with pytest.raises(InputError, match=r"no column '2': the first line has"):
+        read_points(str(table), columns=["2"], by_name=True)
     table.write_text("0.0,1.0\n3,4\n")
     assert read_points(str(table)).train.tolist() == [[0, 1], [3, 4]]
     np.save(tmp_path / "x.npy", np.arange(6.0).reshape(2, 3))
