@@ -225,7 +225,7 @@ def place_on_plane(points: Any, *, tsne: bool) -> Any:
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    if min(points.shape) < 2:
+    if min(points.shape) < 2 or (points == points[0]).all():  # t-SNE of equal points crashes
         return np.pad(points[:, :1], ((0, 0), (0, 1)))
     # neither method depends on the unit, but both square: a power of two, which changes no digits
     points = points / 2.0 ** int(np.frexp(np.abs(points).max())[1])

@@ -85,6 +85,13 @@ def test_numbers_stand_below_their_names_where_one_cluster_has_no_silhouette(
     assert len({len(line) for line in table}) == 1
 
 
+def test_equal_points_are_drawn(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.full((40, 3), 0.1))
+    arguments = ["cluster", "--data", str(tmp_path / "x.npy"), "--n_clusters", "1"]
+    assert main([*arguments, "--methods", "kmeans", "--runs", str(tmp_path)]) == 0
+    assert (tmp_path / "cluster-x/1/pictures/map-1.png").is_file()
+
+
 @pytest.mark.slow
 def test_umap_and_hdbscan_find_what_is_apart(
     points: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
