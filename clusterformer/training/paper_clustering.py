@@ -49,7 +49,8 @@ class PaperClustering:
 
     def fit(self, points: NDArray) -> PaperClustering:
         """Train on points (P, F)."""
-        sample = np.asarray(points[:_CHUNK], dtype=np.float32)
+        step = -(-len(points) // _CHUNK)  # rows of a file may be in the order of their kinds
+        sample = np.asarray(points[::step], dtype=np.float32)
         self._center, self._scale = sample.mean(0), max(float(sample.std()), 1e-12)
         with torch.random.fork_rng():
             torch.manual_seed(self._seed)

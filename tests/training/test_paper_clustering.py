@@ -41,3 +41,11 @@ def test_a_task_offers_the_methods_of_the_command() -> None:
     assert 0.6 < found.measures["accuracy"] < 0.95
     assert found.parameters == 10 * 64
     assert methods["paper-bounded"]().measures["accuracy"] > 0.1
+
+
+def test_all_kinds_of_many_points_are_centred() -> None:
+    kinds = np.repeat([0.0, 0.0, 0.0, 9.0], 5_000)  # more than a chunk, sorted
+    points = (kinds[:, None] + np.random.default_rng(0).standard_normal((20_000, 2))).astype("f4")
+    scaled = PaperClustering(2, 0).fit(points)._scaled(points)
+    assert scaled.mean(0).abs().max() < 0.02
+    assert abs(scaled.std() - 1) < 0.02
