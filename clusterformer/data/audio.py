@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import wave
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -22,6 +23,7 @@ Samples = NDArray[np.float32]
 _FULL_SCALE = 0.99  # in 8 bits the largest positive sample is 127 / 128
 _RATES = 1000, 768_000  # hertz; a header with another one is damaged
 _UNKNOWN_SIZE = 0x7FFF0000  # bytes; programs that write to a pipe put some such number, or more
+_UNKNOWN_LENGTH = 2**63 - 1  # samples; soundfile's, of a FLAC that was written to a pipe
 _BLOCK = 4096  # samples that soundfile decodes at once, as many as a block of FLAC
 _CLIPPED_SHARE = 1e-3  # of the samples; single peaks at full scale are no clipping
 
@@ -65,7 +67,10 @@ def read_header(path: Path) -> AudioHeader:
         library = _soundfile(path)
         with reading(path, "a recording"):
             info = library.info(str(path))
-            header = AudioHeader(info.frames, info.samplerate)
+        count = info.frames
+        if count == _UNKNOWN_LENGTH:
+            count = sum(map(len, _blocks(path, 0, None)))
+        header = AudioHeader(count, info.samplerate)
     low, high = _RATES
     if not low <= header.rate <= high:
         raise InputError(f"{path}: a rate of {header.rate} Hz, allowed are {low} to {high}")
@@ -154,19 +159,29 @@ def is_clipped(samples: Samples) -> bool:
 
 def _read_other(path: Path, start: int, stop: int | None) -> tuple[Samples, int]:
     """Read by soundfile, up to where a damaged file can no longer be decoded."""
+    with reading(path, "a recording"):
+        rate = _soundfile(path).info(str(path)).samplerate
+    return np.concatenate([np.zeros(0, np.float32), *_blocks(path, start, stop)]), rate
+
+
+def _blocks(path: Path, start: int, stop: int | None) -> Iterator[Samples]:
+    """Yield what `_read_other` reads, in blocks."""
     library = _soundfile(path)
-    blocks = [np.zeros(0, np.float32)]
     with reading(path, "a recording"), library.SoundFile(str(path)) as file:
         left = (file.frames if stop is None else min(stop, file.frames)) - start
         try:
             if start:
                 file.seek(min(start, file.frames))
-            while left > 0 and len(found := file.read(min(left, _BLOCK), "float32", True)):
-                blocks.append(found.mean(1))
-                left -= len(found)
         except library.LibsndfileError:
-            pass  # what was decoded is kept
-        return np.concatenate(blocks), file.samplerate
+            return
+        while left > 0:
+            block = np.full((min(left, _BLOCK), file.channels), np.nan, np.float32)
+            try:
+                found = file.read(out=block)
+                left = left - len(found) if len(found) else 0
+            except library.LibsndfileError:  # what was decoded is kept
+                found, left = block[~np.isnan(block).any(1)], 0
+            yield found.mean(1)
 
 
 def _is_plain_wav(path: Path) -> bool:

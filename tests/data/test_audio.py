@@ -112,6 +112,21 @@ def test_a_flac_cut_short_gives_what_can_be_decoded(tmp_path) -> None:
     np.testing.assert_array_equal(read_audio(path, 8000, 5000, 6000), found[5000:6000])
 
 
+def test_a_flac_without_its_length_as_a_pipe_leaves_it_is_counted(tmp_path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    path, samples = tmp_path / "a.flac", tones("low high low")
+    soundfile.write(path, samples, 8000)
+    data = bytearray(path.read_bytes())
+    data[21] &= 0xF0  # 36 bits of its first block: the number of samples, 0 if unknown
+    data[22:26] = bytes(4)
+    path.write_bytes(data)
+    assert read_header(path) == (len(samples), 8000)
+    np.testing.assert_allclose(read_audio(path, 8000), samples, atol=1e-4)
+    np.testing.assert_allclose(read_audio(path, 8000, 50, 90), samples[50:90], atol=1e-4)
+    np.testing.assert_allclose(read_audio(path, 8000, 50, 10**9), samples[50:], atol=1e-4)
+    assert not len(read_audio(path, 8000, len(samples) + 1))
+
+
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
