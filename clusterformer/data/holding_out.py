@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterformer.data.labelled_text import Row, TextPair
 from clusterformer.data.named_sets import Split
@@ -56,7 +57,8 @@ def hold_out_pairs(
     Training has every label, unless labels are numbers on a scale (`scored`).
 
     Raises:
-        InputError: if the pairs are linked through their sentences into too few groups.
+        InputError: if the pairs are linked through their sentences into too few groups, or their
+            labels are too rare.
     """
     if not held_out:
         return pairs
@@ -70,6 +72,11 @@ def hold_out_pairs(
     tenths = _deal_groups(groups, labels)
     if not scored:
         tenths = _train_all_labels(groups, labels, tenths, len(held_out))
+    if {*range(len(held_out))} - {*tenths}:
+        raise InputError(
+            f"{pairs[0].where}: too few pairs of a label, {len(pairs)} of {len(set(labels))} "
+            f"labels, to hold some out to {' and '.join(held_out)}; give files for that"
+        )
     return _select(pairs, tenths, split, held_out)
 
 
@@ -113,16 +120,35 @@ def linked_groups(examples: Iterable[Iterable[str]]) -> list[int]:
 def _deal_groups(groups: Sequence[int], labels: Sequence[str]) -> list[int]:
     """Assign examples to parts, ten at most, those of a group to the same.
 
-    Parts have nearly the same number of examples of each label, of `_MAX_LABELS` at most. Large
-    groups go first, in random order among equals, each to the part that has the fewest of its
-    labels; the largest goes to the last part, which trains.
+    Parts have nearly the same number of examples of each label, of `_MAX_LABELS` at most. Labels of
+    too few groups for that do not count.
     """
     names, numbers = np.unique(np.asarray(labels), return_inverse=True)
+    alike = np.zeros_like(numbers)
     if len(names) > _MAX_LABELS:  # scores rather than labels
-        names, numbers = names[:1], np.zeros_like(numbers)
-    counts = np.zeros((max(groups) + 1, len(names)), dtype=np.int64)
+        return _deal_evenly(groups, alike)
+    parts = _deal_evenly(groups, numbers)
+    if 2 * _smallest(parts) < len(parts) / _TENTHS:
+        others = _deal_evenly(groups, alike)
+        if 2 * _smallest(parts) < _smallest(others):
+            return others
+    return parts
+
+
+def _smallest(parts: list[int]) -> int:
+    """Number of examples of the smallest part but the last, which trains."""
+    return int(np.bincount(parts)[:-1].min())
+
+
+def _deal_evenly(groups: Sequence[int], numbers: NDArray[np.integer]) -> list[int]:
+    """Assign examples to parts by their groups and the numbers of their labels.
+
+    Large groups go first, in random order among equals, each to the part that has the fewest of its
+    labels; the largest goes to the last part, which trains.
+    """
+    counts = np.zeros((max(groups) + 1, int(numbers.max()) + 1), dtype=np.int64)
     np.add.at(counts, (np.asarray(groups), numbers), 1)
-    filled = np.zeros((min(_TENTHS, len(counts)), len(names)), dtype=np.int64)
+    filled = np.zeros((min(_TENTHS, len(counts)), counts.shape[1]), dtype=np.int64)
     part_of = np.empty(len(counts), dtype=np.int64)
     shuffled = np.random.default_rng(0).permutation(len(counts))
     for group in shuffled[np.argsort(-counts[shuffled].sum(1), kind="stable")]:

@@ -58,3 +58,23 @@ def test_scores_of_pairs_may_be_held_out() -> None:
     pairs = [TextPair(f"a {i}", f"b {i}", f"{i / 7:.3f}", "") for i in range(200)]
     parts = [hold_out_pairs(pairs, split, HELD_OUT, scored=True) for split in SPLITS]
     assert [len(part) for part in parts] == [160, 20, 20]
+
+
+@pytest.mark.parametrize("scores", [30, 60, 90])
+def test_few_scores_of_pairs_may_be_held_out(scores: int) -> None:
+    pairs = [TextPair(f"a {i}", f"b {i}", f"{i % scores / 7:.3f}", "") for i in range(90)]
+    parts = [hold_out_pairs(pairs, split, HELD_OUT, scored=True) for split in SPLITS]
+    assert [len(part) for part in parts] == [72, 9, 9]
+
+
+def test_many_labels_of_few_pairs_may_be_held_out() -> None:
+    pairs = [TextPair(f"a {i}", f"b {i}", f"{i % 50}", "") for i in range(200)]
+    train, *others = (hold_out_pairs(pairs, split, HELD_OUT) for split in SPLITS)
+    assert all(len(part) >= 18 for part in others)
+    assert len({pair.label for pair in train}) == 50
+
+
+def test_labels_of_one_group_of_pairs_are_too_few_to_hold_out() -> None:
+    pairs = [TextPair(f"a {i % 4}", f"b {i}", f"{i % 4}", f"t.csv:{i + 2}") for i in range(40)]
+    with pytest.raises(InputError, match=r"^t.csv:2: too few pairs of a label, 40 of 4 labels, to"):
+        hold_out_pairs(pairs, "train", HELD_OUT)

@@ -112,12 +112,12 @@ def test_ranking_needs_right_and_wrong_by_0_and_1(tmp_path):
 
 
 def test_a_held_out_part_that_gets_no_pair_is_one_line(tmp_path):
-    """24 pairs share a text, so they stay together, and the other five fill the other parts."""
+    """24 pairs share a text, so they stay together; each other label is of one pair and trains."""
     path = tmp_path / "linked.tsv"
     linked = [f"{i % 2}\tone\ttwo {i}" for i in range(24)]
-    others = [f"{label}\ta{i}\tb{i}" for i, label in enumerate("00001")]
+    others = [f"{label}\ta{i}\tb{i}" for i, label in enumerate("abcde")]
     path.write_text("\n".join(["label\tfirst\tsecond", *linked, *others]))
-    with pytest.raises(InputError, match=r"data\.valid: no example in it; give more texts"):
+    with pytest.raises(InputError, match=r"linked\.tsv:2: too few pairs of a label, 29 of 7"):
         Matching(train=str(path)).setup("fit")
 
 
