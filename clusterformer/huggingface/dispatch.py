@@ -44,14 +44,14 @@ class AttachedMechanism(nn.Module):
 
     Attributes:
         core: The same.
-        record: Called by each forward pass with the mechanism and its grouping; None: nothing is.
+        records: Called by each forward pass with the mechanism and its grouping.
         group: Processes that may share a sequence, each with some heads; None: none do.
     """
 
     def __init__(self, core: AttentionCore) -> None:
         super().__init__()
         self.core = core
-        self.record: Callable[[AttentionCore, Grouping | None], None] | None = None
+        self.records: list[Callable[[AttentionCore, Grouping | None], None]] = []
         self.group: SequenceGroup | None = None
         self._given: dict[int, tuple[Tensor, Any]] = {}  # by thread
         self._without_grad = False
@@ -95,7 +95,7 @@ class AttachedMechanism(nn.Module):
             mixed, grouping = attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
         if not torch.compiler.is_compiling():
             self._check_loss(grouping)
-        if (record := self.record) is not None:  # another thread may end it meanwhile
+        for record in tuple(self.records):  # another thread may end one meanwhile
             record(self.core, grouping)
         return mixed
 
@@ -108,7 +108,7 @@ class AttachedMechanism(nn.Module):
             return
         if again and self._without_grad:
             _warn_of_reentrant_checkpoints(type(self.core).__name__)
-        elif not again and self.record is None:
+        elif not again and not self.records:
             _warn_of_lost_loss(type(self.core).__name__)
 
 
@@ -333,9 +333,9 @@ def _recording(
 ) -> Iterator[None]:
     attached = slots(model)
     for slot in attached:
-        slot.record = record
+        slot.records.append(record)
     try:
         yield
     finally:
         for slot in attached:
-            slot.record = None
+            slot.records.remove(record)

@@ -145,6 +145,19 @@ def test_groupings_are_recorded_by_layer(tiny) -> None:
     assert len(found) == 3
 
 
+@torch.no_grad()
+def test_groupings_are_recorded_around_whatever_else_records_them(tiny) -> None:
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    tokens = torch.randint(3, 50, (2, 17))
+    with huggingface.groupings(model) as found:
+        huggingface.keys_seen(model, {"input_ids": tokens})
+        assert len(found) == 3
+        with huggingface.groupings(model) as inner:
+            model(tokens)
+        model(tokens)
+    assert (len(found), len(inner)) == (9, 3)
+
+
 def test_weights_of_the_mechanism_are_trained(tiny) -> None:
     model = tiny("Bert", "ForSequenceClassification").train()
     huggingface.attach(model, "NeuralClusteringAttention", num_clusters=3)
