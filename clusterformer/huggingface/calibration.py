@@ -174,8 +174,10 @@ class _Fit(FullAttention):
             mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
         length = min(hidden.shape[1], _LONGEST)
         rows = max(1, _PAIRS // length**2)
-        hidden, mask = hidden[:rows, :length], mask[:rows, :length]
-        query, key = (x[:rows, :, :length].float() for x in (q, k))
+        padded_left = mask[:rows, -length:].sum() > mask[:rows, :length].sum()
+        part = slice(-length, None) if padded_left else slice(length)
+        hidden, mask = hidden[:rows, part], mask[:rows, part]
+        query, key = (x[:rows, :, part].float() for x in (q, k))
         self.last = _Batch(hidden, query, key, mask)
         return super().forward(q, k, v, **given)
 

@@ -66,6 +66,15 @@ def test_a_decoder_that_sees_all_before_it_sees_all(tiny) -> None:
         assert layer.keys_seen == pytest.approx(1)
 
 
+def test_short_texts_beside_one_longer_than_is_learnt_from_may_be_padded_on_the_left(tiny) -> None:
+    model = huggingface.attach(tiny("Llama", num_hidden_layers=1), "NeuralClusteringAttention")
+    length = torch.tensor([40, 30, 1100])[:, None]
+    mask = torch.arange(1100) >= 1100 - length
+    inputs = {"input_ids": torch.randint(3, 50, (3, 1100)), "attention_mask": mask.long()}
+    (found,) = huggingface.calibrate(model, [inputs], steps=1)
+    assert found.length == 35  # two texts are learnt from
+
+
 def test_each_clustering_follows_its_own_heads(tiny) -> None:
     """Half of the heads look at one grouping of the tokens, half at another one across it."""
     torch.manual_seed(0)
