@@ -85,7 +85,8 @@ class Recall(GeneratedTask):
         self._short_batches = short_batches
         self._length, self._num_pairs = length, num_pairs
         self._vocab_size, self._power, self._shift = vocab_size, power, int(shifted)
-        self._trained_length = length  # for learned positions, whatever a test has
+        longest = max([length, *(size for size, _ in self._also_train)])
+        self._trained_length = longest  # for learned positions, whatever a test has
 
     @property
     def chance(self) -> float:
@@ -125,7 +126,7 @@ class Recall(GeneratedTask):
         return {"vocab_size": self._vocab_size, "length": self._trained_length}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the length of training; texts of a test may have any."""
+        """Restore the longest length of training; texts of a test may have any."""
         require_at_least(4, length=state["length"])
         require_as_trained(state, vocab_size=self._vocab_size)
         self._trained_length = state["length"]

@@ -51,6 +51,17 @@ def test_no_block_of_two_tokens_holds_a_pair_of_shifted_texts() -> None:
     assert torch.equal(moved.tokens.gather(1, moved.asked), plain.tokens[:, :6:2])
 
 
+def test_learned_positions_reach_the_longest_texts_of_training() -> None:
+    task = Recall(length=16, num_pairs=3, vocab_size=64, also_train=[(32, 3)], batch_size=2)
+    network = task.build(TransformerConfig(FullAttention, positions="learned"))
+    batch = task.train_texts(0, 1)[[2, 3]]
+    assert batch.tokens.shape == (2, 32)
+    assert network(batch).logits.shape == (2, 3, 64)
+    restored = Recall(length=8, num_pairs=2, vocab_size=64)
+    restored.load_state(task.state())
+    assert restored.build(TransformerConfig(FullAttention, positions="learned"))(batch)
+
+
 def test_accuracy_clear_leaves_out_keys_that_stand_before_by_chance() -> None:
     task = Recall(length=12, num_pairs=2, vocab_size=16)
     #       pairs       random   asked: 1, 1 stands at 5 too; 2, at 11 only behind its question
