@@ -228,6 +228,15 @@ def read_num_positions(model_config: dict[str, Any]) -> int | None:
         return num_positions(_make(model_config, None))
 
 
+def read_causal(model_config: dict[str, Any]) -> bool:
+    """Tell whether in the model that a configuration describes tokens see only earlier ones."""
+    with torch.device("meta"):
+        model = _make(model_config, None)
+    if getattr(model.config, "is_causal", True) is False:  # a decoder made bidirectional
+        return False
+    return any(getattr(part, "is_causal", False) for part in model.modules())
+
+
 class PretrainedClassifier(nn.Module):
     """A pretrained encoder, pooling over the tokens of a row, dropout and a linear map.
 

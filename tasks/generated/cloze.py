@@ -32,7 +32,7 @@ from clusterformer.data.pretrained import Pretrained, open_pretrained
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
-from clusterformer.models.pretrained import PretrainedEncoder
+from clusterformer.models.pretrained import PretrainedEncoder, read_causal
 from clusterformer.models.pretrained_asked_tokens import PretrainedAskedTokens
 from clusterformer.task import IGNORE, Output, SimpleResult
 from clusterformer.tasks.generated.cloze_texts import ClozeBatch, ClozeTexts
@@ -62,9 +62,9 @@ class Cloze(GeneratedTask):
     `num_names` numbers of their own: each name one by its spelling, or, in the texts with fresh
     names, one by chance.
 
-    A causal language model answers at the end of the sentence. A pretrained model answers at the
-    missing name. It reads words as its tokens, of a word that is several the first; names are those
-    of the training books that are one token.
+    A causal language model answers at the end of the sentence. A pretrained encoder answers at the
+    missing name. A pretrained model reads words as its tokens, of a word that is several the first;
+    names are those of the training books that are one token.
 
     Args:
         name: Named set of books, split by books and authors; or give `train` and others.
@@ -151,7 +151,7 @@ class Cloze(GeneratedTask):
         return ClozeTexts(
             self._books[split], self._questions[split], self._words, stream,
             length=self._length, fresh=self._fresh, asked_names=asked_names,
-            causal=self.pretrained is None,
+            causal=self._source is None or read_causal(self._source.config),
         )  # fmt: skip
 
     def _read(self, split: Split) -> list[Book]:

@@ -68,13 +68,13 @@ def write_roberta(folder: Path) -> Path:
     return folder
 
 
-def write_gpt2(folder: Path) -> Path:
+def write_gpt2(folder: Path, words: list[str] = WORDS) -> Path:
     """Write a GPT-2 likewise: causal, and its segments would be tokens like any other."""
     from transformers import GPT2Config, GPT2Model
 
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
     tokens = {"bos_token_id": 2, "eos_token_id": 3}
-    config = GPT2Config(vocab_size=len(SPECIAL) + len(WORDS), **sizes, **tokens)
+    config = GPT2Config(vocab_size=len(SPECIAL) + len(words), **sizes, **tokens)
     GPT2Model(config).save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, words=words)
     return folder

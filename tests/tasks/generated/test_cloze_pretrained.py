@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_pretrained import write_bert
+from tiny_pretrained import write_bert, write_gpt2
 
 pytest.importorskip("transformers")
 
@@ -88,6 +88,16 @@ def test_a_pretrained_model_learns_and_its_run_needs_it_no_more(
     printed = capsys.readouterr().out
     assert re.findall(r"test/loss\W+([\d.]+)", printed) == loss, printed
     assert len(loss) == 1
+
+
+def test_a_pretrained_decoder_answers_when_it_has_read_the_sentence(books, tmp_path: Path) -> None:
+    task = Cloze(**books, length=LENGTH)
+    task.pretrained = str(write_gpt2(tmp_path / "gpt2", words=WORDS))
+    batch = task.texts(0)[list(range(4))]
+    tokenizer = open_pretrained(task.pretrained).tokenizer
+    for tokens, missing, asked in zip(batch.tokens, batch.missing, batch.asked, strict=True):
+        sentence = tokenizer.ids_to_tokens(tokens[int(missing) : int(asked) + 1].tolist())
+        assert sentence == ["[UNK]", "went", "[UNK]", "."]
 
 
 def test_a_model_that_knows_few_names_is_refused(books, tmp_path: Path) -> None:
