@@ -32,7 +32,7 @@ from clusterformer.data.pretrained import Pretrained, open_pretrained
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
-from clusterformer.models.pretrained import PretrainedEncoder, read_causal
+from clusterformer.models.pretrained import PretrainedEncoder, read_causal, read_num_positions
 from clusterformer.models.pretrained_asked_tokens import PretrainedAskedTokens
 from clusterformer.task import IGNORE, Output, SimpleResult
 from clusterformer.tasks.generated.cloze_texts import ClozeBatch, ClozeTexts
@@ -49,9 +49,13 @@ class ClozeTextState(TypedDict):
 
 
 class ClozeState(ClozeTextState, total=False):
-    """What a checkpoint holds of the task; a pretrained model, where there is one."""
+    """What a checkpoint holds of the task; a pretrained model, where there is one.
+
+    Older ones lack the length.
+    """
 
     pretrained: dict[str, Any]
+    length: int
 
 
 class Cloze(GeneratedTask):
@@ -82,6 +86,7 @@ class Cloze(GeneratedTask):
     """
 
     state_type = ClozeState
+    sizes = ("length",)
     reads_pretrained = True
 
     def __init__(
@@ -113,6 +118,7 @@ class Cloze(GeneratedTask):
             raise InputError(f"fresh must be in 0..1, got {fresh}")
         self._name, self._root, self._files = name, root, files
         self._length, self._vocab_size = length, vocab_size
+        self._trained_length = length  # for positions, whatever a test has
         self._num_names, self._fresh = num_names, fresh
         self._asked_names = asked_names
         self._words: ClozeWords | None = None
@@ -172,12 +178,19 @@ class Cloze(GeneratedTask):
     def build(self, config: TransformerConfig) -> AskedTokens | PretrainedAskedTokens:
         if self.pretrained is not None and self._words is None:
             self._words = self._learn(None)
+        trained = self._trained_length
         if (source := self._source) is not None:
+            positions = read_num_positions(source.config)
+            if positions is not None and self._length > max(positions, trained):
+                raise InputError(
+                    f"data.length is {self._length}, the pretrained model of this run has "
+                    f"{max(positions, trained)} positions; only a training extends them"
+                )
             encoder = PretrainedEncoder(
-                config, source.config, weights=source.folder, max_length=self._length
+                config, source.config, weights=source.folder, max_length=trained
             )
             return PretrainedAskedTokens(encoder)
-        return AskedTokens(config, vocab_size=self.num_labels, max_length=self._length)
+        return AskedTokens(config, vocab_size=self.num_labels, max_length=trained)
 
     def loss(
         self, output: Output, batch: ClozeBatch, label_smoothing: float
@@ -233,15 +246,18 @@ class Cloze(GeneratedTask):
         }
 
     def state(self) -> dict[str, Any]:
-        words = self._words
+        words, length = self._words, {"length": self._trained_length}
         if isinstance(words, PretrainedWords):
             assert self._source is not None
-            names = words.spellings
-            return {"words": names, "num_names": len(names), "pretrained": self._source.state()}
+            names, source = words.spellings, self._source.state()
+            return {"words": names, "num_names": len(names), "pretrained": source, **length}
         known = words.ids if isinstance(words, BookWords) else {}
-        return {"words": list(known), "num_names": self._num_names}
+        return {"words": list(known), "num_names": self._num_names, **length}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Restore words and the length of training; texts of a test may have any."""
+        self._trained_length = state.get("length", self._length)
+        require_at_least(64, length=self._trained_length)
         self._num_names = state["num_names"]
         if "pretrained" not in state:
             self._words = BookWords(state["words"], self._num_names)

@@ -88,6 +88,9 @@ def test_a_pretrained_model_learns_and_its_run_needs_it_no_more(
     printed = capsys.readouterr().out
     assert re.findall(r"test/loss\W+([\d.]+)", printed) == loss, printed
     assert len(loss) == 1
+    assert main(["test", "--checkpoint", "runs/cloze/1", "--data.length=128"]) == 0
+    assert main(["test", "--checkpoint", "runs/cloze/1", "--data.length=200"]) == 2
+    assert "the pretrained model of this run has 160 positions" in capsys.readouterr().err
 
 
 def test_a_pretrained_decoder_answers_when_it_has_read_the_sentence(books, tmp_path: Path) -> None:
