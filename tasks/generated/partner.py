@@ -82,7 +82,7 @@ class Partner(GeneratedTask):
         super().__init__(**options)
         if num_tokens < 2 or num_tokens % 2:
             raise InputError(f"num_tokens must be even and at least 2, got {num_tokens}")
-        require_at_least(1, num_values=num_values)
+        require_at_least(2, num_values=num_values)
         self._num_tokens, self._num_values = num_tokens, num_values
         self._shared_keys = shared_keys
 

@@ -205,7 +205,7 @@ def test_predictions_name_a_value_for_each_that_asks():
     assert [len(row["values"]) for row in rows] == [4, 4, 4]
 
 
-@pytest.mark.parametrize("options", [{"num_tokens": 7}, {"num_tokens": 0}, {"num_values": 0}])
+@pytest.mark.parametrize("options", [{"num_tokens": 7}, {"num_tokens": 0}, {"num_values": 1}])
 def test_impossible_sizes_are_refused(options):
     with pytest.raises(InputError, match="must be"):
         Partner(**options)
