@@ -50,7 +50,7 @@ def extend_positions(
     table = _learned(model)
     offset = 0 if table is None else _offset(*table)
     limit = getattr(model.config, "max_position_embeddings", 0) or 0
-    held = limit if table is None else getattr(*table).num_embeddings - offset
+    held = limit if (learned := num_learned(model)) is None else learned
     if not isinstance(positions, int) or positions <= held:
         raise InputError(f"positions must be above {held}, which the model has, got {positions}")
     if table is not None and scaling is not None:
@@ -77,6 +77,12 @@ def _learned(model: nn.Module) -> tuple[nn.Module, str] | None:
             if positional and isinstance(child, nn.Embedding):
                 return module, name
     return None
+
+
+def num_learned(model: nn.Module) -> int | None:
+    """Count the learned positions of a model; None if it has none."""
+    table = _learned(model)
+    return None if table is None else int(getattr(*table).num_embeddings) - _offset(*table)
 
 
 def _offset(module: nn.Module, name: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from clusterformer.errors import InputError
+from clusterformer.huggingface.positions import num_learned
 
 
 def require_many(texts: Any) -> None:
@@ -24,7 +25,8 @@ def to_batches(
     """Make batches of texts, on the model's device; batches pass, without their labels.
 
     Raises:
-        InputError: if one text is given for many, texts without a tokenizer, or anything else.
+        InputError: if one text is given for many, texts without a tokenizer, a text longer than
+            learned positions reach, or anything else.
     """
     require_many(texts)
     rows = iter(texts)
@@ -39,14 +41,18 @@ def to_batches(
         return
     if tokenizer is None:
         raise InputError("texts need their tokenizer; give it, or batches of token ids")
-    done = 0
+    done, limit = 0, num_learned(model)
     while part := list(islice(rows, batch_size)):
         for number, text in enumerate(part, start=done + 1):
             if not isinstance(text, str):
                 raise InputError(f"text {number}: got {text!r:.80}, allowed are texts")
-        yield dict(
-            tokenizer(
-                part, truncation=True, max_length=max_length, padding=True, return_tensors="pt"
-            ).to(model.device)
-        )
+        batch = tokenizer(
+            part, truncation=True, max_length=max_length, padding=True, return_tensors="pt"
+        ).to(model.device)
+        if limit is not None and (length := batch["input_ids"].shape[1]) > limit:
+            raise InputError(
+                f"a text of {length} tokens is longer than the {limit} learned positions of the "
+                f"model; give max_length={limit}, or extend_positions"
+            )
+        yield dict(batch)
         done += len(part)

@@ -1,5 +1,7 @@
 """A start near the attention that is replaced."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -139,3 +141,14 @@ def test_what_cannot_be_calibrated_is_refused(tiny) -> None:
         with pytest.raises(ValueError, match=message):
             huggingface.calibrate(model.train(), texts, tokenizer=str)
         assert model.training
+
+
+def test_texts_longer_than_learned_positions_reach_are_refused(tiny, tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    tokenizer = pytest.importorskip("transformers").BertTokenizer(str(tmp_path / "vocab.txt"))
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
+    texts = ["a b c", "a b c d " * 30]
+    with pytest.raises(ValueError, match="122 tokens is longer than the 64 learned positions"):
+        huggingface.calibrate(model, texts, tokenizer)
+    assert huggingface.calibrate(model, texts, tokenizer, max_length=64)
