@@ -8,7 +8,7 @@ from statistics import fmean
 
 from torch import nn
 
-from clusterformer.models.transformer import EncoderLayer
+from clusterformer.attention import AttentionCore
 
 WHOLE = 0.99
 """Share of keys seen above which a mechanism selected nothing worth the name."""
@@ -49,12 +49,13 @@ def selected_nothing(network: nn.Module, measures: Mapping[str, float]) -> str |
     """
     shares = seen_by_stack(measures)
     kinds: dict[str, list[str]] = {}
-    for path, layer in network.named_modules():
-        stack = DECODER if DECODER in shares and "decoder" in path.split(".") else ENCODER
-        if isinstance(layer, EncoderLayer) and shares.get(stack, 0.0) > WHOLE:
-            core = layer.attention.core
-            if not core.sees_all:
-                kinds.setdefault(stack, []).append(type(core).__name__)
+    for path, module in network.named_modules():
+        core, names = getattr(module, "core", None), path.split(".")
+        if not isinstance(core, AttentionCore) or core.sees_all or names[-1] == "cross":
+            continue
+        stack = DECODER if DECODER in shares and "decoder" in names else ENCODER
+        if shares.get(stack, 0.0) > WHOLE:
+            kinds.setdefault(stack, []).append(type(core).__name__)
     if not kinds:
         return None
     names = " and ".join(dict.fromkeys(name for found in kinds.values() for name in found))

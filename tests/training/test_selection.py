@@ -70,3 +70,17 @@ def test_encoder_and_decoder_are_judged_apart() -> None:
         "every token of the encoder saw 100 % of its text: there ReformerAttention selected nothing"
     )
     assert selected_nothing(translator(FullAttention, ReformerAttention), measures) is None
+
+
+def test_a_pretrained_model_is_judged_too() -> None:
+    transformers = pytest.importorskip("transformers")
+    from clusterformer import huggingface
+
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2, **sizes))
+    huggingface.attach(model, "NeuralClusteringAttention")
+    said = selected_nothing(nn.ModuleDict({"encoder": model}), {"test/keys_seen": 1.0})
+    assert said is not None
+    assert "NeuralClusteringAttention selected nothing" in said
+    huggingface.detach(model)
+    assert selected_nothing(model, {"test/keys_seen": 1.0}) is None
