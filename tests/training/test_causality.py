@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from together import train_together
 
 from clusterformer.attention import (
     AttentionCore,
@@ -129,3 +130,19 @@ def test_validation_warns_of_a_model_that_reads_the_future(
     logged = [float(row["causality/leak"]) for row in csv.DictReader(rows) if row["causality/leak"]]
     assert logged
     assert all((share > 0) is (causal == "masked") for share in logged)
+
+
+def test_processes_that_divide_a_network_probe_as_often_as_each_other(tmp_path: Path) -> None:
+    """The only row of the validation is of the first one; the other has one of padding."""
+    text, log = tmp_path / "text.txt", tmp_path / "log"
+    text.write_text("a few words. " * 20)
+    command = ["fit", "--data=LanguageModeling", "--data.context=16", "--data.batch_size=8"]
+    command += [f"--data.{part}={text}" for part in ("train", "test")]
+    (tmp_path / "valid.txt").write_text("a few words.")
+    command += [f"--data.valid={tmp_path / 'valid.txt'}", "--model.d_model=8"]
+    command += ["--model.num_heads=2", "--model.num_layers=1", "--trainer.accelerator=cpu"]
+    command += ["--trainer.max_steps=1", "--trainer.strategy=fsdp2", f"--runs={tmp_path}"]
+    assert train_together(2, [*command, "--pictures=false"], log) == [0, 0], log.read_text()
+    with next(tmp_path.glob("*/1/metrics.csv")).open() as file:
+        assert [float(row["causality/leak"] or 0) for row in csv.DictReader(file)][-1] == 0
+    assert "sync_dist" not in log.read_text()
