@@ -43,14 +43,14 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
 
     Args:
         jobs: The runs.
-        make: Maker of model and task; called once for each cell of the table.
+        make: Maker of model and task; called once for each cell of the table, and choice in it.
     """
-    sizes: dict[tuple[str, str], int | None] = {}
+    sizes: dict[tuple[str, str, str], int | None] = {}
     ready: dict[str, Task | None] = {}
     for job in jobs:
         results = job.outcome
         state = "finished" if results else "begun" if job.run else "to do"
-        cell = job.planned.row, job.planned.column
+        cell = job.planned.row, job.planned.column, job.planned.choice
         if cell not in sizes:
             planned = job.planned
             if results:

@@ -40,6 +40,16 @@ def test_rows_of_one_data_set_are_listed_after_one_reading(tmp_path: Path, capfd
     assert told.count("train: 32 of 32 texts are longer than max_length 2") == 1
 
 
+def test_each_choice_has_its_own_size(tmp_path: Path, capfd) -> None:
+    path = tmp_path / "points.yaml"
+    content = {"config": "mnist.yaml", "options": {"data.name": "digits"}}
+    content["choose"] = {"data.n_clusters": [10, 20]}
+    path.write_text(yaml.safe_dump(content))
+    assert main(["compare", str(path), "--dry-run"]) == 0
+    ten, twenty, _ = capfd.readouterr().out.splitlines()
+    assert int(twenty.split()[2].replace(",", "")) > int(ten.split()[2].replace(",", ""))
+
+
 @pytest.mark.parametrize("option", ["--dry-run", "--slurm=2"])
 def test_runs_of_other_options_are_not_listed_as_finished(
     option: str, tmp_path: Path, capfd
