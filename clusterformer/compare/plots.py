@@ -12,7 +12,15 @@ import numpy as np
 from clusterformer.compare.configs import differences
 from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import AVERAGE, Summary
-from clusterformer.plots.style import FAINT, INK, PALETTE, QUIET, figure, plain_axes
+from clusterformer.plots.style import (
+    FAINT,
+    INK,
+    PALETTE,
+    QUIET,
+    figure,
+    missing_glyphs_as_boxes,
+    plain_axes,
+)
 
 MARKERS = "osD^v"
 """Markers of the rows beyond the colours."""
@@ -171,16 +179,22 @@ def _legend(picture: Figure, handles: dict[str, Any], ncols: int = 3) -> None:
 def to_svg(picture: Figure) -> str:
     """Return the SVG element without XML prologue and fixed size, in the colours of the page."""
     import matplotlib
+    from matplotlib.text import Text
 
     picture.patch.set_alpha(0)
     for axes in picture.axes:
         axes.patch.set_alpha(0)
+    for text in picture.findobj(Text):  # names of the user, in which "$" begins no formula
+        text.set_parse_math(False)  # type: ignore[attr-defined]
 
     file = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "clusterformer", "svg.fonttype": "none"}):
+    with (
+        matplotlib.rc_context({"svg.hashsalt": "clusterformer", "svg.fonttype": "none"}),
+        missing_glyphs_as_boxes(),  # the browser has them
+    ):
         picture.savefig(file, format="svg", metadata={"Date": None})
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
     for color, variable in ((INK, "--ink"), (QUIET, "--quiet"), (FAINT, "--faint")):
-        text = re.sub(f"(?i): ?{color}", f": var({variable})", text)
-    return re.sub(r'(<svg[^>]*?) height="[^"]*"( [^>]*?)? width="[^"]*"', r"\1\2", text, count=1)
+        svg = re.sub(f"(?i): ?{color}", f": var({variable})", svg)
+    return re.sub(r'(<svg[^>]*?) height="[^"]*"( [^>]*?)? width="[^"]*"', r"\1\2", svg, count=1)

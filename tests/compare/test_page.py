@@ -53,6 +53,19 @@ def test_it_is_well_formed_and_escapes_what_it_is_told() -> None:
     assert "0.800 ± 0.100" in made()
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_are_no_formulas_and_may_be_in_any_script() -> None:
+    names = ["$5 and $10", "$^$", "模型"]
+    runs = [
+        result(name, column, 0, 0.5, peak_mib=100.0 + number)
+        for number, name in enumerate(names)
+        for column in names
+    ]
+    text = page(summarise(runs), "title", "clusterformer x")
+    drawn = "".join(re.findall("<svg.*?</svg>", text, re.DOTALL))
+    assert all(f">{name}<" in drawn for name in names)
+
+
 def test_a_key_is_drawn_along_only_where_one_thing_takes_three_values_of_it() -> None:
     key = "model.attention.num_clusters"
     apart = [
