@@ -35,7 +35,9 @@ def heat_maps(summary: Summary) -> str | None:
     grids = [grid for name in mechanisms if (grid := _grid(summary, name))]
     if not grids:
         return None
-    low, high = min(g.table.min() for g in grids), max(g.table.max() for g in grids)
+    means = np.concatenate([grid.table.ravel() for grid in grids])
+    known = means[np.isfinite(means)]  # a run may have diverged
+    low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
     picture = figure(0.4 + 3.3 * len(grids), 2.8)
     panels = picture.subplots(1, len(grids), squeeze=False).flat
     for axes, grid in zip(panels, grids, strict=True):

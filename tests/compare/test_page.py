@@ -1,5 +1,6 @@
 """The page stands alone, says what the table says, and works in a browser."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -93,6 +94,17 @@ def test_a_heat_map_needs_every_pair_of_one_option_of_the_model_and_one_of_the_d
     assert heat_maps(summarise(runs[:-2])) is None  # a pair is missing
     other = [replace(run, config={**run.config, "model.lr": run.config[length]}) for run in runs]
     assert heat_maps(summarise(other)) is None  # two options of the model differ
+
+
+def test_a_run_that_diverged_leaves_the_others_their_colours() -> None:
+    runs = [
+        result(f"k = {k}", f"N = {n}", 0, value, config={
+            "model.attention": "A", "model.attention.num_clusters": k, "data.length": n})
+        for k, n, value in ((5, 32, math.nan), (5, 64, 0.1), (10, 32, 0.5), (10, 64, 0.9))
+    ]  # fmt: skip
+    drawn = heat_maps(summarise(runs))
+    assert drawn is not None
+    assert re.search("fill: #ffffff[^>]*>0.9<", drawn)  # on the darkest blue
 
 
 def test_it_says_what_differs_only_where_it_differs_and_what_is_not_recorded() -> None:
