@@ -284,9 +284,10 @@ def _write(
         print("no page: pip install 'clusterformer[plots]'")
     print(f"\n{text(summary)}\n\n{verdict(summary)}\n\nwritten: {folder}: {', '.join(names)}")
     if plan and options.wandb:
+        from clusterformer.compare.plan import find_plan
         from clusterformer.compare.wandb_runs import log_comparison
 
-        log_comparison(summary, folder)
+        log_comparison(summary, folder, find_plan(options.sources[0]).stem)
 
 
 def _refuse_unknown_baseline(options: argparse.Namespace, rows: set[str]) -> None:

@@ -63,22 +63,23 @@ def fetch_results(project: str, group: str) -> list[Result]:
     ]
 
 
-def log_comparison(summary: Summary, folder: Path) -> None:
+def log_comparison(summary: Summary, folder: Path, group: str) -> None:
     """Log the table and the files of a comparison as a run in its group.
 
     Without an account the run is offline.
 
     Args:
         summary: The table.
-        folder: Directory of the comparison; its name is the group's.
+        folder: Directory of the comparison.
+        group: Group of its runs.
     """
-    name = f"{folder.name}: comparison"
-    with start(name, folder, group=folder.name, job_type="comparison") as run:
+    name = f"{group}: comparison"
+    with start(name, folder, group=group, job_type="comparison") as run:
         import wandb
 
         columns: list[str | int] = [name or "run" for name in header(summary)]
         run.log({"comparison": wandb.Table(columns=columns, data=body(summary))})
-        artifact = wandb.Artifact(f"{folder.name}-comparison", type="comparison")
+        artifact = wandb.Artifact(f"{group}-comparison", type="comparison")
         for path in sorted(folder.glob("*.*")):
             if path.suffix in (".html", ".csv", ".md", ".tex"):
                 artifact.add_file(str(path))

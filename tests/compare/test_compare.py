@@ -300,10 +300,9 @@ def test_runs_table_and_page_join_one_group_on_wandb(
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     # in a process of its own: what wandb writes is whole when that has ended
-    subprocess.run(
-        [sys.executable, "-m", "clusterformer", "compare", str(plan), "--wandb"], check=True
-    )
-    logs = [path.read_bytes() for path in Path("comparisons/tiny").rglob("run-*.wandb")]
+    command = [sys.executable, "-m", "clusterformer", "compare", str(plan)]
+    subprocess.run([*command, "--wandb", "--out=elsewhere"], check=True)
+    logs = [path.read_bytes() for path in Path("elsewhere").rglob("run-*.wandb")]
     group = b"\x04tiny"  # a string of four letters, as protobuf writes it
     assert [group in log for log in logs] == [True] * 3
     assert sum(b"tiny-comparison" in log and b"index.html" in log for log in logs) == 1
