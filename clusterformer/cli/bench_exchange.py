@@ -88,7 +88,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _runs(options: argparse.Namespace) -> list[tuple[str, Path]]:
     """List run directories, each with the name of its column of the matrix."""
     if options.runs is not None:
-        names = [_name(run) for run in options.runs]
+        names = [_name(run.resolve()) for run in options.runs]
         return [
             (name if names.count(name) == 1 else str(run), run)
             for name, run in zip(names, options.runs, strict=True)

@@ -277,7 +277,7 @@ def _write(
     )
     for note in summary.notes:
         print(note, file=sys.stderr)
-    title = options.title or (plan.title if plan else folder.name)
+    title = options.title or (plan.title if plan else folder.resolve().name)
     command = shlex.join(["clusterformer", *sys.argv[1:]])
     names = write_files(summary, folder, title=title, command=command)
     if "index.html" not in names:

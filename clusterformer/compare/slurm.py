@@ -41,7 +41,7 @@ def write_script(
     logs = folder.absolute() / "slurm"
     logs.mkdir(parents=True, exist_ok=True)
     directives = [
-        f"--job-name={folder.name}",
+        f"--job-name={folder.resolve().name}",
         f"--array={','.join(map(str, shards))}",
         f"--chdir={Path.cwd()}",
         f"--output={logs}/%A_%a.txt",

@@ -66,6 +66,13 @@ def test_runs_of_one_name_stand_apart(comparison: Path, capsys) -> None:
     assert heading.split() == ["evaluated", "with", *runs]
 
 
+def test_the_current_folder_is_named_as_any_other(comparison: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(comparison / "full/all/seed-0/maskedcopy/1")
+    assert main(["bench", "exchange", "--runs", ".", "--with", "full"]) == 0
+    heading = next(x for x in capsys.readouterr().out.splitlines() if "evaluated with" in x)
+    assert heading.split() == ["evaluated", "with", "maskedcopy/1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -74,6 +74,9 @@ def test_terminal_and_page_name_all_damage(runs: list[Path], capfd) -> None:
     page = Path("out/index.html").read_text()
     assert "runs/a/1/metrics.csv:6: not a table of measures" in page
     assert "nan" in Path("out/table.md").read_text()
+    assert main(["compare", *map(str, runs), "--out", "."]) == 0
+    assert f"<title>{Path.cwd().name}</title>" in Path("index.html").read_text()
+    capfd.readouterr()
     for run in runs:
         (run / "results.json").write_text("")
     assert main(["compare", *map(str, runs), "--out", "out"]) == 2

@@ -53,6 +53,12 @@ def test_the_script_trains_the_shard_of_its_task(tmp_path: Path) -> None:
     ]
 
 
+def test_a_comparison_in_the_current_folder_has_its_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = write_script(Path(), ["x.yaml"], [1], 1, "")
+    assert f"#SBATCH --job-name={tmp_path.name}" in script.read_text().splitlines()
+
+
 def test_a_refusal_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["compare", "quickstart", "--slurm", "2", f"--out={tmp_path / 'out'}"]) == 2
