@@ -160,6 +160,8 @@ def run(arguments: list[str]) -> None:
     ):
         rows.append(row)
         print_times(row, rows)
+    if not rows:
+        raise InputError("no layer could run; the lines above say why")
     if options.out:
         save(options, rows, matmul_gflops=rate / 1e9)
         stack = counted(options.layers, "encoder layer")

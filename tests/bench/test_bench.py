@@ -115,7 +115,12 @@ def test_a_layer_that_cannot_run_is_left_out(capsys, tmp_path: Path, monkeypatch
     assert main([*arguments, "--mechanisms", "mine.FloatOnly", "FullAttention"]) == 0
     printed = capsys.readouterr()
     assert printed.out.count("FullAttention") == 1
-    assert printed.err == "left out: mine.FloatOnly at 64 tokens in fp32: expected Float\n"
+    told = "left out: mine.FloatOnly at 64 tokens in fp32: expected Float\n"
+    assert printed.err == told
+    out = tmp_path / "none.json"
+    assert main([*arguments, "--mechanisms", "mine.FloatOnly", "--out", str(out)]) == 2
+    assert capsys.readouterr().err.startswith(f"{told}clusterformer: error: no layer could run")
+    assert not out.exists()
 
 
 def test_regret_compares_the_default_with_every_form(tmp_path: Path, capsys, monkeypatch) -> None:
