@@ -85,8 +85,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _record(options: argparse.Namespace) -> list[Inputs]:
     from clusterformer.bench.recording import record_encoder, record_language_model
+    from clusterformer.data.tables import read_text
 
-    text = options.text.read_text(encoding="utf-8")
+    text = read_text(options.text)
     if (options.model / "config.json").is_file():
         return record_encoder(options.model, text, options.length, options.texts)
     import torch

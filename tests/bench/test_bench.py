@@ -246,6 +246,9 @@ def test_errors_on_what_a_trained_model_attends_to_are_measured(encoder: Path, c
     assert "causal" in capsys.readouterr().err
     assert main(["bench", "approximation", *arguments, "--length", "600"]) == 2
     assert "has positions for 512 tokens" in capsys.readouterr().err
+    text.write_bytes(b"a b\n\xff\xfe")
+    assert main(["bench", "approximation", *arguments]) == 2
+    assert "text.txt:2: bytes ff are not utf-8" in capsys.readouterr().err
 
 
 @pytest.mark.slow
