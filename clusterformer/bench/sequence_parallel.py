@@ -66,15 +66,15 @@ def measure(setting: ParallelSetting, processes: int) -> Row:
         (in_one,) = _run(setting, 1, Path(folder))
         together = _run(setting, processes, Path(folder))
         error = _largest_error(Path(folder), processes)
-    peak = max(part["peak_mib"] for part in together)
+    alone, peak = in_one["peak_mib"], max(part["peak_mib"] for part in together)
     share = -(-setting.length // processes)
     return {
         **setting._asdict(),
         "processes": processes,
         "largest_difference": error,
-        "peak_mib_alone": in_one["peak_mib"],
+        "peak_mib_alone": alone,
         "peak_mib": peak,
-        "peak_ratio": peak / in_one["peak_mib"],
+        "peak_ratio": peak / alone if alone else None,  # a short sequence needs no new page
         "seconds_alone": in_one["seconds"],
         "seconds": max(part["seconds"] for part in together),
         "sent_mib": max(part["bytes_sent"] for part in together) / memory.MIB,

@@ -56,9 +56,10 @@ def run(arguments: list[str]) -> None:
     for mechanism in MECHANISMS[: 1 + options.full]:
         row = measure(ParallelSetting(mechanism, **sizes), options.processes)
         rows.append(row)
+        ratio = "-" if row["peak_ratio"] is None else f"{row['peak_ratio']:.2f}"
         print(
             f"{mechanism:<18}{row['largest_difference']:>11.1e}{row['peak_mib']:>10.0f}"
-            f"{row['peak_ratio']:>8.2f}{row['sent_mib']:>10.1f}{row['ring_mib']:>10.1f}"
+            f"{ratio:>8}{row['sent_mib']:>10.1f}{row['ring_mib']:>10.1f}"
             f"{row['seconds']:>9.2f}{row['seconds'] / row['seconds_alone']:>8.2f}",
             flush=True,
         )

@@ -23,6 +23,15 @@ def test_processes_agree_with_one_and_send_what_they_say(tmp_path: Path) -> None
         assert 0 < row["sent_mib"] < 2 * row["ring_mib"]
 
 
+@pytest.mark.slow
+def test_a_short_sequence_needs_no_memory_to_compare_with(tmp_path: Path) -> None:
+    out = tmp_path / "parallel.json"
+    sizes = ["--length", "64", "--d_model", "16", "--num_heads", "2", "--num_clusters", "4"]
+    assert main(["bench", "parallel", *sizes, "--repeats", "1", f"--out={out}"]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["peak_ratio"] is None) == (row["peak_mib_alone"] == 0)
+
+
 def test_threads_that_no_process_would_have_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "parallel", "--threads", "2"]) == 2
     assert "--threads must be 1, that of each process, got 2" in capsys.readouterr().err
