@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from clusterformer.compare.plan_entries import (
     check_configurations,
@@ -112,6 +113,16 @@ def read_plan(path: Path) -> Plan:
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
     stands_in = {row: read_columns_of(file, row, rows[row], list(columns)) for row in rows}
+    _refuse_overridden(
+        file,
+        grid,
+        {
+            "choose": choose,
+            "seed_options": dict.fromkeys(follow),
+            **{f"columns: {column}": keys for column, keys in columns.items()},
+            **{f"columns: {column}: rows: {row}": keys for (column, row), keys in cells.items()},
+        },
+    )
     expanded = expand(file, rows, grid)
     choices = combinations(file, choose, "choose")
     unchosen: dict[str, FitOptions] = {"": {}}
@@ -161,6 +172,16 @@ def _planned(name: tuple[str, str, int, str], *layers: FitOptions) -> PlannedRun
         options |= {key: layer[key] for key in layer if key not in ("config", "columns")}
     row, column, seed, choice = name
     return PlannedRun(row, column, seed, options, tuple(configs), choice)
+
+
+def _refuse_overridden(
+    file: PlanFile, grid: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuse a key of the grid, which names rows, where something else would set it over that."""
+    for name, options in others.items():
+        for key in grid:
+            if key in options and key != "config":  # configurations add up
+                file.refuse(f"grid: {key} names rows, and {name} sets it too", "grid", key)
 
 
 def _refuse_duplicates(file: PlanFile, runs: list[PlannedRun]) -> None:
