@@ -164,7 +164,8 @@ def _planned(name: tuple[str, str, int, str], *layers: FitOptions) -> PlannedRun
     """
     shared, model, data, own = layers
     configs: list[str] = []
-    for layer in (shared, data, model):  # what a model overlays goes over its data's configuration
+    # what a model overlays goes over its data's configuration, and what is chosen over both
+    for layer in (shared, data, model, own):
         named = layer.get("config", [])
         configs += [named] if isinstance(named, str) else named
     options: FitOptions = {}

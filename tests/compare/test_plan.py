@@ -65,6 +65,12 @@ def test_the_configuration_of_a_row_is_laid_over_that_of_its_column(tmp_path: Pa
     ]
 
 
+def test_configurations_may_be_chosen_among(tmp_path: Path) -> None:
+    content = {"config": "mr.yaml", "choose": {"config": ["quickstart.yaml", "paper-form.yaml"]}}
+    plan = read_plan(write(tmp_path / "choice.yaml", content))
+    assert [run.configs[1:] for run in plan.runs] == [("quickstart.yaml",), ("paper-form.yaml",)]
+
+
 def test_a_row_may_stand_in_some_columns_alone(tmp_path: Path) -> None:
     content = {
         "rows": {"ours": {}, "second text": {"method": "second text alone", "columns": ["SICK"]}},
