@@ -152,7 +152,8 @@ def read_plan(path: Path) -> Plan:
     if not all(isinstance(name, str) for name in also):
         file.refuse(f"also must be names of measures, got {shorten(also)}", "also")
     skip = content.get("skip_absent", False)
-    return Plan(title, runs, content.get("metric"), also, baseline, read_paper(file), skip)
+    paper = read_paper(file, expanded, columns)
+    return Plan(title, runs, content.get("metric"), also, baseline, paper, skip)
 
 
 def _planned(name: tuple[str, str, int, str], *layers: FitOptions) -> PlannedRun:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from clusterformer.compare.plan_file import PlanFile, is_number, shorten
@@ -102,13 +102,23 @@ def read_cells(file: PlanFile, rows: Mapping[str, FitOptions]) -> dict[tuple[str
     return cells
 
 
-def read_paper(file: PlanFile) -> Mapping[str, Mapping[str, float]]:
-    """Read `paper`: row to column to the number that the paper reports."""
+def read_paper(
+    file: PlanFile, rows: Collection[str], columns: Collection[str]
+) -> Mapping[str, Mapping[str, float]]:
+    """Read `paper`: row to column, or the average, to the number that the paper reports."""
     paper = file.content.get("paper", {})
-    for row, columns in paper.items():
-        if not isinstance(columns, dict) or not all(map(is_number, columns.values())):
-            message = f"paper: {row}: must be column: number, got {shorten(columns)}"
+    for row, numbers in paper.items():
+        if not isinstance(numbers, dict) or not all(map(is_number, numbers.values())):
+            message = f"paper: {row}: must be column: number, got {shorten(numbers)}"
             file.refuse(message, "paper", row)
+        if row not in rows:
+            names = ", ".join(list(rows)[:20])
+            file.refuse(f"paper: no row {shorten(row)}; there are {names}", "paper", row)
+        for column in numbers:
+            if column not in (*columns, "average"):
+                names = ", ".join(map(repr, [*columns][:20]))
+                message = f"paper: {row}: no column {shorten(column)}; there are {names}"
+                file.refuse(message, "paper", row, column)
     return dict(paper)
 
 

@@ -119,6 +119,8 @@ def test_folds_follow_the_seeds(tmp_path: Path) -> None:
         ({"grid": {"a": list(range(99)), "b": list(range(99))}}, "9,801 runs are more than 5,000"),
         ({"grid": {"model.lr": [1, "1"]}}, "two rows are named 'lr=1'"),
         ({"paper": {"a": {"MR": "high"}}}, "paper: a: must be column: number, got {'MR': 'high'}"),
+        ({"rows": {"a": {}}, "paper": {"b": {"": 1}}}, "paper: no row 'b'; there are a"),
+        ({"paper": {"run": {"MR": 1}}}, "paper: run: no column 'MR'; there are ''"),
         (
             {"rows": {"a": {"columns": "MR"}}, "columns": {"MR": {}}},
             "must be a list of MR, got 'MR'",
