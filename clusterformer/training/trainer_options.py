@@ -46,8 +46,9 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
         value = options.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):  # fast_dev_run: true
             require_at_least(minimum, **{f"trainer.{name}": value})
-    if options.get("val_check_interval") == 0:
-        raise InputError("trainer.val_check_interval must be above 0, got 0")
+    for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval"):
+        if options.get(name) == 0:
+            raise InputError(f"trainer.{name} must be above 0, got 0")
     if options.get("overfit_batches"):
         raise InputError(
             "trainer.overfit_batches cannot be used, a task orders its batches itself; "

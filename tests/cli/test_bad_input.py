@@ -17,6 +17,10 @@ FAST += ["--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false"]
 
 OPTIONS = {
     "--trainer.val_check_interval=0": "trainer.val_check_interval must be above 0, got 0",
+    "--trainer.max_epochs=0": "trainer.max_epochs must be above 0, got 0",
+    "--trainer.max_steps=0": "trainer.max_steps must be above 0, got 0",
+    "--trainer.limit_train_batches=0": "trainer.limit_train_batches must be above 0, got 0",
+    "--trainer.limit_train_batches=0.0": "trainer.limit_train_batches must be above 0, got 0",
     "--trainer.accumulate_grad_batches=0": "trainer.accumulate_grad_batches must be at least 1",
     "--trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch must be at least 1",
     "--trainer.gradient_clip_val=.nan": "trainer.gradient_clip_val must be finite, got nan",
