@@ -115,7 +115,7 @@ class Partner(GeneratedTask):
         if reached is None:
             return {}
         number = batch.mask.sum()
-        return {"reach": ((reached & batch.mask).sum() / number.clamp(min=1), number)}
+        return {"reach": ((reached & batch.mask).sum().float() / number.clamp(min=1), number)}
 
     def state(self) -> dict[str, Any]:
         return {

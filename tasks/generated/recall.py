@@ -120,7 +120,7 @@ class Recall(GeneratedTask):
         clear = _stands_once(batch.tokens, batch.asked) & (batch.target != IGNORE)
         right = (output.logits.argmax(-1) == batch.target) & clear
         number = clear.sum()
-        return {"accuracy_clear": (right.sum() / number.clamp(min=1), number)}
+        return {"accuracy_clear": (right.sum().float() / number.clamp(min=1), number)}
 
     def state(self) -> dict[str, Any]:
         return {"vocab_size": self._vocab_size, "length": self._trained_length}

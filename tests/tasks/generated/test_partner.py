@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from default_dtype import default_dtype
 from lightning.pytorch import Trainer
 
 from clusterformer.attention import FullAttention, LocalAttention, NeuralClusteringAttention
@@ -163,6 +164,17 @@ def test_full_attention_reaches_everything():
     net = network(task)
     mean, number = task.means(net(batch), batch)["reach"]
     assert (mean, number) == (1, batch.mask.sum())
+
+
+def test_reach_is_not_rounded_under_bf16_true():
+    """Shares of whole numbers are in torch's default dtype, which Lightning sets there."""
+    task = Partner(num_tokens=600, valid_texts=2, batch_size=2)
+    batch = next(iter(task.val_dataloader()))
+    output = network(task, partial(NeuralClusteringAttention, num_clusters=32))(batch)
+    mean, _ = task.means(output, batch)["reach"]
+    with default_dtype(torch.bfloat16):
+        assert task.means(output, batch)["reach"][0] == mean
+    assert mean != mean.bfloat16()
 
 
 def test_a_mechanism_that_does_not_say_whom_a_token_sees_has_no_reach():

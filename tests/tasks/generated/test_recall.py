@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from default_dtype import default_dtype
 
 from clusterformer.attention import (
     BlockTopKAttention,
@@ -72,6 +73,20 @@ def test_accuracy_clear_leaves_out_keys_that_stand_before_by_chance() -> None:
         logits = F.one_hot(torch.tensor([answers]), 16).float()
         mean, number = task.means(SimpleNamespace(logits=logits), batch)["accuracy_clear"]
         assert (mean.item(), number.item()) == (wanted, 1)
+
+
+def test_accuracy_clear_is_not_rounded_under_bf16_true() -> None:
+    """Shares of whole numbers are in torch's default dtype, which Lightning sets there."""
+    task = Recall(length=512, num_pairs=128, vocab_size=1024)
+    batch = task.texts(1)[[0, 1, 2]]
+    answers = batch.target.clone()
+    answers[0, 0] = -1  # no value
+    logits = F.one_hot(answers.clamp(min=0), 1024).float()
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        with default_dtype(dtype):
+            found.append(task.means(SimpleNamespace(logits=logits), batch)["accuracy_clear"][0])
+    assert found[0] == found[1]
 
 
 def test_texts_are_the_same_for_a_seed_and_differ_between_streams() -> None:
