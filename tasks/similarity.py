@@ -15,12 +15,12 @@ from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from clusterformer.data.corpora import SimilarityCorpus
 from clusterformer.data.label_names import LabellingState
-from clusterformer.data.labelled_text import Example
+from clusterformer.data.labelled_text import Example, TextPair
 from clusterformer.errors import InputError, missing
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedSimilarity
 from clusterformer.task import Output, SimpleResult
-from clusterformer.tasks.pairs import PairBatch, PairLabelling
+from clusterformer.tasks.pairs import PairBatch, PairDataset, PairLabelling
 
 TF_IDF = "cosine of TF-IDF"
 
@@ -29,6 +29,15 @@ class SimilarityState(LabellingState):
     """What a checkpoint holds of the task."""
 
     scale: list[float]
+
+
+def score_bits(scores: Sequence[float]) -> list[int]:
+    """Return the bits of scores in float32.
+
+    As integers they pass Lightning, which rounds all other numbers of a batch under
+    `trainer.precision` bf16-true and 16-true.
+    """
+    return torch.tensor(scores, dtype=torch.float32).view(torch.int32).tolist()
 
 
 class Similarity(PairLabelling):
@@ -67,6 +76,12 @@ class Similarity(PairLabelling):
         """Score of each example."""
         return [_number(example) for example in examples]
 
+    def encoded(
+        self, examples: Sequence[TextPair], tokens: list[list[list[int]]], targets: list[Any]
+    ) -> PairDataset:
+        """Make the data set of pairs; their targets are `score_bits`."""
+        return super().encoded(examples, tokens, score_bits(targets))
+
     def build(self, config: TransformerConfig) -> nn.Module:
         if not self.joint and (encoder := self.rows.make_encoder(config)) is not None:
             return PretrainedSimilarity(config, encoder)
@@ -77,12 +92,17 @@ class Similarity(PairLabelling):
         low, high = self._scale
         return low + (high - low) * output.logits[:, 0].float()
 
+    @staticmethod
+    def wanted(batch: PairBatch) -> Tensor:
+        """Scores that the data give to the pairs, (B,)."""
+        return batch.target.int().view(torch.float32)
+
     def loss(
         self, output: Output, batch: PairBatch, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
         real = batch.row >= 0  # a score may be IGNORE
         low, high = self._scale
-        errors = (self.scores(output) - batch.target.float()) / (high - low)
+        errors = (self.scores(output) - self.wanted(batch)) / (high - low)
         return errors[real].square().sum(), real.sum()
 
     def metrics(self) -> MetricCollection:
@@ -125,7 +145,7 @@ class Similarity(PairLabelling):
     ) -> None:
         real = batch.row >= 0
         if real.any():  # not of a process without a share, and Pearson takes no empty batch
-            metrics.update(self.scores(output)[real], batch.target[real].float())
+            metrics.update(self.scores(output)[real], self.wanted(batch)[real])
 
     def predictions(self, network: nn.Module, batch: PairBatch) -> list[dict[str, Any]]:
         """Score of each pair."""

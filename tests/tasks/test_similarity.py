@@ -3,9 +3,11 @@
 import json
 import random
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import HalfPrecision
 from tiny_pretrained import WORDS, write_bert
 from torch import nn
 
@@ -19,7 +21,7 @@ from clusterformer.errors import InputError
 from clusterformer.models.transformer import Output, StackOutput
 from clusterformer.task import IGNORE
 from clusterformer.tasks.pairs import pair_batch
-from clusterformer.tasks.similarity import Similarity
+from clusterformer.tasks.similarity import Similarity, score_bits
 
 TRAINER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--baselines=false"]
 SHORT = [*TRAINER, "--trainer.max_epochs=1", "--data.batch_size=10"]
@@ -84,7 +86,7 @@ def test_a_process_without_a_share_of_a_batch_counts_nothing() -> None:
     ):
         texts, numbers = [[1]] * len(scores), [0] * len(scores)
         rows = [-1 if score == IGNORE else 0 for score in scores]
-        batch = pair_batch(texts, texts, scores, numbers, Frame(), rows)
+        batch = pair_batch(texts, texts, score_bits(scores), numbers, Frame(), rows)
         task.update(metrics, Output(torch.tensor(logits)[:, None], nothing), batch, network)
     expected = torch.corrcoef(torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.1, 0.5, 0.4, 0.6]]))[0, 1]
     assert float(metrics.compute()["pearson"]) == pytest.approx(float(expected), abs=1e-6)
@@ -93,7 +95,8 @@ def test_a_process_without_a_share_of_a_batch_counts_nothing() -> None:
 def test_the_loss_is_in_units_of_the_scale() -> None:
     task = Similarity("stsb")
     task.learn_labels([TextPair("a", "b", label, "") for label in ("1", "5", "2")])
-    batch = pair_batch([[1]] * 3, [[1]] * 3, [4.0, 1.0, IGNORE], [0] * 3, Frame(), [0, 1, -1])
+    scores = score_bits([4.0, 1.0, IGNORE])
+    batch = pair_batch([[1]] * 3, [[1]] * 3, scores, [0] * 3, Frame(), [0, 1, -1])
     logits = torch.tensor([[0.5], [0.0], [1.0]])  # 3, 1 and 5
     total, count = task.loss(Output(logits, StackOutput(torch.zeros(0), [])), batch, 0.0)
     assert (float(total), int(count)) == (0.0625, 2)
@@ -108,10 +111,25 @@ def test_a_score_of_minus_a_hundred_counts(pairs: list[tuple[str, str]], tmp_pat
     for batch in task.train_dataloader():
         output = Output(torch.zeros(len(batch.target), 1), StackOutput(torch.zeros(0), []))
         total, count = task.loss(output, batch, 0.0)  # each guess is the lowest score
-        assert (int(total), int(count)) == (int((batch.target > 0).sum()), len(batch.target))
+        assert (int(total), int(count)) == (int((task.wanted(batch) > 0).sum()), len(batch.target))
         metrics = task.metrics()
         task.update(metrics, output, batch, nn.Identity())
         assert int(metrics["pearson"].n_total) == len(batch.target)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_scores_are_not_rounded_in_half_precision(
+    precision: Literal["bf16-true", "16-true"], pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    table, scores = tmp_path / "labelled.tsv", [70_000 + i / 8 for i in range(len(pairs))]
+    lines = [f"{u}\t{v}\t{score}" for (u, v), score in zip(pairs, scores, strict=True)]
+    table.write_text("\n".join(["first\tsecond\tlabel", *lines]) + "\n")
+    task = Similarity(train=str(table))
+    task.setup("fit")
+    batches = map(HalfPrecision(precision).convert_input, task.train_dataloader())
+    found = torch.cat([task.wanted(batch) for batch in batches]).tolist()
+    assert len(found) > 10
+    assert set(found) <= set(scores)
 
 
 def test_a_score_that_is_no_number_is_named(
