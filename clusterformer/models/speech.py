@@ -54,7 +54,7 @@ class SpecAugment:
         """
         if not self.warp:
             return features
-        drawn = torch.rand(len(features), 1, device=features.device)
+        drawn = torch.rand(len(features), 1, dtype=torch.float32, device=features.device)
         factor = 1 + self.warp * (2 * drawn - 1)
         frequency = factor * torch.arange(num_mels, device=features.device)  # (B, num_mels)
         frequency = frequency.clamp(max=num_mels - 1)[:, None, None]
@@ -63,22 +63,22 @@ class SpecAugment:
             by_order.gather(3, side.long().expand_as(by_order))
             for side in (frequency.floor(), frequency.ceil())
         )
-        return torch.lerp(below, above, frequency.frac()).flatten(2)
+        return torch.lerp(below, above, frequency.frac().to(features)).flatten(2)
 
     def __call__(self, features: Tensor, frames: Tensor, num_mels: int) -> Tensor:
         """Set hidden features to 0, their mean: (B, N, F), the deltas of a filter with it."""
         batch, length, width = features.shape
-        rows = torch.full((batch,), num_mels, device=features.device)
+        rows = torch.full((batch,), float(num_mels), dtype=torch.float32, device=features.device)
         hidden = _spans(rows, num_mels, self.bands, self.band_share * rows)
         hidden = hidden.repeat(1, width // num_mels)[:, None]
-        most = (self.stretch_share * frames).clamp(max=self.stretch_frames)
+        most = (self.stretch_share * frames.float()).clamp(max=self.stretch_frames)
         hidden = hidden | _spans(frames, length, self.stretches, most)[..., None]
         return features.masked_fill(hidden, 0.0)
 
 
 def _spans(sizes: Tensor, length: int, count: int, most: Tensor) -> Tensor:
     """Draw `count` spans a row, each up to `most` (B,) long, within its size (B,): (B, length)."""
-    drawn = torch.rand(2, len(sizes), count, device=sizes.device)
+    drawn = torch.rand(2, len(sizes), count, dtype=torch.float32, device=sizes.device)
     widths = (drawn[0] * (most[:, None].floor() + 1)).floor()
     starts = (drawn[1] * (sizes[:, None] - widths + 1).clamp(min=1)).floor()
     at = torch.arange(length, device=sizes.device)[:, None, None]

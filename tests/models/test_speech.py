@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from default_dtype import default_dtype
 
 from clusterformer.attention import FullAttention
 from clusterformer.data.speech_batches import make_batch
@@ -97,6 +98,19 @@ def test_whole_bands_and_stretches_are_hidden() -> None:
             hidden += int(filters.any()) + int(frames.any())
         assert not (features[1, 8:] == 0).all(1).any()  # no stretch behind the end
     assert hidden > 50
+
+
+def test_augmentation_draws_the_same_under_bf16_true() -> None:
+    """Lightning makes bfloat16 torch's default, in which frames from 256 on are not told apart."""
+    augment = SpecAugment(warp=0.2)
+    features, frames = torch.ones(8, 1000, WIDTH, dtype=torch.bfloat16), torch.full((8,), 1000)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        with default_dtype(dtype):
+            ramp = torch.arange(WIDTH, dtype=torch.bfloat16).expand_as(features)
+            found.append([augment(features, frames, 4), augment.warped(ramp, 4)])
+    assert all(map(torch.equal, *found))
 
 
 def test_filters_are_stretched_and_compressed() -> None:
