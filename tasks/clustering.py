@@ -316,8 +316,7 @@ class Clustering(Task):
         assert isinstance(network, ClusterNetwork)
         features = self._parts["test"].features
         count = int(network.clusters.alive.sum())
-        device = network.clusters.centroids.device
-        clusters = network.clusters(features.to(device)).argmax(1).cpu()
+        clusters = network.clusters(features.to(network.clusters.centroids)).argmax(1).cpu()
         paths = [folder / f"{name}.png" for name in ("sizes", "map", "centroids")]
         sizes = clusters.bincount(minlength=count)
         cluster_size_curves({"neural": sizes.numpy()}, paths[0], title=f"Sizes of {count} clusters")

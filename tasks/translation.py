@@ -355,7 +355,7 @@ class Translation(Task):
         assert isinstance(network, Seq2Seq)
         one = TranslationBatch._make(part[index : index + 1] for part in batch)
         read, written = one.mask[0], one.decoder_mask[0]
-        weights = alignment(network, one)[0][written][:, read]
+        weights = alignment(network, one)[0][written][:, read].float()
         return self.tokenizer.ids_to_tokens(one.target[0][written].tolist()), weights
 
     # Checkpoints

@@ -31,7 +31,7 @@ class ClusterNetwork(nn.Module):
             drawn = torch.randint_like(drawn, batch.neighbors.shape[1])
         partner = batch.neighbors[torch.arange(len(drawn), device=drawn.device), drawn]
         both = torch.stack([batch.points, partner], 1)  # (B, 2, F)
-        logits = self.clusters(both)
+        logits = self.clusters(both.to(self.clusters.centroids.dtype))
         if self.training:
             real = batch.mask[:, 0]
             self.clusters.watch(batch.points[real], *logits.detach()[real].unbind(1))

@@ -167,7 +167,7 @@ class SpeechNetwork(nn.Module):
         augment = self.augment if self.training else None
         if augment is not None:
             features = augment.warped(features, self.num_mels)
-        features = (features - self.mean) * self.scale
+        features = ((features - self.mean) * self.scale).to(self.mean.dtype)
         if augment is not None:
             features = augment(features, frames, self.num_mels)
         x = _without_padding(features, frames)

@@ -113,6 +113,12 @@ def test_augmentation_draws_the_same_under_bf16_true() -> None:
     assert all(map(torch.equal, *found))
 
 
+def test_features_of_another_dtype_are_read() -> None:
+    """Pictures are drawn from the data of before Lightning converts them, as for bf16-true."""
+    batch = make_batch([torch.randn(9, WIDTH)], [[]], [""], 2, WIDTH)
+    assert network(2).double().eval()(batch).logits.dtype == torch.float64
+
+
 def test_filters_are_stretched_and_compressed() -> None:
     """On filters that hold their own number, each recording's are multiples of it."""
     ramp = torch.arange(40.0).repeat(3)  # and its differences, of two orders

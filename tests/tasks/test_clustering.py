@@ -14,6 +14,8 @@ from clusterformer.models.transformer import StackOutput
 from clusterformer.task import IGNORE, Output
 from clusterformer.tasks.clustering import Clustering, PointBatch
 from clusterformer.tasks.metrics import Purity
+from clusterformer.training.fit import fit
+from clusterformer.training.runs import Run
 
 
 @pytest.fixture
@@ -77,6 +79,17 @@ def test_its_pictures_are_sizes_and_a_map(
     drawn = task.draw(model.network, tmp_path)
     assert [path.name for path in drawn] == ["sizes.png", "map.png"]
     assert all(path.stat().st_size > 1000 for path in drawn)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_its_run_has_pictures_in_any_precision(precision: str, blobs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    task = Clustering(str(blobs), n_clusters=3, batch_size=64, merge_at=4)
+    run = Run.create(tmp_path, "blobs")
+    options = {"precision": precision, "max_epochs": 2, "accelerator": "cpu"}
+    found = fit(ClusterFormer(warmup=0), task, options, run=run)
+    names = [path.name for path in found.pictures]
+    assert names == ["curves.png", "sizes.png", "map.png"]
 
 
 def test_its_state_alone_labels_new_points(

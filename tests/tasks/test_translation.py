@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -251,6 +252,8 @@ def test_pictures_show_the_weights_of_the_last_layer(files):
             projection.weight.zero_()
     even = alignment(network, batch)[0, 0][batch.mask[0]]
     assert torch.allclose(even, torch.full_like(even, 1 / len(even)), atol=1e-5)
+    _, shown = prepared.alignment(network.bfloat16(), batch, 0)  # as after a training in bf16-true
+    assert np.asarray(shown).shape == shown.shape
 
 
 @pytest.mark.parametrize(
