@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -198,6 +199,7 @@ class _Beginning(Callback):
         if is_overridden("test_dataloader", task):
             with isolate_rng():
                 task.setup("test")  # so that bad test data are known before the training
+                _refuse_empty_test(trainer, task)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         progress, batches = trainer.fit_loop.epoch_loop.batch_progress, trainer.num_training_batches
@@ -209,6 +211,19 @@ class _Beginning(Callback):
             )
         if self._run:
             self._run.confirm()
+
+
+def _refuse_empty_test(trainer: Trainer, task: Task) -> None:
+    """Refuse a share of the test data that holds no batch, which Lightning finds in the test."""
+    limit = trainer.limit_test_batches
+    if isinstance(limit, int) or limit in (0.0, 1.0):
+        return
+    batches = sized_len(task.test_dataloader())
+    if batches is not None and batches * limit < 1:
+        raise InputError(
+            f"trainer.limit_test_batches must be at least 1/{batches}, as there are {batches} "
+            f"batches, got {limit}; 0 tests nothing"
+        )
 
 
 def _refuse_rare_validation(trainer: Trainer) -> None:
