@@ -83,7 +83,8 @@ class Options:
 
     def resolved(self) -> dict[str, Any]:
         """Return the whole configuration as plain values, defaults included."""
-        found = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
+        with making("options of config.yaml"):  # such as a callback's that YAML has no form for
+            found = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         return {section: value for section, value in found.items() if section != "config"}
 
 

@@ -156,6 +156,7 @@ BAD_OPTIONS = {
     ("--trainer.accelerator=abacus",): "abacus",
     ("--trainer.val_check_interval=999",): "batches of an epoch, 5, got 999; null",
     ("--trainer.limit_test_batches=0.01",): "limit_test_batches must be at least 1/",
+    ("--trainer.callbacks=Timer",): "options of config.yaml: ",
     ("stray",): "unexpected argument 'stray'",
     ("--config=nowhere.yaml",): "no configuration 'nowhere.yaml', neither a file nor a shipped one",
     ("--resume=nowhere",): "nowhere: does not exist; a run directory looks like runs/NAME/NUMBER",
