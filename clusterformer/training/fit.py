@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -159,14 +160,15 @@ def make_trainer(
         InputError: if Lightning refuses an option.
     """
     options = dict(options)
-    if options.get("enable_progress_bar") is not False:
-        callbacks = [*callbacks, progress()]
     ours = {"callbacks": callbacks, "logger": loggers, "plugins": [CheckpointFiles()]}
     for key, added in ours.items():
         given = options.get(key)
         if not isinstance(given, list | tuple):
             given = [] if given is None or isinstance(given, bool) else [given]
         options[key] = [*given, *added]
+    has_bar = any(isinstance(callback, ProgressBar) for callback in options["callbacks"])
+    if options.get("enable_progress_bar") is not False and not has_bar:
+        options["callbacks"].append(progress())
     check_trainer_options(options)
     with making("trainer"):
         return Trainer(**options)

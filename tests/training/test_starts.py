@@ -99,6 +99,18 @@ def test_checkpoints_of_the_user_stand_beside_ours(tmp_path: Path) -> None:
     assert run.results["results"].keys() >= {"val/accuracy", "test/accuracy"}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["TQDMProgressBar"]],
+    ids=lambda options: options[0],
+)
+def test_a_callback_of_lightning_goes_by_its_name(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TOY, f"--runs={tmp_path}", "--trainer.callbacks", *options]) == 0
+    assert (capsys.readouterr().out.count("epoch 1, step ") == 0) == (len(options) == 1)
+
+
 def test_validation_batches_may_be_tried_before_the_first_step(tmp_path: Path, capsys) -> None:
     assert main([*TOY, f"--runs={tmp_path}", "--trainer.num_sanity_val_steps=1"]) == 0
     assert capsys.readouterr().out.count("epoch 1, step ") == 1
