@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from clusterformer.cli.options import Options
@@ -23,7 +23,6 @@ from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import read_yaml, to_yaml
 from clusterformer.training.fit import Fitted, fit
 from clusterformer.training.loop_progress import continue_epoch
-from clusterformer.training.monitoring import EarlyStopping
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.selection import selected_nothing
 from clusterformer.training.simple_method import fit_simple

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 
 from clusterformer.errors import InputError, require_at_least
 
@@ -30,14 +31,20 @@ def monitoring(monitor: str, mode: str, patience: int | None) -> list[Callback]:
     require_at_least(1, patience=patience)
     if patience is None:
         return [MonitorCheck(monitor)]
-    return [MonitorCheck(monitor), EarlyStopping(monitor, patience=patience, mode=mode)]
+    return [MonitorCheck(monitor), Patience(monitor, patience=patience, mode=mode)]
 
 
-class EarlyStopping(callbacks.EarlyStopping):  # its name is the key of its state in checkpoints
+class Patience(EarlyStopping):
     """Lightning's callback; its patience is this run's, not that in the checkpoint.
 
-    A run that it has ended stays so when it is resumed, unless with more patience.
+    A run that it has ended stays so when it is resumed, unless with more patience. It has another
+    name than Lightning's, or `--trainer.callbacks EarlyStopping` would name two classes.
     """
+
+    @property
+    def state_key(self) -> str:
+        """Key of its state in checkpoints, where it has Lightning's name."""
+        return super().state_key.replace(type(self).__qualname__, EarlyStopping.__qualname__, 1)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

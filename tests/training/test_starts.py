@@ -101,7 +101,7 @@ def test_checkpoints_of_the_user_stand_beside_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [["TQDMProgressBar"]],
+    [["EarlyStopping", "--trainer.callbacks.monitor=val/loss"], ["TQDMProgressBar"]],
     ids=lambda options: options[0],
 )
 def test_a_callback_of_lightning_goes_by_its_name(

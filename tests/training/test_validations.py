@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from toy_command import TOY
 from toy_task import Toy
 
@@ -15,6 +16,7 @@ from clusterformer import ClusterFormer
 from clusterformer.cli.main import main
 from clusterformer.training.checkpoints import read
 from clusterformer.training.fit import Fitted, fit
+from clusterformer.training.monitoring import Patience
 from clusterformer.training.runs import Run
 
 
@@ -77,6 +79,11 @@ def test_ctrl_c_in_a_validation_changes_nothing(
             assert torch.equal(weight, ours["state_dict"][key]), name
     files = [{path.name for path in run.checkpoints.iterdir()} for run in (whole, part)]
     assert files[0] == files[1]
+
+
+def test_patience_has_its_state_under_the_name_that_it_had() -> None:
+    own, theirs = Patience("val/f1", mode="max"), EarlyStopping("val/f1", mode="max")
+    assert own.state_key == theirs.state_key
 
 
 @pytest.mark.parametrize(
