@@ -40,6 +40,8 @@ class Stopping(Callback):
         ends = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         if ends or trainer.global_step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates before it stops
+            # unless a minimum is not reached, which no longer matters
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
         interrupted = self._interrupted
         if trainer.world_size > 1:
             interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)

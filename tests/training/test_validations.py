@@ -86,6 +86,14 @@ def test_patience_has_its_state_under_the_name_that_it_had() -> None:
     assert own.state_key == theirs.state_key
 
 
+@pytest.mark.parametrize("least", [{"min_steps": 9}, {"min_epochs": 3}])
+def test_a_training_shorter_than_its_minimum_ends_in_a_validation(
+    least: dict[str, Any], tmp_path: Path
+) -> None:
+    found = train(Run.create(tmp_path, "short"), {"max_steps": 3, **least})
+    assert {"val/accuracy", "test/accuracy"} <= set(found.results)
+
+
 @pytest.mark.parametrize(
     ("options", "ended", "with_more_patience"),
     [([], 10, 20), (["--trainer.val_check_interval=2"], 4, 9)],  # 5 batches an epoch
