@@ -25,10 +25,15 @@ MINIMUMS = {
     "reload_dataloaders_every_n_epochs": 0,
 }
 
+_AVERAGE = "--average N averages the weights of the last N validations"
+
 REPLACING_CALLBACKS = {
+    "WeightAveraging": _AVERAGE,
+    "EMAWeightAveraging": _AVERAGE,
     "BatchSizeFinder": "set --data.batch_size or --data.tokens_per_batch",
     "LearningRateFinder": "`compare` trains a grid of --model.lr",
-    "StochasticWeightAveraging": "--average N averages the weights of the last N validations",
+    "SpikeDetection": "a loss that is not finite ends the training without it",
+    "StochasticWeightAveraging": _AVERAGE,
 }
 """Callbacks of Lightning that would replace what the module does itself, and what to use."""
 

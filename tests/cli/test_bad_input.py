@@ -25,6 +25,7 @@ OPTIONS = {
     "--trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch must be at least 1",
     "--trainer.gradient_clip_val=.nan": "trainer.gradient_clip_val must be finite, got nan",
     "--trainer.max_epochs=-5": "trainer.max_epochs must be at least -1, got -5",
+    "--trainer.callbacks=EMAWeightAveraging": "EMAWeightAveraging cannot be used; --average N",
     "--trainer.callbacks=LearningRateFinder": "LearningRateFinder cannot be used; `comp",
     "--trainer.overfit_batches=5": "trainer.overfit_batches cannot be used",
     "--trainer.devices=foo": "devices",
