@@ -54,6 +54,11 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches", "val_check_interval"):
         if options.get(name) == 0:
             raise InputError(f"trainer.{name} must be above 0, got 0")
+    if options.get("barebones"):
+        raise InputError(
+            "trainer.barebones cannot be used, a run writes its metrics and checkpoints; "
+            "trainer.fast_dev_run N trains on N batches and writes nothing"
+        )
     if options.get("overfit_batches"):
         raise InputError(
             "trainer.overfit_batches cannot be used, a task orders its batches itself; "

@@ -27,6 +27,7 @@ OPTIONS = {
     "--trainer.max_epochs=-5": "trainer.max_epochs must be at least -1, got -5",
     "--trainer.callbacks=EMAWeightAveraging": "EMAWeightAveraging cannot be used; --average N",
     "--trainer.callbacks=LearningRateFinder": "LearningRateFinder cannot be used; `comp",
+    "--trainer.barebones=true": "trainer.barebones cannot be used",
     "--trainer.overfit_batches=5": "trainer.overfit_batches cannot be used",
     "--trainer.devices=foo": "devices",
     "--trainer.devices=1000000": "trainer.devices must be at most",
