@@ -202,7 +202,9 @@ def test_a_pretrained_encoder_is_measured_under_each_attention(encoder: Path, ca
     assert "+0.0000 ±0.0000" in printed
     assert "exact_clusters=2" in printed
     made = encoder / "made"
-    texts = ["--text", str(pairs), "--steps", "1", "--calibration", "2", "--max_length", "8"]
+    text = encoder / "text.txt"
+    text.write_text("a b c d e f g h " * 20, encoding="utf-8")
+    texts = ["--text", str(text), "--steps", "1", "--calibration", "2", "--max_length", "8"]
     wide = ["--attention.block_size", "8", "--attention.dense_length", "0"]
     assert main(["convert", str(encoder), str(made), *texts, *wide]) == 0
     arguments += ["--converted", str(made), "--out", str(out)]
