@@ -68,8 +68,6 @@ ON_ARRAYS = {
 }
 # they record a model of transformers, and import it in a function
 PRETRAINED = {
-    "clusterformer.bench.recording",
-    "clusterformer.bench.similarity",
     "clusterformer.export.conversion",
     "clusterformer.export.modeling",
     "clusterformer.export.tokenizer_files",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, FullAttention
 from clusterformer.errors import InputError
+from clusterformer.export.conversion import read_model
 from clusterformer.huggingface import attach
 from clusterformer.models.language_model import LanguageModel
 
@@ -59,16 +60,14 @@ def record_encoder(folder: Path, text: str, length: int, texts: int) -> list[Inp
         texts: B, number of parts.
 
     Raises:
-        InputError: if the model has fewer positions than `length`, or the text is too short.
+        InputError: if the folder holds no model with its own attention, the model has fewer
+            positions than `length`, or the text is too short.
     """
-    from transformers import AutoModel, AutoTokenizer
-
-    model = attach(AutoModel.from_pretrained(folder).eval(), FullAttention)
+    whole, tokenizer = read_model(str(folder), folder)
+    model = attach(whole.base_model, FullAttention)
     if length > (positions := getattr(model.config, "max_position_embeddings", length)):
         raise InputError(f"--length {length}: {folder.name} has positions for {positions} tokens")
-    encoded = AutoTokenizer.from_pretrained(folder)(
-        text, truncation=True, max_length=length, return_overflowing_tokens=True
-    )
+    encoded = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True)
     rows = [row for row in encoded["input_ids"] if len(row) == length]
     tokens = _rows(torch.tensor(rows).flatten(), length, texts)
     return record(model, lambda: model(input_ids=tokens))

@@ -18,8 +18,8 @@ from torchmetrics.functional import spearman_corrcoef
 from clusterformer import huggingface
 from clusterformer.data.tables import read_text, text_lines
 from clusterformer.errors import InputError
+from clusterformer.export.conversion import read_model
 from clusterformer.models.pooling import pool
-from clusterformer.models.pretrained import quiet
 
 
 class ScoredPairs(NamedTuple):
@@ -73,17 +73,14 @@ class MeanPoolingEncoder:
         length: Largest number of tokens of a text; longer ones are cut.
 
     Raises:
-        InputError: if the directory holds no pretrained model.
+        InputError: if the directory holds no pretrained model with its own attention.
     """
 
     def __init__(self, folder: Path, length: int) -> None:
-        from transformers import AutoModel, AutoTokenizer
-
         if not (folder / "config.json").is_file():
             raise InputError(f"{folder}: no config.json; give the folder of a pretrained model")
-        with quiet():
-            self.model = AutoModel.from_pretrained(folder).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        model, self.tokenizer = read_model(str(folder), folder)
+        self.model = model.base_model
         self.length = length
 
     @torch.no_grad()

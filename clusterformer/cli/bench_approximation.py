@@ -21,7 +21,7 @@ for a text, layer by layer. Show the relative squared error as the mean over the
 time of all layers, forward and backward.
 
   --model DIR           directory of a Hugging Face encoder, or run directory of a language model
-  --text FILE           plain text
+  --text FILE           plain text, also .gz
   --mechanisms NAME ... classes of mechanisms without weights (default: MultipoleAttention
                         ClusteredAttention ImprovedClusteredAttention)
   --length 512          tokens per sequence;  --texts 4, sequences taken from the text

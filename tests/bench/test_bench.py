@@ -253,6 +253,23 @@ def test_errors_on_what_a_trained_model_attends_to_are_measured(encoder: Path, c
     assert "text.txt:2: bytes ff are not utf-8" in capsys.readouterr().err
 
 
+def test_what_is_no_text_or_encoder_gets_one_line(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("transformers")
+    exported, text = tmp_path / "exported", tmp_path / "text.txt"
+    exported.mkdir()
+    (exported / "config.json").write_text('{"model_type": "clusterformer"}', encoding="utf-8")
+    arguments = ["approximation", "--model", str(exported), "--text", str(text)]
+    text.write_bytes(b"tea\ncaf\xe9 au lait")
+    assert main(["bench", *arguments]) == 2
+    assert f"{text}:2: bytes e9 are not utf-8" in capsys.readouterr().err
+    text.write_bytes(b"tea")
+    for further in (arguments, ["converted", *arguments[1:], "--calibrate", str(text)]):
+        assert main(["bench", *further]) == 2
+        error = capsys.readouterr().err
+        assert "a model that `clusterformer export` wrote" in error
+        assert error.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
