@@ -105,8 +105,15 @@ class BenchArguments(Arguments):
         self.add_argument("--out", type=Path)
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
-        """Parse, and set the number of threads."""
+        """Parse, and set the number of threads.
+
+        Raises:
+            InputError: if the heads do not divide the width.
+        """
         options = self.parse_args(arguments)
+        if "d_model" in options and options.d_model % options.num_heads:
+            sizes = f"{options.num_heads} and {options.d_model}"
+            raise InputError(f"--num_heads must divide --d_model, got {sizes}")
         _set_threads(options)
         return options
 

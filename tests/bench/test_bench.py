@@ -288,6 +288,8 @@ def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
         (["--lengths", "512", "--tokens", "64"], "--lengths must be in 1..--tokens (64)"),
         (["--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["--lenghts", "5"], "unrecognized arguments: --lenghts"),
+        (["--d_model", "30"], "--num_heads must divide --d_model, got 4 and 30"),
+        (["decode", "--d_model", "30"], "--num_heads must divide --d_model, got 4 and 30"),
         (["decode", "--dtype", "bf16"], "unrecognized arguments: --dtype bf16"),
         (["regret", "--mechanisms", "full"], "unrecognized arguments: --mechanisms full"),
         (["mass", "--repeats", "3"], "unrecognized arguments: --repeats 3"),
