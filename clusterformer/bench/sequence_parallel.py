@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -105,6 +106,7 @@ def _measure(
     folder: Path,
     results: Queue[dict[str, float]],
 ) -> None:
+    import_module("torch._dynamo")  # custom operations import it at their first call
     torch.set_num_threads(1)
     layer = _layer(setting)
     group = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 
 from clusterformer.bench.fresh_process import iterate_in_fresh_process
 from clusterformer.errors import InputError
@@ -29,6 +30,7 @@ def step_memory(warm_up: Callable[[], object], make_step: Callable[[], Step], de
 def _measure(
     warm_up: Callable[[], object], make_step: Callable[[], Step], device: str
 ) -> Iterator[float]:
+    import_module("torch._dynamo")  # custom operations import it at their first call
     warm_up()
     step = make_step()
     yield _cuda_growth(step) if device == "cuda" else _resident_growth(step)

@@ -279,6 +279,10 @@ def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
     (row,) = json.loads(out.read_text())["rows"]
     rows_mib = 8192 * 64 * 4 / 2**20
     assert 3 * rows_mib < row["peak_mib"] < 60 * rows_mib
+    sizes = ["--lengths", "1024", "--tokens", "1024", "--mechanisms", "paper"]
+    assert main(["bench", *arguments, *sizes]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["peak_mib"] < 20  # torch._dynamo, which its kernel imports, is not counted
 
 
 @pytest.mark.parametrize(
