@@ -14,6 +14,7 @@ from clusterformer.bench.step_memory import step_memory
 from clusterformer.bench.step_parts import PartTimes
 from clusterformer.bench.subjects import DTYPES, Setting
 from clusterformer.bench.timing import clock, time_in_turns
+from clusterformer.errors import making
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.training.optimizer import make_optimizer
@@ -70,7 +71,8 @@ class TrainingStep:
     def __init__(self, model: ClusterFormer, task: Task, dtype: str = "fp32") -> None:
         task.prepare_data()
         task.setup("fit")
-        model.network = task.build(model.transformer_config)
+        with making("the network"):
+            model.network = task.build(model.transformer_config)
         self.model, self.task = model, task
         begun, batches = clock(), task.train_dataloader()
         self.batch = max(batches, key=lambda batch: batch.tokens.shape[1])

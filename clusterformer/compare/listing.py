@@ -12,7 +12,7 @@ from clusterformer.compare.jobs import Job
 from clusterformer.compare.plan_file import is_number
 from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.data.word_vectors import find_vectors
-from clusterformer.errors import InputError, MissingDataError
+from clusterformer.errors import InputError, MissingDataError, making
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.tasks.labelling import Labelling
@@ -44,6 +44,9 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
     Args:
         jobs: The runs.
         make: Maker of model and task; called once for each cell of the table, and choice in it.
+
+    Raises:
+        InputError: if a model cannot be built with its options.
     """
     sizes: dict[tuple[str, str, str], int | None] = {}
     ready: dict[str, Task | None] = {}
@@ -62,7 +65,8 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
                 data = _describe_data(planned)
                 if data not in ready:
                     ready[data] = _set_up(task)
-                sizes[cell] = _parameters(model, ready[data])
+                with making(planned.name):
+                    sizes[cell] = _parameters(model, ready[data])
         yield ListedRun(job.planned.name, state, sizes[cell])
 
 

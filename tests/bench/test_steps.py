@@ -43,3 +43,11 @@ def test_more_options_change_the_configuration_of_steps_and_are_kept(tmp_path, c
     assert report["settings"]["changes"] == ["--data.num_tokens", "128"]
     assert main(["bench", "steps", *arguments, "--repeat", "2"]) != 0
     assert "--repeat" in capsys.readouterr().err
+
+
+def test_a_network_that_cannot_be_built_gets_one_line(capsys) -> None:
+    arguments = ["--config", "quickstart.yaml", "--mechanisms", "configured", "--no-memory"]
+    assert main(["bench", "steps", *arguments, "--model.num_heads", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("clusterformer: error: the network: num_heads must divide d_model")
+    assert error.count("\n") == 1

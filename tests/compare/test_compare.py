@@ -110,6 +110,15 @@ def test_a_pretrained_run_that_is_not_there_is_told_at_the_start(plan: Path, cap
     assert "from one" not in told
 
 
+def test_a_network_that_cannot_be_built_is_named_when_runs_are_listed(plan: Path, capfd) -> None:
+    rows = {"fine": {}, "broken": {"model.num_heads": 3}}
+    plan.write_text(yaml.safe_dump({**TINY, "rows": rows}, sort_keys=False))
+    assert main(["compare", str(plan), "--dry-run"]) == 2
+    captured = capfd.readouterr()
+    assert "parameters  fine, seed 0" in captured.out
+    assert "error: broken, seed 0: num_heads must divide d_model" in captured.err
+
+
 @pytest.mark.usefixtures("forked")
 def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None:
     assert main(["compare", str(plan), "--dry-run"]) == 0
