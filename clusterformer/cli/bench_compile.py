@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     rows = []
     print(
-        f"{'target':<8}{'kernel':<20}{'form':<8}{'D+P':>7}{'S':>5}{'R':>3}{'dtype':>6}"
+        f"{'target':<8}{'kernel':<23}{'form':<8}{'D+P':>7}{'S':>5}{'R':>3}{'dtype':>6}"
         f"{'tile':>17}{'warps':>6}{'registers':>11}{'spilled':>9}{'shared':>9}"
     )
     for row in compile_all(options.targets):
@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> None:
         width = f"{row['width']}+{row['wide']}"
         tile = "x".join(map(str, row["tile"].values()))
         print(
-            f"{row['target']:<8}{row['kernel']:<20}{row['form']:<8}{width:>7}{row['slots']:>5}"
+            f"{row['target']:<8}{row['kernel']:<23}{row['form']:<8}{width:>7}{row['slots']:>5}"
             f"{row['reach']:>3}{row['dtype']:>6}{tile:>17}{row['warps']:>6}"
             f"{row['registers']:>11}{row['spilled_bytes']:>9}{row['shared_bytes']:>9}",
             flush=True,
