@@ -44,8 +44,8 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
     A row is the mechanism, with the options of the model that differ, or a simple method, which has
     no model; a column is the data. Runs that would share a cell and a seed are told apart by what
-    else differs between them: options of the data name the column too, those of the trainer the
-    row.
+    else differs between them: options of the data name the column too, those of the trainer and of
+    which weights are tested the row.
     """
     networks = [config for config in configs if not config.get("method")]
     options = [key for key in differences(networks) if _is_model_option(key)]
@@ -58,7 +58,7 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         together.setdefault(cell, []).append(config)
     apart = [key for group in together.values() for key in differences(group)]
     of_data = sorted({key for key in apart if key.startswith("data.")})
-    of_trainer = sorted({key for key in apart if key.startswith("trainer.")})
+    of_trainer = sorted({key for key in apart if key.startswith("trainer.") or key in _TESTED})
 
     rows = _shorten([_name_row(config, options + of_trainer) for config in configs])
     columns = [
@@ -66,6 +66,10 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         for config, column in zip(configs, columns, strict=True)
     ]
     return list(zip(rows, columns, strict=True))
+
+
+_TESTED = ("average", "monitor", "patience")
+"""Options that decide which weights are tested."""
 
 
 def _is_model_option(key: str) -> bool:

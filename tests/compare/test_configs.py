@@ -44,6 +44,8 @@ def test_another_training_makes_another_row_where_runs_would_share_a_cell() -> N
     runs = [RUN, {**RUN, "trainer.max_steps": 200}, {**RUN, "seed_everything": 1}]
     rows = [row for row, _ in name_rows(runs)]
     assert rows == ["FullAttention, max_steps=100", "FullAttention, max_steps=200", rows[0]]
+    means = [row for row, _ in name_rows([{**RUN, "average": number} for number in (0, 5)])]
+    assert means == ["FullAttention, average=0", "FullAttention, average=5"]
 
 
 def test_repetitions_are_not_told_apart() -> None:
