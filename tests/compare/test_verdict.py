@@ -76,6 +76,17 @@ def test_rows_with_other_seeds_are_compared_on_those_of_both() -> None:
     assert "no seed in common" in verdict(summarise([*runs("full", folds[:3]), *apart]))
 
 
+def test_a_seed_outside_the_average_may_have_diverged() -> None:
+    runs = [result(row, "A", seed, 0.5) for row in ("full", "ours") for seed in (0, 1)]
+    runs += [
+        result(row, "B", seed, 0.5 if seed < 2 else math.nan)
+        for row in ("full", "ours")
+        for seed in (0, 1, 2)
+    ]
+    told = verdict(summarise(runs))
+    assert told.startswith("full or ours has a run without a finite test/accuracy: there is no")
+
+
 def test_costs_are_those_of_the_runs_compared() -> None:
     def sets(row: str, value: float, seeds: int) -> list:
         short = [result(row, "mr", seed, value, seconds_a_step=0.1) for seed in range(3)]
