@@ -15,6 +15,7 @@ from clusterformer.plots.colors import distinct_colors
 from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
 
 _MAX_TILES = 300
+_NOISE = 0.8, 0.8, 0.8  # red, green and blue
 
 
 def centroid_images(
@@ -51,12 +52,12 @@ def point_maps(
 ) -> None:
     """Draw points once for each clustering, coloured by cluster.
 
-    Each cluster has its own colour. With at most 50 clusters, each of 20 points or more has its
-    number at its middle.
+    Each cluster has its own colour, noise a pale grey. With at most 50 clusters, each of 20 points
+    or more has its number at its middle.
 
     Args:
         points: Positions on the plane, (N, 2).
-        clusters: Name of a method to the cluster of each point, (N,).
+        clusters: Name of a method to the cluster of each point, (N,); -1 is noise.
         path: The PNG to write.
         title: Title above all.
     """
@@ -67,7 +68,8 @@ def point_maps(
     picture = figure(4.0 * columns, 3.9 * rows + 0.4)
     if title:
         picture.suptitle(title, fontsize=11, fontweight="bold", color=INK, x=0.02, ha="left")
-    colors = distinct_colors(1 + max(int(labels.max()) for labels in clusters.values()))
+    most = max(1 + int(labels.max()) for labels in clusters.values())
+    colors = np.concatenate([distinct_colors(max(1, most)), [_NOISE]])  # the last is that of -1
     size = float(np.clip(9000 / len(points), 3, 20))
     grid = list(picture.subplots(rows, columns, squeeze=False).flat)
     for axes in grid[len(clusters) :]:
@@ -75,7 +77,7 @@ def point_maps(
     for axes, (name, labels) in zip(grid, clusters.items(), strict=False):
         axes.scatter(*points.T, c=colors[labels], s=size, linewidths=0, alpha=0.8)
         found, counts = np.unique(labels, return_counts=True)
-        for cluster in found[counts >= 20] if len(found) <= 50 else ():
+        for cluster in found[(counts >= 20) & (found >= 0)] if len(found) <= 50 else ():
             middle = np.median(points[labels == cluster], 0)
             number = axes.annotate(str(cluster), middle, fontsize=8, color=INK, ha="center")
             number.set_path_effects([withStroke(linewidth=2, foreground="white")])

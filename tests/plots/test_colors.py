@@ -46,3 +46,13 @@ def test_a_map_of_thirty_clusters_has_thirty_colours(tmp_path: Path) -> None:
     drawn = 0.8 * distinct_colors(30) + 0.2
     nearest = np.abs(pixels[:, None] - drawn).max(-1).min(0)
     assert nearest.max() < 0.01
+
+
+def test_noise_has_the_colour_of_no_cluster(tmp_path: Path) -> None:
+    points = np.stack([np.arange(40.0), np.zeros(40)], 1)
+    for labels in (np.full(40, -1), np.repeat([-1, 0], 20)):
+        point_maps(points, {"one": labels}, tmp_path / "map.png")
+        pixels = imread(tmp_path / "map.png")[..., :3].reshape(-1, 3)
+        grey, blue = 0.8 * np.array([[0.8] * 3, distinct_colors(1)[0]]) + 0.2
+        near = [(np.abs(pixels - color).max(-1) < 0.01).any() for color in (grey, blue)]
+        assert near == [True, labels.max() == 0]
