@@ -104,11 +104,12 @@ def predict_lines(
         raise InputError("--text_column needs --input: a file .csv, .tsv or .jsonl")
     if layout not in (None, *layouts):
         raise InputError(f"--format is {' or '.join(layouts)}, got {layout!r}")
-    recording = source if Path(source or "").suffix.lower() in _RECORDINGS else None
     with ExitStack() as stack:
         opened = stack.enter_context(Path(source).open("rb")) if source else None
         model, _ = load_model(arguments)
         check, most = model.task.check_text, _chunk_size(model)
+        is_recording = Path(source or "").suffix.lower() in _RECORDINGS
+        recording = source if is_recording and most == 1 else None
         file, name = opened.fileno() if opened else 0, source or "standard input"
         chunks = _chunks(file, name, check, empty is not None, most)
         if recording:

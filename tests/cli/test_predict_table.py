@@ -55,6 +55,13 @@ def predicted(run: Path, path: Path, capsys, *options: str) -> str:
     return capsys.readouterr().out
 
 
+def test_a_recording_is_no_text(run: Path, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "speech.wav"
+    path.write_bytes(b"RIFF\xff\x00WAVE")
+    error = error_of(["predict", f"--checkpoint={run}", f"--input={path}"], capsys)
+    assert "speech.wav:1: byte 0xff is not UTF-8" in error
+
+
 def test_an_empty_text_has_no_label_in_python_either(run: Path) -> None:
     model = clusterformer.load(run, device="cpu")
     [good] = model.predict(["a good film"])
