@@ -185,7 +185,7 @@ def to_svg(picture: Figure) -> str:
     for axes in picture.axes:
         axes.patch.set_alpha(0)
     for text in picture.findobj(Text):  # names of the user, in which "$" begins no formula
-        text.set_parse_math(False)  # type: ignore[attr-defined]
+        text.set_parse_math(False)
 
     file = io.StringIO()
     with (

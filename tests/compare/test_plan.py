@@ -214,7 +214,7 @@ grid: {model.dropout: [0.1, 0.2]}
 seeds: [3, 4]
 metric: test/accuracy
 baseline: ours, dropout=0.1
-paper: {ours: {short: 0.5}}
+paper: {"ours, dropout=0.1": {short: 0.5}}
 """
 PARTS = [
     *("null", "[]", "{}", "*o", "&o", "-1", "1e999", ".nan", "..", "/", "\0", "\ud800", "true"),

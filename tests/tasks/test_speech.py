@@ -183,7 +183,7 @@ def test_a_recording_cut_short_is_read_and_told(tmp_path, caplog, longest: int) 
     flac.write_bytes(flac.read_bytes()[: flac.stat().st_size // 2])
     assert list(read_windows(flac, SMALL, longest, 2))
     (record,) = caplog.records
-    assert "a.flac: damaged, only 1." in record.getMessage()
+    assert "a.flac: damaged, only 2." in record.getMessage()
     assert "of 4.98 seconds can be read" in record.getMessage()
 
 
