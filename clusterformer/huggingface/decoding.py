@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention import AttentionCore, Cache, Grouping
@@ -56,8 +57,7 @@ def attend_with_cache(
         mixed, grouping = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
         layer.clusterformer = _State((q, k, v, hidden, mask))
         return mixed, grouping
-    if mask is not None and not bool(mask[:, -new:].all()):
-        raise ValueError("padding after the first tokens of a cached text is not supported")
+    state.check(mask, new)
     if state.groups is None:
         state.prefill(core)
     return state.step(core, q, k[:, :, -new:], v[:, :, -new:], hidden), None
@@ -69,6 +69,26 @@ class _State:
     def __init__(self, given: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]) -> None:
         self.given: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None] | None = given
         self.groups: list[Group] | None = None
+        *_, hidden, mask = given
+        self.real = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
+        self.later = 0
+
+    def check(self, mask: Tensor | None, new: int) -> None:
+        """Refuse a mask by which tokens are padding that are not among the first, or were real.
+
+        Args:
+            mask: (B, M), True at real tokens, of the last M tokens; None means all real.
+            new: Number of tokens that have not been seen before.
+
+        Raises:
+            ValueError: if there are such tokens.
+        """
+        self.later += new
+        if mask is None:
+            return
+        real = F.pad(self.real, (0, self.later), value=True)[:, -mask.shape[1] :]
+        if bool((real & ~mask).any()):
+            raise ValueError("padding after the first tokens of a cached text is not supported")
 
     def prefill(self, core: AttentionCore) -> None:
         """Fill the mechanism's cache with the first tokens."""
@@ -106,6 +126,7 @@ class _State:
 
     def select(self, indices: Tensor) -> None:
         """Keep rows of the batch, in another order, some of them several times."""
+        self.real = self.real[indices]
         if self.given is not None:
             *inputs, mask = self.given
             q, k, v, hidden = (x[indices] for x in inputs)

@@ -101,3 +101,24 @@ def test_what_the_cache_cannot_do_is_refused(tiny) -> None:
     huggingface.attach(model, "LocalAttention", window=3)
     with pytest.raises(ValueError, match="9 tokens that this mechanism has not seen"):
         model(tokens[:, :1], past_key_values=own)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@torch.no_grad()
+def test_tokens_of_the_cache_cannot_become_padding(tiny, batch, window: int | None) -> None:
+    """As where a row ended early, and all rows of the batch go on with another turn."""
+    model = decoder(tiny, "Mistral", "FullAttention", sliding_window=window)
+    inputs, mask = batch([9, 4], 9, left=True)
+    for early in (True, False):  # before the mechanism's own cache is filled, and after
+        past = transformers.DynamicCache(config=model.config)
+        model(**inputs, past_key_values=past)
+        order = torch.tensor([1, 0])
+        past.reorder_cache(order)
+        turn, seen = torch.full((2, 3), 7), mask[order]
+        for _ in range(0 if early else 2):
+            seen = torch.cat([seen, mask.new_ones(2, 3)], 1)
+            model(turn, attention_mask=seen.long(), past_key_values=past)
+        seen = torch.cat([seen, mask.new_ones(2, 3)], 1)
+        seen[0, -4] = False  # the last token before this turn
+        with pytest.raises(ValueError, match="padding after the first tokens"):
+            model(turn, attention_mask=seen.long(), past_key_values=past)
