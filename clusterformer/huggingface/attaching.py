@@ -17,7 +17,7 @@ from clusterformer.huggingface.building import (
 )
 from clusterformer.huggingface.dispatch import IMPLEMENTATION, SLOT, register, slots
 from clusterformer.huggingface.layers import attention_layers
-from clusterformer.huggingface.saving import forget, note
+from clusterformer.huggingface.saving import converted, forget, note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,11 +73,15 @@ def detach(model: Model) -> Model:
     """Give a model its own attention back, in place; the weights of the mechanism are dropped.
 
     Raises:
-        ValueError: if no mechanism is attached, or PEFT has wrapped the model.
+        ValueError: if no mechanism is attached, it is attached to a part with a config of its own,
+            or PEFT has wrapped the model.
     """
     require_model(model, "give its merge_and_unload()")
     if not slots(model):
         raise InputError(f"{type(model).__name__} has no mechanism of clusterformer to detach")
+    if not hasattr(model.config, "clusterformer"):
+        parts = ", ".join(type(part).__name__ for part in converted(model))
+        raise InputError(f"{type(model).__name__} has its mechanism in {parts}; give that model")
     uninstall(model)
     model.set_attn_implementation(forget(model))
     return model

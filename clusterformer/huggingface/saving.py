@@ -8,6 +8,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, cast
 
+from torch import nn
+
 from clusterformer.errors import InputError
 from clusterformer.huggingface.building import Mechanism, build, find_mechanism, install
 from clusterformer.huggingface.dispatch import IMPLEMENTATION, SLOT, register
@@ -161,9 +163,14 @@ def forget(model: PreTrainedModel) -> str:
     replaced: str = config.clusterformer["replaces"]
     for name in ("clusterformer", "attn_implementation", "auto_map"):
         delattr(config, name)
-    for part in _own_models(model):
+    for part in converted(model):
         part.__class__ = type(part).__mro__[2]
     return replaced
+
+
+def converted(model: nn.Module) -> list[PreTrainedModel]:
+    """List the models inside a model, and it, that are saved with a mechanism."""
+    return [part for part in _own_models(model) if isinstance(part, _Converted)]
 
 
 def mark(model: PreTrainedModel) -> None:
@@ -222,7 +229,7 @@ def _empty(kind: type) -> Any:
     return converted.__new__(converted)
 
 
-def _own_models(model: PreTrainedModel) -> list[PreTrainedModel]:
+def _own_models(model: nn.Module) -> list[PreTrainedModel]:
     from transformers import PreTrainedModel
 
     return [part for part in model.modules() if isinstance(part, PreTrainedModel)]

@@ -303,6 +303,36 @@ def test_detaching_twice_is_refused(tiny) -> None:
         huggingface.detach(model)
 
 
+@torch.no_grad()
+def test_a_mechanism_of_the_inner_model_is_detached_and_replaced_from_the_outer(tiny) -> None:
+    model, tokens = tiny("Bert", "ForMaskedLM"), torch.arange(3, 13)[None]
+    kind, expected = type(model), model(tokens).logits
+    huggingface.attach(model.bert, "LocalAttention", window=2)
+    huggingface.attach(model, "FullAttention")
+    torch.testing.assert_close(model(tokens).logits, expected)
+    huggingface.detach(model)
+    huggingface.attach(model.bert, "LocalAttention", window=2)
+    huggingface.detach(model)
+    assert type(model) is kind
+    assert torch.equal(model(tokens).logits, expected)
+
+
+def test_a_mechanism_of_a_part_is_detached_from_that_part_only() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    texts = {**sizes, "vocab_size": 50, "intermediate_size": 32}
+    images = {**sizes, "image_size": 8, "patch_size": 4, "intermediate_size": 32}
+    model = transformers.CLIPModel(
+        transformers.CLIPConfig(text_config=texts, vision_config=images, projection_dim=16)
+    )
+    huggingface.attach(model.text_model, "FullAttention")
+    with pytest.raises(ValueError, match=r"has its mechanism in CLIPText\w+; give that model"):
+        huggingface.detach(model)
+    assert huggingface.is_attached(model.text_model)
+    huggingface.detach(model.text_model)
+    assert not huggingface.is_attached(model)
+
+
 class Quantised(torch.nn.Module):
     """A linear map whose weights are whole numbers, in a parameter or in a buffer."""
 
