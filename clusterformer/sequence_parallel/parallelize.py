@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from clusterformer.attention.base import AttentionCore
@@ -76,8 +77,15 @@ def _parallel(core: AttentionCore, group: SequenceGroup) -> type[AttentionCore]:
 def sum_gradients(network: nn.Module, group: SequenceGroup) -> None:
     """Add up the gradients of all parameters over the processes, after `backward`.
 
-    They are then those of the sum of all processes' losses.
+    They are then those of the sum of all processes' losses. A process whose loss did not use a
+    parameter, such as that of a head, counts as 0; one that no process used has no gradient.
     """
-    for parameter in network.parameters():
-        if parameter.grad is not None:
-            parameter.grad = group.total(parameter.grad)
+    parameters = list(network.parameters())
+    if not parameters:
+        return
+    used = [float(parameter.grad is not None) for parameter in parameters]
+    anywhere = group.maximum(torch.tensor(used, device=parameters[0].device)).tolist()
+    for parameter, used_somewhere in zip(parameters, anywhere, strict=True):
+        if used_somewhere:
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = group.total(own)

@@ -1,5 +1,6 @@
 """A sequence over several processes gives what one process gives: values, gradients, groupings."""
 
+import warnings
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -97,6 +98,7 @@ def share(rank: int, form: str, padded: bool, size: int, store: str) -> dict[str
     begin = sum(LENGTHS[size][:rank])
     part = slice(begin, begin + LENGTHS[size][rank])
     network = parallelize(encoder(form), group)
+    warnings.filterwarnings("error", "torch.searchsorted")  # its advice would reach the user
     found = step(network, *(x[:, part] for x in texts(padded)))
     sum_gradients(network, group)
     found |= {
@@ -169,6 +171,24 @@ def test_pooling_is_that_of_one_process(tmp_path: Path) -> None:
         found = [part[name] for part in parts]
         for got in [torch.cat(found, 1)] if name.startswith("gradient") else found:
             torch.testing.assert_close(got, value)
+
+
+def summed(rank: int, store: str) -> dict[str, Tensor | None]:
+    join(store, rank, 2)
+    network = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("a", "b", "c", "d")})
+    x = torch.tensor([[1.0, 2.0]])
+    y = network["c"](x) if rank else network["a"](x) + network["b"](x)
+    (y.sum() + network["a"](x).sum()).backward()
+    sum_gradients(network, SequenceGroup())
+    dist.destroy_process_group()
+    return {name: layer.weight.grad for name, layer in network.items()}
+
+
+def test_gradients_that_one_process_has_are_summed_too(tmp_path: Path) -> None:
+    for found in in_processes(2, summed, str(tmp_path / "store")):
+        assert found.pop("d") is None
+        for name, times in (("a", 3.0), ("b", 1.0), ("c", 1.0)):
+            torch.testing.assert_close(found[name], times * torch.tensor([[1.0, 2.0]] * 2))
 
 
 def gradients_of_gradients(rank: int, store: str) -> None:
