@@ -124,7 +124,7 @@ def _route(
     ends = torch.tensor(lengths, device=members.device).cumsum(0)
     start = int(ends[group.rank]) - lengths[group.rank]
     batch = torch.arange(len(members), device=members.device)[:, None, None]
-    holder = torch.searchsorted(ends, members, right=True).masked_fill(~filled, -1)
+    holder = torch.searchsorted(ends, members.contiguous(), right=True).masked_fill(~filled, -1)
     tokens, sent = [], []
     ranges = [
         slice(first, last + beyond if first < last else last)
