@@ -150,6 +150,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
         entry = read(path, tensors=False).get(shard_files.SHARDS)
         return entry["folder"] if entry else None
 
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        super().remove_checkpoint(filepath)
+        if self.is_global_zero:
+            shard_files.remove_shards(Path(filepath))
+
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from clusterformer.structure import require_structure
 SHARDS = "shards"
 """Key of a checkpoint whose tensors lie in a folder."""
 
-_FOLDER = re.compile(r"[\w.=+-]+\.shards")
+_FOLDER = re.compile(r"[^/\\:]+\.shards")
 
 
 class Shards(TypedDict):
@@ -167,8 +167,9 @@ def read_whole(checkpoint: Path, entry: Shards) -> dict[str, Tensor]:
 
 def remove_shards(checkpoint: Path, except_for: str | None = None) -> None:
     """Remove the folders of a checkpoint, but for one."""
-    for folder in checkpoint.parent.glob(f"{checkpoint.stem}-*.shards"):
-        if folder.name != except_for:
+    own = re.compile(rf"{re.escape(checkpoint.stem)}-[0-9a-f]{{8}}\.shards")
+    for folder in checkpoint.parent.glob("*.shards"):  # those of last-v1.ckpt are not of last.ckpt
+        if own.fullmatch(folder.name) and folder.name != except_for:
             shutil.rmtree(folder, ignore_errors=True)
 
 

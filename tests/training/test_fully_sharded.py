@@ -136,6 +136,23 @@ def test_shards_of_a_kept_checkpoint_of_any_score_are_read(score: float, tmp_pat
     assert torch.equal(read_whole(checkpoint, entry)["model/a"], torch.arange(3.0))
 
 
+def test_shards_of_the_users_checkpoints_come_and_go_with_them(tmp_path: Path) -> None:
+    """The one that is kept stands beside last.ckpt, with a name that begins like its own."""
+    own = ["--trainer.callbacks=lightning.pytorch.callbacks.ModelCheckpoint"]
+    own += [
+        "--trainer.callbacks.filename=last-{step} (mine)",
+        "--trainer.callbacks.every_n_epochs=1",
+    ]
+    strategy = "--trainer.strategy=fsdp2_sharded_checkpoint"
+    run = train(2, tmp_path / "runs", [*CLUSTERS, strategy, *own])
+    checkpoints = list((run / "checkpoints").glob("*.ckpt"))
+    assert sorted(path.name for path in checkpoints) == [
+        "best.ckpt", "last-step=10 (mine).ckpt", "last.ckpt"
+    ]  # fmt: skip
+    assert all(read(path)["state_dict"] for path in checkpoints)
+    assert len(list((run / "checkpoints").glob("*.shards"))) == 3
+
+
 def test_a_changed_shard_is_refused_and_nothing_in_it_is_executed(tmp_path: Path) -> None:
     tensors = {"model/a": torch.arange(6.0).reshape(2, 3), "model/b": torch.tensor([2.0])}
     folder = tmp_path / "last-1.shards"
