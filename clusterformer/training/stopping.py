@@ -19,7 +19,8 @@ class Stopping(Callback):
     After the last step there is a validation, also where the steps end within an epoch, and where
     the last epoch ends between two validations within it. The first Ctrl-C lets the running step
     end, all of its accumulated batches, and its validation, and writes `last.ckpt`, so that
-    resuming repeats nothing; the second one stops at once.
+    resuming repeats nothing; the second one stops at once. SIGTERM does what the first Ctrl-C does,
+    in all processes if one of them gets it: Lightning's own handler lets them wait for each other.
 
     Args:
         last: Callback that writes the checkpoint.
@@ -27,12 +28,13 @@ class Stopping(Callback):
 
     def __init__(self, last: LastCheckpoint) -> None:
         self._last = last
-        self._interrupted = False
-        self._handler: Any = None
+        self._interrupted = self._asked = False
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGINT, self._interrupt)
+            ours = {signal.SIGINT: self._interrupt, signal.SIGTERM: self._terminate}
+            self._handlers = {number: signal.signal(number, own) for number, own in ours.items()}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -61,15 +63,18 @@ class Stopping(Callback):
         self._release()
 
     def _interrupt(self, *_: object) -> None:
-        if self._interrupted:
+        if self._asked:
             self._release()
             raise KeyboardInterrupt
-        self._interrupted = True
+        self._interrupted = self._asked = True
         if first_process():  # Ctrl-C reaches all processes of a terminal
             message = "\nstopping after this step; Ctrl-C again stops at once"
             print(message, file=sys.stderr, flush=True)
 
+    def _terminate(self, *_: object) -> None:
+        self._interrupted = True  # a Ctrl-C behind it, such as compare's, is the first one
+
     def _release(self) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-            self._handler = None
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}

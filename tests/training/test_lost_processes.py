@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from together import train_together
+from together import start_together, train_together
 from toy_command import TOY
 
 from clusterformer.cli.main import main
@@ -63,6 +63,24 @@ def test_a_killed_process_is_named_and_no_other_stays(
     assert f"{name}, of 2 that trained together, at step" in printed[0]
     assert "Traceback" not in errors.read_text()
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] >= 2
+
+
+def test_a_process_that_is_asked_to_end_ends_all_after_the_step(tmp_path: Path) -> None:
+    log, run = tmp_path / "log", tmp_path / "toy" / "1"
+    command = [*TOY, "--trainer.strategy=ddp", "--baselines=false", f"--runs={tmp_path}"]
+    command += ["--trainer.max_epochs=1000", "--data.pause=0.05"]
+    processes = start_together(2, command, log)
+    deadline = time.monotonic() + 120
+    while not (run / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(processes[1].pid or 0, signal.SIGTERM)
+    for process in processes:
+        process.join(30)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [130, 130], log.read_text()
+    assert f"go on with: clusterformer fit --resume {run}" in log.read_text()
 
 
 @pytest.mark.parametrize("killed", [0, 1])

@@ -286,17 +286,23 @@ def test_ctrl_c_is_answered_by_the_first_process_alone(monkeypatch, capsys) -> N
     assert capsys.readouterr().err.count("stopping after this step") == 1
 
 
-class CtrlC(Callback):
-    """The user, in the second batch."""
+class Sent(Callback):
+    """A signal, in the second batch."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx == 1 and trainer.global_step == 0:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.number)
 
 
-def test_ctrl_c_keeps_the_batches_that_a_step_has_accumulated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_batches_that_a_step_has_accumulated(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     def train(name: str, *callbacks: Callback, resume: Path | None = None) -> Path:
         torch.manual_seed(0)
         model = ClusterFormer(d_model=8, num_heads=2, num_layers=1, warmup=0)
@@ -308,7 +314,7 @@ def test_ctrl_c_keeps_the_batches_that_a_step_has_accumulated(tmp_path: Path) ->
 
     whole = read(train("whole"))
     with pytest.raises(KeyboardInterrupt):
-        train("part", CtrlC())
+        train("part", Sent(number))
     last = tmp_path / "part" / "1" / "checkpoints" / "last.ckpt"
     assert read(last)["global_step"] == 1
     resumed = read(train("part", resume=last))
