@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,8 @@ def record_encoder(folder: Path, text: str, length: int, texts: int) -> list[Inp
             positions than `length`, or the text is too short.
     """
     whole, tokenizer = read_model(str(folder), folder)
-    model = attach(whole.base_model, FullAttention)
+    base: Any = whole.base_model  # transformers types it as any module
+    model = attach(base, FullAttention)
     if length > (positions := getattr(model.config, "max_position_embeddings", length)):
         raise InputError(f"--length {length}: {folder.name} has positions for {positions} tokens")
     encoded = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True)

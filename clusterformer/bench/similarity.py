@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +80,7 @@ class MeanPoolingEncoder:
         if not (folder / "config.json").is_file():
             raise InputError(f"{folder}: no config.json; give the folder of a pretrained model")
         model, self.tokenizer = read_model(str(folder), folder)
-        self.model = model.base_model
+        self.model: Any = model.base_model  # transformers types it as any module
         self.length = length
 
     @torch.no_grad()

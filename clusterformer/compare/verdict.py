@@ -38,8 +38,8 @@ def verdict(summary: Summary) -> str:
         return f"{first} and {other} have no seed in common: there is no verdict. {_seen(summary)}"
     means = {row: _mean(runs, list(map(summary.value, runs))) for row, runs in shared.items()}
     if not all(map(math.isfinite, means.values())):
-        found = f"{first} or {other} has a run without a finite {summary.metric}"
-        return f"{found}: there is no verdict. {_seen(summary)}"
+        lacking = f"{first} or {other} has a run without a finite {summary.metric}"
+        return f"{lacking}: there is no verdict. {_seen(summary)}"
     first, other = sorted(means, key=lambda row: -sign * means[row])
     gap = abs(means[first] - means[other])
     on = " on average" if len(summary.columns) > 1 else ""
