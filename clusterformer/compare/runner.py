@@ -17,7 +17,7 @@ from clusterformer.compare.child import describe_parent
 from clusterformer.compare.jobs import Job
 from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.errors import InputError
-from clusterformer.wording import duration
+from clusterformer.wording import counted, duration
 
 
 class Failure(NamedTuple):
@@ -118,7 +118,7 @@ def train_jobs(
         num_parallel: Number of runs at a time.
         wandb: Whether to log each run to Weights & Biases.
         group: Group of the runs at W&B.
-        report: Function that gets a line for each run that ends.
+        report: Function that gets a line at the start, and one for each run that ends.
 
     Returns:
         The runs that failed.
@@ -129,6 +129,8 @@ def train_jobs(
     taken: list[float] = []
     total = len(waiting)
     environment = _environment(num_parallel, group)
+    if waiting:  # a run may take hours
+        report(f"{counted(total, 'run')} to train; the output of the first: {waiting[0].log}")
     try:
         while waiting or running:
             while waiting and len(running) < num_parallel:

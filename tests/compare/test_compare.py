@@ -199,7 +199,8 @@ def test_a_killed_training_is_told_by_its_signal_and_not_by_its_last_step(plan: 
     [(_, reason)] = runner.train_jobs([job], **options)
     killer.join()
     assert reason.startswith("killed by signal 9, as the system does when memory runs out")
-    assert f"FAILED: {reason}" in told[0]
+    assert told[0] == f"1 run to train; the output of the first: {job.log}"
+    assert f"FAILED: {reason}" in told[1]
 
 
 def kill_once_begun(job: Job) -> None:
