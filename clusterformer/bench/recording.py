@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, FullAttention
+from clusterformer.data.pretrained import read_model
 from clusterformer.errors import InputError
-from clusterformer.export.conversion import read_model
 from clusterformer.huggingface import attach
 from clusterformer.models.language_model import LanguageModel
 

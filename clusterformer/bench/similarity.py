@@ -16,9 +16,9 @@ from torch import Tensor
 from torchmetrics.functional import spearman_corrcoef
 
 from clusterformer import huggingface
+from clusterformer.data.pretrained import read_model
 from clusterformer.data.tables import read_text, text_lines
 from clusterformer.errors import InputError
-from clusterformer.export.conversion import read_model
 from clusterformer.models.pooling import pool
 
 

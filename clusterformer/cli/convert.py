@@ -54,8 +54,8 @@ def run(arguments: list[str]) -> None:
     import torch
 
     from clusterformer.cli.logs import show_notes
-    from clusterformer.data.pretrained import find_pretrained, require_transformers
-    from clusterformer.export.conversion import attach, extend, read_model, write_model
+    from clusterformer.data.pretrained import find_pretrained, read_model, require_transformers
+    from clusterformer.export.conversion import attach, extend, write_model
     from clusterformer.export.folder import unused_folder
 
     options, mechanism = _parse(arguments)

@@ -11,14 +11,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from clusterformer.data.pretrained_tokenizer import PretrainedTokenizer
+import torch
+
+from clusterformer.data.pretrained_tokenizer import PretrainedTokenizer, load_tokenizer
 from clusterformer.errors import InputError, missing
 from clusterformer.huggingface.hub import download, refuse_exported
 from clusterformer.models.pretrained import loading
 from clusterformer.structure import require_structure
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 CONFIG = "config.json"
 
@@ -149,6 +151,34 @@ def read_config(name: str, folder: Path) -> PreTrainedConfig:
         entries = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         refuse_exported(f"pretrained {name}", entries)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def read_model(name: str, folder: Path) -> tuple[PreTrainedModel, Any]:
+    """Read a model, of the class that was saved, and its tokenizer.
+
+    Args:
+        name: Name of the model, for messages.
+        folder: Its folder.
+
+    Raises:
+        InputError: if it is converted already, transformers cannot load it, or its tokenizer is
+            none of the tokenizers library.
+    """
+    import transformers
+
+    config = read_config(name, folder)
+    if hasattr(config, "clusterformer"):
+        raise InputError(
+            f"pretrained {name}: converted already, to {config.clusterformer['mechanism']}; give "
+            "the model that it was made from"
+        )
+    with loading(name):
+        kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
+        model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        tokenizer = load_tokenizer(folder)
+    if not tokenizer.is_fast:
+        raise InputError(f"pretrained {name}: no tokenizer of the tokenizers library")
+    return model.eval(), tokenizer
 
 
 def _plain(config: PreTrainedConfig) -> dict[str, Any]:

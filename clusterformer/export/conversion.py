@@ -1,4 +1,4 @@
-"""A pretrained model with another attention: read, converted, and written as a folder."""
+"""A pretrained model that gets another attention, and is written as a folder."""
 
 from __future__ import annotations
 
@@ -7,47 +7,14 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from clusterformer import huggingface
 from clusterformer.attention import NeuralClusteringAttention
-from clusterformer.data.pretrained import read_config
-from clusterformer.data.pretrained_tokenizer import load_tokenizer
-from clusterformer.errors import InputError
 from clusterformer.export.folder import whole_folder
 from clusterformer.huggingface.dispatch import slots
-from clusterformer.models.pretrained import loading, num_positions, quiet
+from clusterformer.models.pretrained import num_positions, quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-def read_model(name: str, folder: Path) -> tuple[PreTrainedModel, Any]:
-    """Read a model, of the class that was saved, and its tokenizer.
-
-    Args:
-        name: Name of the model, for messages.
-        folder: Its folder.
-
-    Raises:
-        InputError: if it is converted already, transformers cannot load it, or its tokenizer is
-            none of the tokenizers library.
-    """
-    import transformers
-
-    config = read_config(name, folder)
-    if hasattr(config, "clusterformer"):
-        raise InputError(
-            f"pretrained {name}: converted already, to {config.clusterformer['mechanism']}; give "
-            "the model that it was made from"
-        )
-    with loading(name):
-        kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-        model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
-        tokenizer = load_tokenizer(folder)
-    if not tokenizer.is_fast:
-        raise InputError(f"pretrained {name}: no tokenizer of the tokenizers library")
-    return model.eval(), tokenizer
 
 
 def extend(model: PreTrainedModel, tokenizer: Any, length: int) -> bool:
