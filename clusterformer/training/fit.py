@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.seed import isolate_rng
 
-from clusterformer.errors import InputError, making
+from clusterformer.errors import making
 from clusterformer.findings import Findings
 from clusterformer.models.sharding import whole
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.training import memory, wandb
+from clusterformer.training.beginning import Beginning, refuse_checkpoint, refuse_rare_validation
 from clusterformer.training.causality import CausalityProbe
 from clusterformer.training.checkpoint_callbacks import (
     BestCheckpoint,
@@ -36,7 +34,7 @@ from clusterformer.training.monitoring import monitoring
 from clusterformer.training.pictures import draw_pictures
 from clusterformer.training.progress import TrainingClock, progress, steps_an_epoch
 from clusterformer.training.runs import OUTCOME, Run
-from clusterformer.training.saved import first_misfit, restore
+from clusterformer.training.saved import restore
 from clusterformer.training.shared_sequences import sequence_size
 from clusterformer.training.stopping import Stopping
 from clusterformer.training.trainer_options import check_trainer_options
@@ -126,7 +124,7 @@ def fit(
                 clock,
                 Stopping(last),
                 watch,
-                _Beginning(run),
+                Beginning(run),
                 *callbacks,
             ],
             loggers=_loggers(run, first_step, config, log_to_wandb) if run else [],
@@ -136,9 +134,9 @@ def fit(
                 trainer.fit(model, datamodule=task, ckpt_path=resume, weights_only=True)
             except Exception as error:
                 watch.raise_if_lost(trainer, error)
-                _refuse_rare_validation(trainer)
+                refuse_rare_validation(trainer)
                 if resume and trainer.global_step <= first_step:
-                    _refuse_checkpoint(resume, error)
+                    refuse_checkpoint(resume, error)
                 raise
     except SystemExit as error:
         if trainer is None or not trainer.interrupted:
@@ -188,72 +186,6 @@ def _loggers(run: Run, step: int, config: Mapping[str, Any], log_to_wandb: bool)
     if log_to_wandb:
         loggers.append(wandb.logger(run, config))
     return loggers
-
-
-class _Beginning(Callback):
-    """A callback between reading the checkpoint and the first step."""
-
-    def __init__(self, run: Run | None) -> None:
-        self._run = run
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        task = trainer.datamodule  # type: ignore[attr-defined]
-        if is_overridden("test_dataloader", task):
-            with isolate_rng():
-                task.setup("test")  # so that bad test data are known before the training
-                _refuse_empty_test(trainer, task)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        progress, batches = trainer.fit_loop.epoch_loop.batch_progress, trainer.num_training_batches
-        if progress.current.ready >= batches and not progress.is_last_batch:
-            raise InputError(
-                f"the checkpoint stands behind batch {progress.current.ready} within an epoch, "
-                f"which has {batches} batches now: the training data or the options of batches "
-                "have changed; give those of before, or begin anew with --config"
-            )
-        if self._run:
-            self._run.confirm()
-
-
-def _refuse_empty_test(trainer: Trainer, task: Task) -> None:
-    """Refuse a share of the test data that holds no batch, which Lightning finds in the test."""
-    limit = trainer.limit_test_batches
-    if isinstance(limit, int) or limit in (0.0, 1.0):
-        return
-    batches = sized_len(task.test_dataloader())
-    if batches is not None and batches * limit < 1:
-        raise InputError(
-            f"trainer.limit_test_batches must be at least 1/{batches}, as there are {batches} "
-            f"batches, got {limit}; 0 tests nothing"
-        )
-
-
-def _refuse_rare_validation(trainer: Trainer) -> None:
-    """Say which option is wrong where Lightning found an epoch too short to validate within it."""
-    batches, interval = trainer.num_training_batches, getattr(trainer, "val_check_batch", None)
-    if trainer.check_val_every_n_epoch and interval is not None and batches < interval < math.inf:
-        raise InputError(
-            "trainer.val_check_interval must be at most the number of batches of an epoch, "
-            f"{batches}, got {interval}; null validates after each epoch"
-        )
-
-
-def _refuse_checkpoint(path: Path, error: Exception) -> None:
-    """Blame the checkpoint for what fails before the first step after it.
-
-    Raises:
-        InputError: unless the error says in one line what is wrong, or is one of the system.
-    """
-    if isinstance(error, InputError | OSError):
-        return
-    message = " ".join(str(error).split())
-    if "loading state_dict" in message:
-        misfit = first_misfit(error)
-        raise InputError(f"the checkpoint does not fit the model: {misfit}") from error
-    raise InputError(
-        f"{path}: training does not go on from its state: {type(error).__name__}: {message[:200]} "
-        "(CLUSTERFORMER_DEBUG=1 shows more)"
-    ) from error
 
 
 def _conclude(
