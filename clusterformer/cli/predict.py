@@ -109,7 +109,7 @@ def predict_lines(
         model, _ = load_model(arguments)
         check, most = model.task.check_text, _chunk_size(model)
         is_recording = Path(source or "").suffix.lower() in _RECORDINGS
-        recording = source if is_recording and most == 1 else None
+        recording = source if is_recording and most == 1 else None  # 1: speech recognition
         file, name = opened.fileno() if opened else 0, source or "standard input"
         chunks = _chunks(file, name, check, empty is not None, most)
         if recording:
