@@ -17,6 +17,7 @@ from clusterformer.plots import (
     token_clusters,
 )
 from clusterformer.plots.curves import _moving_average, _panel_and_curve
+from clusterformer.plots.style import plain_axes, small_panels
 
 pytest.importorskip("matplotlib")
 
@@ -97,6 +98,21 @@ def test_learning_curves_of_a_run_that_logged_nothing(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("epoch,step\n", encoding="utf-8")
     learning_curves(tmp_path / "metrics.csv", tmp_path / "a.png")
     assert (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize("value", [2.5e-6, 8.1e11])
+def test_a_factor_of_the_labels_is_not_drawn_over_the_title(value: float) -> None:
+    from matplotlib.text import Text
+
+    picture, [axes] = small_panels(1)
+    plain_axes(axes, "word perplexity", "step")
+    axes.plot([0, 1], [value, 2 * value])
+    picture.draw_without_rendering()
+    factor = axes.yaxis.get_offset_text()
+    assert factor.get_text()
+    texts = {text.get_text(): text for text in axes.findobj(Text)}
+    title = texts["word perplexity"].get_window_extent()
+    assert not title.overlaps(factor.get_window_extent())
 
 
 def test_accuracy_curve_takes_runs_of_different_lengths(tmp_path: Path) -> None:
