@@ -19,13 +19,13 @@ class GroupingStatistics(NamedTuple):
             all.
         largest: Share of tokens in the largest cluster.
         dead: Number of clusters without a token, as a share of min(C, tokens).
-        purity: Share of visible query-key pairs that are of one cluster; NaN without blocks.
+        purity: Share of visible query-key pairs that are of one cluster; None without blocks.
     """
 
     entropy: Tensor
     largest: Tensor
     dead: Tensor
-    purity: Tensor
+    purity: Tensor | None
 
 
 def cluster_sizes(assignment: Tensor, num_clusters: int, mask: Tensor) -> Tensor:
@@ -59,12 +59,17 @@ def grouping_statistics(
     entropy = torch.special.entr(shares).sum(-1) / room.log().clamp(min=1e-9)
     entropy = torch.where(room > 1, entropy, torch.ones_like(entropy))
     dead = (room - (counts > 0).sum(-1)).clamp(min=0) / room
-    purity = torch.full_like(room, float("nan")) if blocks is None else _purity(assignment, blocks)
+    purity = None if blocks is None else _purity(assignment, blocks)
 
     def mean(each: Tensor) -> Tensor:  # no selection, at which a GPU would wait
         return each.masked_fill(~real, 0.0).sum() / real.sum()
 
-    return GroupingStatistics(mean(entropy), mean(shares.amax(-1)), mean(dead), mean(purity))
+    return GroupingStatistics(
+        mean(entropy),
+        mean(shares.amax(-1)),
+        mean(dead),
+        None if purity is None else mean(purity),
+    )
 
 
 def _purity(assignment: Tensor, blocks: Blocks) -> Tensor:

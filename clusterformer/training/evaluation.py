@@ -86,6 +86,8 @@ class Evaluation:
                         grouping.assignment, grouping.num_clusters, mask, grouping.blocks
                     )
                     for name, value in found._asdict().items():
+                        if value is None:
+                            continue
                         self._means[f"{stack.name}layer{layer}/{name}"].update(value, sequences)
 
     def compute(self) -> dict[str, Tensor]:

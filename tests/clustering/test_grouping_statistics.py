@@ -15,12 +15,13 @@ def test_equal_clusters_are_fully_entropic_and_pure() -> None:
     grouped = reference.sort(assignment, 3, mask)
     blocks = equal_blocks(grouped, 3, mask, look_back=0)
     found = grouping_statistics(assignment, 3, mask, blocks)
+    assert found.purity is not None
     assert found.entropy.item() == pytest.approx(1)
     assert found.largest.item() == pytest.approx(1 / 3)
     assert found.dead.item() == 0
     assert found.purity.item() == 1
     both = equal_blocks(grouped, 3, mask, look_back=1)
-    assert grouping_statistics(assignment, 3, mask, both).purity.item() == pytest.approx(1 / 2)
+    assert grouping_statistics(assignment, 3, mask, both).purity == pytest.approx(1 / 2)
 
 
 def test_purity_is_the_mean_of_the_sequences() -> None:
@@ -31,7 +32,9 @@ def test_purity_is_the_mean_of_the_sequences() -> None:
     def purity(rows: slice) -> float:
         grouped = reference.sort(assignment[rows], 2, mask[rows])
         blocks = equal_blocks(grouped, 3, mask[rows], look_back=1)
-        return grouping_statistics(assignment[rows], 2, mask[rows], blocks).purity.item()
+        found = grouping_statistics(assignment[rows], 2, mask[rows], blocks).purity
+        assert found is not None
+        return found.item()
 
     apart = [purity(slice(0, 1)), purity(slice(1, 2))]
     assert apart[0] < apart[1] == 1
@@ -60,6 +63,7 @@ def test_heads_count_as_sequences() -> None:
     assignment = torch.stack([torch.arange(4), torch.zeros(4, dtype=torch.long)])[None]
     found = grouping_statistics(assignment, 4, torch.ones(1, 4, dtype=torch.bool))
     assert found.entropy.item() == pytest.approx(0.5)
+    assert found.purity is None
 
 
 def test_statistics_are_the_same_in_half_precision() -> None:

@@ -8,7 +8,7 @@ from default_dtype import default_dtype
 from toy_task import Net, Toy
 from waits import Waits
 
-from clusterformer.attention import NeuralClusteringAttention
+from clusterformer.attention import ClusteredAttention, NeuralClusteringAttention
 from clusterformer.models.config import TransformerConfig
 from clusterformer.training.evaluation import Evaluation, WeightedMean
 
@@ -34,7 +34,7 @@ def test_a_mean_over_many_batches_is_right_in_half_precision(dtype: torch.dtype)
 
 class Unmeasured(Toy):
     def update(self, *_: object) -> None:
-        """Leave out its accuracy, at which a GPU waits."""
+        """Leave out its accuracy, at which a GPU waits, and which asks for the trainer."""
 
 
 @torch.no_grad()
@@ -49,3 +49,17 @@ def test_no_gpu_would_wait_for_a_batch_to_be_added() -> None:
     with Waits() as waits:
         evaluation.add(network, network(batch), batch)
     assert not waits.found
+
+
+@torch.no_grad()
+def test_clusters_without_blocks_have_no_purity() -> None:
+    attention = partial(ClusteredAttention, num_clusters=3)
+    network = Net(TransformerConfig(attention, d_model=8, num_heads=2, num_layers=1, d_ff=8)).eval()
+    task = Unmeasured()
+    task.setup("fit")
+    batch = next(iter(task.val_dataloader()))
+    evaluation = Evaluation(task, torch.device("cpu"))
+    evaluation.add(network, network(batch), batch)
+    measures = evaluation.compute()
+    assert "layer1/entropy" in measures
+    assert "layer1/purity" not in measures
