@@ -107,6 +107,7 @@ def predict_lines(
     with ExitStack() as stack:
         opened = stack.enter_context(Path(source).open("rb")) if source else None
         model, _ = load_model(arguments)
+        predict(model, [])  # refuses a run of another task, whatever the lines
         check, most = model.task.check_text, _chunk_size(model)
         is_recording = Path(source or "").suffix.lower() in _RECORDINGS
         recording = source if is_recording and most == 1 else None  # 1: speech recognition
@@ -171,6 +172,7 @@ def _predict_table(
             f"{source}: a table, allowed are points in a file of another ending, such as .txt: a "
             "point a line, numbers with spaces, commas or tabs, and no header"
         )
+    predict(model, [])  # refuses a run of another task, whatever the table
     options = _COLUMNS[1:] if isinstance(model.task, PairLabelling) else _COLUMNS[:1]
     odd = [option for option in _COLUMNS if columns[option] and option not in options]
     if odd:

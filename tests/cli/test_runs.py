@@ -166,6 +166,17 @@ def test_predict_names_an_input_that_cannot_be_read(
         assert message == f"{path}: {why}"
 
 
+@pytest.mark.parametrize("name", ["empty.txt", "lines.txt", "table.csv"])
+def test_a_run_of_another_task_is_refused_whatever_the_input(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("" if name == "empty.txt" else "text\n1 2\n")
+    command = ["translate", f"--checkpoint={run}", "--trust=toy_task"]
+    message = error_of([*command, f"--input={tmp_path / name}"], capsys)
+    assert "best.ckpt: translate needs a run of Translation, this is one of Toy" in message
+    assert name not in message
+
+
 class Harmful:
     def __reduce__(self) -> tuple:
         return (os.mkdir, ("executed",))
