@@ -23,7 +23,8 @@ usage: clusterformer predict --checkpoint RUN [--input FILE]
 Label texts with a trained model. It reads one text per line, and writes one line for each at once.
 A pair of texts is one line with a tab between them. No data set is needed, only the checkpoint.
 A model of speech reads the path of a recording per line, and writes text and times. A model of
-clusters reads a point per line, numbers with spaces, commas or tabs.
+clusters reads a point per line, numbers with spaces, commas or tabs. A language model writes how
+many bits each text takes, and its number of tokens; a masked one fills in <mask>.
 
   --checkpoint RUN  run directory (its best checkpoint), or a .ckpt file
   --average N       mean of the weights after the last N validations, or best:N
