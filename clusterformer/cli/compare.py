@@ -259,6 +259,7 @@ def _write(
     unfinished: Sequence[PlannedRun] = (),
 ) -> None:
     """Write and print the table; the command line goes before the plan."""
+    from clusterformer.cli.options import pop_option
     from clusterformer.compare.output import write_files
     from clusterformer.compare.statistics import summarise
     from clusterformer.compare.tables import text
@@ -278,7 +279,8 @@ def _write(
     for note in summary.notes:
         print(note, file=sys.stderr)
     title = options.title or (plan.title if plan else folder.resolve().name)
-    command = shlex.join(["clusterformer", *sys.argv[1:]])
+    _, words = pop_option(sys.argv[1:], "--shard")  # the page is of the runs of all shards
+    command = shlex.join(["clusterformer", *words])
     names = write_files(summary, folder, title=title, command=command)
     if "index.html" not in names:
         print("no page: pip install 'clusterformer[plots]'")

@@ -212,11 +212,15 @@ def kill_once_begun(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
-def test_shards_share_the_runs(plan: Path) -> None:
+def test_shards_share_the_runs_and_the_page(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path("comparisons/tiny")
     assert main(["compare", str(plan), "--shard", "2/2"]) == 0
     assert [run.split("/")[0] for run in starts(folder)] == ["not-coupled"]
-    assert main(["compare", str(plan), "--shard", "1/2"]) == 0
+    command = ["compare", str(plan), "--shard", "1/2"]
+    monkeypatch.setattr(sys, "argv", ["clusterformer", *command])
+    assert main(command) == 0
+    page = (folder / "index.html").read_text()
+    assert f"<code>clusterformer compare {plan}</code>" in page  # which makes it all anew
     assert len((folder / "runs.csv").read_text().splitlines()) == 3
 
 
