@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from clusterformer.cli.bench import BenchArguments, save
@@ -37,6 +38,8 @@ def run(arguments: list[str]) -> None:
     parser.add_number("--num_heads", default=4)
     parser.add_number("--top", default=20)
     options = parser.parse(arguments)
+    # a level above all: the profiler prints that it starts and stops, as an error
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from clusterformer.bench import profiling
     from clusterformer.bench.subjects import Setting
 
