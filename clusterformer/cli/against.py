@@ -108,8 +108,15 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None = None) ->
     print(f"\n{aligned([['', measure, 'seconds'], *cells])}")
     if first.examples:
         print(f"{first.examples:,} test examples")
+    if baselines and _limits_test(options):
+        print("the simple methods are tested on all examples, whatever trainer.limit_test_batches")
     if others:
         print(f"\n{_verdict(options, first, rows[: len(others) + 1])}")
+
+
+def _limits_test(options: Options) -> bool:
+    limit = options.config["trainer"]["limit_test_batches"]
+    return limit is not None and (isinstance(limit, int) or limit < 1)  # 1.0: all, 1: one batch
 
 
 def _begun(folder: Path) -> tuple[Run, Path] | None:

@@ -58,6 +58,7 @@ def test_the_last_lines_set_a_run_beside_others_and_baselines(
     run = tmp_path / "toy" / "1"
     full, half = (run / "against" / name / "1" for name in ("full-attention", "half-as-wide"))
     printed = capsys.readouterr().out
+    assert "limit_test_batches" not in printed
     found = table(printed)
     *_, last = printed.splitlines()
     shown = [found[name] for name in ("this run", *OTHERS)]
@@ -70,6 +71,16 @@ def test_the_last_lines_set_a_run_beside_others_and_baselines(
     models = [yaml.safe_load((x / "config.yaml").read_text())["model"] for x in (run, full, half)]
     assert models[1]["attention"]["class_path"].endswith(".FullAttention")
     assert models[2] == {**models[0], **OTHERS["half as wide"]}
+
+
+@pytest.mark.parametrize("limit", ["1", "0.5"])
+def test_a_test_in_part_is_told_from_that_of_the_baselines(
+    limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limited = f"--trainer.limit_test_batches={limit}"
+    assert main([*TOY, "--trainer.max_steps=1", limited, f"--runs={tmp_path}"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("the simple methods are tested on all examples")
 
 
 def test_another_mechanism_has_the_options_given_to_it_and_else_its_defaults() -> None:
