@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterformer.cli.bench import BenchArguments, save
 from clusterformer.errors import InputError
+from clusterformer.wording import counted
 
 if TYPE_CHECKING:
     from clusterformer.bench.recording import Inputs
@@ -56,7 +57,7 @@ def run(arguments: list[str]) -> None:
     for row in approximation.measure(layers, forms, causal=options.causal, repeats=options.repeats):
         rows.append(row)
         if len(rows) == 1:
-            print(f"{len(layers)} layers, {options.texts} x {options.length} tokens")
+            print(f"{counted(len(layers), 'layer')}, {options.texts} x {options.length} tokens")
             print(f"{'mechanism':<28}{'error':>8}{'ms':>9}{'of full':>9}  options")
         error, time = row["relative_squared_error"], row["median_ms"]
         chosen = ", ".join(f"{key}={value}" for key, value in row["options"].items())
@@ -93,7 +94,15 @@ def _record(options: argparse.Namespace) -> list[Inputs]:
     import torch
 
     from clusterformer.api import load
+    from clusterformer.tasks.language_modeling import LanguageModeling
 
-    generator = load(options.model, device="cpu").generator
+    model = load(options.model, device="cpu")
+    if not isinstance(model.task, LanguageModeling):
+        kind = type(model.task).__name__
+        raise InputError(
+            f"{options.model}: a run of {kind}; --model takes a run of LanguageModeling, or an "
+            "encoder of Hugging Face"
+        )
+    generator = model.generator
     tokens = torch.from_numpy(generator.tokenizer.encode_document(text))
     return record_language_model(generator.network, tokens, options.length, options.texts)

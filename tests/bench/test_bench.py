@@ -272,6 +272,19 @@ def test_what_is_no_text_or_encoder_gets_one_line(tmp_path: Path, capsys) -> Non
         assert error.count("\n") == 1
 
 
+def test_a_run_of_another_task_has_no_layers_to_compare(tmp_path: Path, capsys) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a b c", encoding="utf-8")
+    few = ["--data.num_tokens=16", "--data.valid_texts=2", "--data.test_texts=2"]
+    small = ["--model.d_model=8", "--model.num_heads=2", "--model.num_layers=1", "--model.d_ff=8"]
+    quick = ["--trainer.max_steps=1", "--trainer.accelerator=cpu", "--pictures=false"]
+    assert main(["fit", "--data=Partner", *few, *small, *quick, f"--runs={tmp_path}"]) == 0
+    run = tmp_path / "partner" / "1"
+    capsys.readouterr()
+    assert main(["bench", "approximation", "--model", str(run), "--text", str(text)]) == 2
+    assert f"{run}: a run of Partner; --model takes a run of Lan" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
