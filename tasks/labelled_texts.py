@@ -89,7 +89,8 @@ class LabelledTexts(Task):
         super().__init__()
         if (name is None) == (train is None):
             found = f"name {name!r} and train {train!r}"
-            raise InputError(f"give either a named set (name) or own files (train), got {found}")
+            either = "give either a named set (name) or own files (train), and null as the other"
+            raise InputError(f"{either}; got {found}")
         if vectors is not None and tokenizer != "word":
             raise InputError(f"word vectors need tokenizer: word, got {tokenizer}")
         require_at_least(

@@ -87,7 +87,8 @@ class RunningText(Task):
         super().__init__()
         if (not name) == (train is None):
             found = f"name {name!r} and train {train!r}"
-            raise InputError(f"give either a named set (name) or own text (train), got {found}")
+            either = "give either a named set (name) or own text (train), and null as the other"
+            raise InputError(f"{either}; got {found}")
         require_at_least(1, context=context, batch_size=batch_size)
         least = {kind: subwords.min_vocab_size for kind, subwords in _SUBWORDS.items()}
         minimum = {**least, "word": 3}.get(tokenizer)

@@ -110,7 +110,8 @@ class SpeechRecognition(Task):
         super().__init__()
         if (name is None) == (train is None):
             found = f"name {name!r} and train {train!r}"
-            raise InputError(f"give either a named set (name) or own tables (train), got {found}")
+            either = "give either a named set (name) or own tables (train), and null as the other"
+            raise InputError(f"{either}; got {found}")
         require_at_least(0, context_convolutions=context_convolutions)
         require_at_least(1, beam=beam, batch_size=batch_size, frames_per_batch=frames_per_batch)
         if strings is not None and name != "fsdd":

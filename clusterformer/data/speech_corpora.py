@@ -106,7 +106,8 @@ class SpeechCorpus:
         tenths = deal([""] * len(everything), _TENTHS)
         kept = [index for index in everything if tenths[index] in wanted]
         if not kept:
-            raise InputError(f"data.{split}: too few recordings in {table} to hold some out")
+            own = " and ".join(f"data.{part}" for part in held_out)
+            raise InputError(f"{table}: too few recordings to hold some out; give {own}")
         return Part(utterances, kept)
 
     def encode(self, split: Split, units: OutputUnits) -> SpeechDataset:

@@ -195,11 +195,13 @@ def test_a_recording_cut_short_is_read_and_told(tmp_path, caplog, longest: int) 
         ("audio\ttext\n\tlow\n", r"train.tsv:2: nothing in column 'audio'"),
         ("audio\ttext\na.wav\tlow\n", r"train.tsv: no recording in it is as long as 25 ms"),
         ("path\ttext\na.wav\tlow\n", r"no column 'audio'"),
+        ("audio\ttext\nb.wav\tlow\n", r"train.tsv: too few .*; give data.valid and data.test$"),
         ("audio\ttext\na.wav\tl\udcf6w\n", r"train.tsv:2: .* are not utf-8; convert the file$"),
     ],
 )
 def test_a_bad_table_is_one_line(tmp_path, capsys, content: str, message: str) -> None:
     write_wav(tmp_path / "a.wav", np.zeros(10))
+    write_wav(tmp_path / "b.wav", np.zeros(4000))
     (tmp_path / "train.tsv").write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(InputError, match=message):
         made(tmp_path)
