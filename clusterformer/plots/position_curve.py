@@ -21,8 +21,8 @@ def position_curve(
     page = figure(4.5, 3)
     axes = page.add_subplot()
     plain_axes(axes, "", "tokens before it")
-    axes.set_xscale("log", base=2)
-    middles = [max(1.0, (first + last - 1) / 2) for first, last in borders]
+    axes.set_xscale("symlog", base=2, linthresh=1)  # the first token has 0 before it
+    middles = [(first + last - 1) / 2 for first, last in borders]
     axes.plot(middles, bits, color=PALETTE[0], marker="o", markersize=3)
     axes.set_ylabel("bits of a token", color=QUIET, fontsize=9)
     page.savefig(path, format="png")

@@ -55,7 +55,7 @@ def plain_axes(axes: Axes, title: str, xlabel: str) -> None:
     """Reduce `axes` to title, tick labels and a faint horizontal grid."""
     axes.set_title(title, y=1, fontsize=10, fontweight="bold", color=INK, loc="left")
     axes.set_xlabel(xlabel, fontsize=9, color=QUIET)
-    axes.tick_params(labelsize=8, colors=QUIET, length=0)
+    axes.tick_params(which="both", labelsize=8, colors=QUIET, length=0)
     axes.yaxis.set_offset_position("right")  # a factor such as 1e-5; the title is on the left
     axes.yaxis.get_offset_text().set(fontsize=8, color=QUIET)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)

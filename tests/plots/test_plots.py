@@ -17,7 +17,8 @@ from clusterformer.plots import (
     token_clusters,
 )
 from clusterformer.plots.curves import _moving_average, _panel_and_curve
-from clusterformer.plots.style import plain_axes, small_panels
+from clusterformer.plots.position_curve import position_curve
+from clusterformer.plots.style import PALETTE, plain_axes, small_panels
 
 pytest.importorskip("matplotlib")
 
@@ -113,6 +114,25 @@ def test_a_factor_of_the_labels_is_not_drawn_over_the_title(value: float) -> Non
     texts = {text.get_text(): text for text in axes.findobj(Text)}
     title = texts["word perplexity"].get_window_extent()
     assert not title.overlaps(factor.get_window_extent())
+
+
+def test_a_logarithmic_axis_has_no_small_ticks() -> None:
+    picture, [axes] = small_panels(1)
+    plain_axes(axes, "time", "tokens")
+    axes.set_yscale("log")
+    axes.plot([0, 1], [5, 20])
+    picture.draw_without_rendering()
+    ticks = axes.yaxis.get_minor_ticks()
+    assert ticks
+    assert {tick.tick1line.get_markersize() for tick in ticks} == {0}
+
+
+def test_the_first_token_stands_before_the_second(tmp_path: Path) -> None:
+    position_curve([(0, 1), (1, 2)], [1.0, 3.0], tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    line = (pixels == tuple(bytes.fromhex(PALETTE[0][1:]))).all(-1)
+    assert np.ptp(np.nonzero(line)[1]) > 100  # columns
 
 
 def test_accuracy_curve_takes_runs_of_different_lengths(tmp_path: Path) -> None:
