@@ -1,4 +1,4 @@
-"""OutputUnits in which speech is recognised: characters, or the phones or words between spaces."""
+"""Units in which speech is recognised: characters, or the phones or words between spaces."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class OutputUnitsState(TypedDict):
 
 
 class OutputUnits:
-    """OutputUnits of transcripts and their numbers.
+    """Units of transcripts and their numbers.
 
     Args:
         kind: "character" with a space between words as a unit too; "phone" or "word" for what
             stands between spaces.
-        symbols: OutputUnits, in the order of their numbers from 1.
+        symbols: Units, in the order of their numbers from 1.
 
     Raises:
         InputError: if there is no unit, or one occurs twice.
