@@ -40,12 +40,14 @@ class Run:
     def create(cls, parent: str | Path, name: str) -> Run:
         """Make a new run directory `parent/name/NUMBER`; two processes never get the same."""
         family = Path(parent) / name
-        family.mkdir(parents=True, exist_ok=True)
-        taken = [int(entry.name) for entry in family.iterdir() if entry.name.isdigit()]
-        number = max(taken, default=0) + 1
-        while not _made(family / str(number)):
-            number += 1
-        return cls(family / str(number))
+        while True:
+            family.mkdir(parents=True, exist_ok=True)
+            # another start may take the number, or be cancelled and remove the empty family
+            with suppress(FileExistsError, FileNotFoundError):
+                taken = [int(entry.name) for entry in family.iterdir() if entry.name.isdigit()]
+                folder = family / str(max(taken, default=0) + 1)
+                folder.mkdir()
+                return cls(folder)
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -213,7 +215,7 @@ class Run:
         if set(self.folder.iterdir()) <= {self._lock}:
             self._lock.unlink(missing_ok=True)
             self.folder.rmdir()
-            if not any(self.folder.parent.iterdir()):
+            with suppress(OSError):  # there are other runs, or another start has removed it
                 self.folder.parent.rmdir()
 
     def finish(self, results: dict[str, Any]) -> None:
@@ -259,14 +261,6 @@ class Run:
 
     def _next(self, name: str) -> Path:
         return self._numbered(name)[-1]
-
-
-def _made(folder: Path) -> bool:
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
 
 
 def first_process() -> bool:

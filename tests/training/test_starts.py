@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,16 @@ def test_metrics_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "metrics.csv"
     with pytest.raises(InputError, match=r"metrics\.csv: cannot be written: no such directory"):
         MetricsFile(path).log_metrics({}, step=0)
+
+
+def test_starts_that_fail_side_by_side_leave_each_other_alone(tmp_path: Path) -> None:
+    def fail(_: int) -> None:
+        for _ in range(300):
+            Run.create(tmp_path, "a").cancel()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(fail, range(2)))
+    assert not list(tmp_path.iterdir())
 
 
 def test_clocks_that_differ_finish_no_run(tmp_path: Path) -> None:
