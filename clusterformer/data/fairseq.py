@@ -153,7 +153,7 @@ class FairseqFolder:
         """Find the pair of languages in the file names, such as de-en, and source and target."""
         stems = sorted({path.name.split(".")[1] for path in self.folder.glob("train.*-*.*.idx")})
         for stem in stems:
-            first, second = stem.split("-", 1)
+            first, second = self._split(stem)
             for pair in ((first, second), (second, first)):
                 if all(given in (None, has) for given, has in zip(languages, pair, strict=True)):
                     return stem, pair
@@ -161,6 +161,15 @@ class FairseqFolder:
         raise InputError(
             f"{self.folder}: no files train.{wanted}.*.idx of fairseq-preprocess; "
             f"languages there: {', '.join(stems) or 'none'}"
+        )
+
+    def _split(self, stem: str) -> tuple[str, str]:
+        """Split a pair such as zh-TW-en at the hyphen for which both languages have a file."""
+        parts = stem.split("-")
+        pairs = [("-".join(parts[:at]), "-".join(parts[at:])) for at in range(1, len(parts))]
+        files = {path.name for path in self.folder.glob(f"train.{stem}.*.idx")}
+        return max(
+            pairs, key=lambda pair: sum(f"train.{stem}.{side}.idx" in files for side in pair)
         )
 
 

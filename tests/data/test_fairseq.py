@@ -20,13 +20,18 @@ DICTIONARIES = {"de": ["ein", "hun@@", "d", "a"], "en": ["a", "do@@", "g"]}
 TEXTS = {"de": [[4, 5, 6], [7, 3]], "en": [[4, 5, 6], [4]]}  # numbers begin at 4; 3 is unknown
 
 
-def write(folder: Path, part: str = "train", dtype: type = np.uint16) -> Path:
+def write(
+    folder: Path,
+    part: str = "train",
+    dtype: type = np.uint16,
+    names: tuple[str, str] = ("de", "en"),
+) -> Path:
     folder.mkdir(exist_ok=True)
-    for language, words in DICTIONARIES.items():
+    for name, (language, words) in zip(names, DICTIONARIES.items(), strict=True):
         lines = "".join(f"{word} {9 - rank}\n" for rank, word in enumerate(words))
-        (folder / f"dict.{language}.txt").write_text(lines, encoding="utf-8")
+        (folder / f"dict.{name}.txt").write_text(lines, encoding="utf-8")
         texts = [[*text, EOS] for text in TEXTS[language]]
-        stem = folder / f"{part}.de-en.{language}"
+        stem = folder / f"{part}.{'-'.join(names)}.{name}"
         tokens = np.concatenate(texts).astype(dtype)
         Path(f"{stem}.bin").write_bytes(tokens.tobytes())
         sizes = np.array([len(text) for text in texts], dtype=np.int32)
@@ -59,6 +64,19 @@ def test_either_direction_is_read_from_the_same_files(tmp_path):
     assert folder.languages == ("en", "de")
     assert [side.lengths.tolist() for side in folder.part("train")] == [[4, 2], [4, 3]]
     assert folder.part("test") is None
+
+
+@pytest.mark.parametrize(
+    "names", [("zh-TW", "en"), ("en", "zh-Hant-TW"), ("zh-TW", "zh-CN"), ("zh-TW", "zh")], ids=str
+)
+def test_languages_may_have_hyphens(names: tuple[str, str], tmp_path: Path) -> None:
+    write(tmp_path, names=names)
+    for given, found in (((None, None), names), ((names[1], names[0]), names[::-1])):
+        folder = FairseqFolder(tmp_path, given)
+        assert folder.languages == found
+        part = folder.part("train")
+        assert part is not None
+        assert sorted(side.lengths.tolist() for side in part) == [[4, 2], [4, 3]]
 
 
 def test_subwords_have_the_ids_of_the_data(tmp_path):
