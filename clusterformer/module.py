@@ -197,6 +197,11 @@ class ClusterFormer(LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit" and not self.trainer.ckpt_path:  # older runs with them go on
             refuse_without_pretrained(self.transformer_config, self.pretrained_lr)
+        if stage == "fit" and self.label_smoothing and not self.task.smooths_labels:
+            raise InputError(
+                f"label_smoothing is for losses over labels, and {type(self.task).__name__} has "
+                f"another one; set it to 0, got {self.label_smoothing}"
+            )
         accelerator = self.trainer._accelerator_connector
         if self.trainer.world_size > 1 and accelerator.use_distributed_sampler:
             raise InputError(

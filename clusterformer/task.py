@@ -81,6 +81,7 @@ class Task(LightningDataModule, ABC):
         decodes: Whether `update` runs the network again, as decoding does, and on some rows only.
         usage: Python that uses a trained `model` of the task, for the card of an export; "" if it
             reads nothing.
+        smooths_labels: Whether its loss is over labels, which `label_smoothing` can smooth.
         reads_pretrained: Whether the network can be a pretrained model of transformers.
         restored: Whether its state, and so the network's weights, come from a checkpoint.
         learnt: The run, a `Learnt`, whose tokenizer `setup()` took; None if there is none.
@@ -92,6 +93,7 @@ class Task(LightningDataModule, ABC):
     state_type: Any = dict[str, Any]
     sizes: tuple[str, ...] = ()
     usage: str = ""
+    smooths_labels: bool = True
     reads_pretrained: bool = False
     decodes: bool = False
     learnt: Any = None

@@ -75,6 +75,7 @@ class Clustering(Task):
     mode = "min"
     state_type = ClusteringState
     usage = "model.predict([POINT])"
+    smooths_labels = False
 
     def __init__(
         self,

@@ -57,6 +57,7 @@ class Similarity(PairLabelling):
     monitor = "val/spearman"
     state_type: Any = SimilarityState
     scored = True
+    smooths_labels = False
 
     def __init__(self, name: SimilarityCorpus | None = None, **options: Any) -> None:
         super().__init__(name, **options)

@@ -86,6 +86,7 @@ class SpeechRecognition(Task):
     state_type = SpeechState
     usage = "model.predict([RECORDING])"
     sizes = ("longest",)
+    smooths_labels = False
 
     def __init__(
         self,
@@ -207,8 +208,6 @@ class SpeechRecognition(Task):
     def loss(
         self, output: Output, batch: SpeechBatch, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        if label_smoothing:
-            raise InputError(f"label_smoothing is not for CTC; set it to 0, got {label_smoothing}")
         return ctc_loss(output.logits, batch.mask, batch.target)
 
     def metrics(self) -> MetricCollection:

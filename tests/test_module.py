@@ -48,6 +48,17 @@ def test_impossible_options_are_refused(option: dict[str, Any]) -> None:
         ClusterFormer(**option)
 
 
+def test_smoothing_of_a_loss_without_labels_is_refused() -> None:
+    class Distance(Toy):
+        smooths_labels = False
+
+    trainer().fit(ClusterFormer(**TINY), Distance())
+    smoothed = ClusterFormer(**TINY, label_smoothing=0.1)
+    with pytest.raises(InputError, match=r"^label_smoothing is .*Distance .*, got 0\.1"):
+        trainer().fit(smoothed, Distance())
+    trainer().test(smoothed, Distance(), verbose=False)  # a run of before
+
+
 def test_a_name_is_no_mechanism_in_python() -> None:
     with pytest.raises(InputError, match="attention must be the class"):
         ClusterFormer("FullAttention")  # type: ignore[arg-type]

@@ -92,6 +92,12 @@ def test_its_run_has_pictures_in_any_precision(precision: str, blobs: Path, tmp_
     assert names == ["curves.png", "sizes.png", "map.png"]
 
 
+def test_it_has_no_labels_to_smooth(blobs: Path) -> None:
+    task = Clustering(str(blobs), n_clusters=3, batch_size=64, merge_at=1)
+    with pytest.raises(InputError, match=r"label_smoothing is .*Clustering.*, got 0\.1"):
+        trainer(max_steps=2).fit(ClusterFormer(label_smoothing=0.1), task)
+
+
 def test_its_state_alone_labels_new_points(
     trained: tuple[Trainer, ClusterFormer, Clustering], blobs: Path
 ) -> None:

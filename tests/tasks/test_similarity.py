@@ -52,7 +52,11 @@ def pairs(tmp_path: Path) -> list[tuple[str, str]]:
     ],
 )
 def test_similarity_is_learnt_as_a_number(
-    pretrained: bool, joint: str, pairs: list[tuple[str, str]], tmp_path: Path
+    pretrained: bool,
+    joint: str,
+    pairs: list[tuple[str, str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     bert = write_bert(tmp_path / "bert")
     scored = tmp_path / "scored.tsv"
@@ -61,6 +65,8 @@ def test_similarity_is_learnt_as_a_number(
     fit = fit_on(scored, "score")
     fit += [f"--data.joint={joint}", "--model.attention=FullAttention", f"--runs={tmp_path}"]
     fit += [f"--model.pretrained={bert}"] if pretrained else ["--model.d_model=8"]
+    assert main([*fit, *SHORT, "--model.label_smoothing=0.1"]) == 2
+    assert "label_smoothing is for losses over labels" in capsys.readouterr().err
     assert main([*fit, *SHORT]) == 0
     run = tmp_path / "similarity" / "1"
     results = json.loads((run / "results.json").read_text())["results"]
