@@ -37,7 +37,7 @@ from clusterformer.training.runs import OUTCOME, Run
 from clusterformer.training.saved import restore
 from clusterformer.training.shared_sequences import sequence_size
 from clusterformer.training.stopping import Stopping
-from clusterformer.training.trainer_options import check_trainer_options
+from clusterformer.training.trainer_options import check_trainer_options, refuse_no_time
 from clusterformer.whole_files import naming
 
 _log = logging.getLogger(__name__)
@@ -169,7 +169,9 @@ def make_trainer(
         options["callbacks"].append(progress())
     check_trainer_options(options)
     with making("trainer"):
-        return Trainer(**options)
+        trainer = Trainer(**options)
+        refuse_no_time(trainer)
+    return trainer
 
 
 def _restore(task: Task, resume: Path | None) -> int:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
 
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.training.fully_sharded import check_sharding
@@ -71,3 +75,15 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
     devices = str(options.get("devices"))  # Lightning takes "2" for 2
     if devices.isdecimal() and int(devices) > MAX_DEVICES:
         raise InputError(f"trainer.devices must be at most {MAX_DEVICES}, got {devices}")
+
+
+def refuse_no_time(trainer: Trainer) -> None:
+    """Refuse a `trainer.max_time`, or a Timer, that ends a training before its first step.
+
+    Raises:
+        InputError: if there is one.
+    """
+    for timer in trainer.callbacks:  # type: ignore[attr-defined]
+        left = timer.time_remaining() if isinstance(timer, Timer) else None
+        if left is not None and left <= 0:
+            raise InputError(f"trainer.max_time must be above 0, got {timedelta(seconds=left)}")

@@ -29,6 +29,7 @@ OPTIONS = {
     "--trainer.callbacks=LearningRateFinder": "LearningRateFinder cannot be used; `comp",
     "--trainer.barebones=true": "trainer.barebones cannot be used",
     "--trainer.overfit_batches=5": "trainer.overfit_batches cannot be used",
+    "--trainer.max_time=00:00:00:00": "trainer.max_time must be above 0, got 0:00:00",
     "--trainer.devices=foo": "devices",
     "--trainer.devices=1000000": "trainer.devices must be at most",
     "--trainer.precision=transformer-engine": "",
