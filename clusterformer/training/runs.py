@@ -228,6 +228,8 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this directory; a lock ends with its process.
 
+        The file stays: once it is removed, two processes may each lock one of this name.
+
         Raises:
             InputError: if another process trains in it.
         """
@@ -241,7 +243,6 @@ class Run:
         try:
             yield
         finally:
-            self._lock.unlink(missing_ok=True)
             lock.release()
 
     @property

@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fit_leaves_a_whole_run_folder(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     files = {"config.yaml", "environment.json", "metrics.csv", "results.json"}
-    assert names == files | {"checkpoints", "pictures"}
+    assert names == files | {"checkpoints", "pictures", ".lock"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert "class_path: toy_task.Toy" in (run / "config.yaml").read_text()
     environment = json.loads((run / "environment.json").read_text())

@@ -1,6 +1,7 @@
 """Starts and ends of a run: resumed, interrupted, refused, finished, locked."""
 
 import csv
+import fcntl
 import os
 import shutil
 import signal
@@ -228,6 +229,15 @@ def test_two_processes_never_train_in_one_directory(
     with Run(run).locked():
         assert "another process trains in this run directory" in error_of(command, capsys)
     assert main(command) == 0
+
+
+def test_a_process_that_opened_the_lock_before_its_release_shuts_out_others(run: Path) -> None:
+    with Run(run).locked():
+        other = os.open(run / ".lock", os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(InputError, match="another process trains"), Run(run).locked():
+        pass
+    os.close(other)
 
 
 def test_a_directory_in_which_nothing_began_says_so(
