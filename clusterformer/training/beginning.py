@@ -12,19 +12,21 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from clusterformer.errors import InputError
 from clusterformer.task import Task
+from clusterformer.training.checkpoint_callbacks import BestCheckpoint
 from clusterformer.training.runs import Run
 from clusterformer.training.saved import first_misfit
 
 
 class Beginning(Callback):
-    """A callback that refuses test data and a checkpoint that do not fit the training.
+    """A callback that refuses test data and checkpoints that do not fit the training.
 
     Args:
         run: Run directory to confirm at the first step; None for none.
+        best: Callback that keeps the best checkpoint, to be checked.
     """
 
-    def __init__(self, run: Run | None) -> None:
-        self._run = run
+    def __init__(self, run: Run | None, best: BestCheckpoint) -> None:
+        self._run, self._best = run, best
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         task = trainer.datamodule  # type: ignore[attr-defined]
@@ -41,6 +43,7 @@ class Beginning(Callback):
                 f"which has {batches} batches now: the training data or the options of batches "
                 "have changed; give those of before, or begin anew with --config"
             )
+        self._best.check(trainer)
         if self._run:
             self._run.confirm()
 

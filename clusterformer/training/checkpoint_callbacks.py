@@ -52,9 +52,33 @@ class BestCheckpoint(ModelCheckpoint):
     def _score_in(self, path: str, default: Any) -> Any:
         try:
             states = read(path, tensors=False)["callbacks"]
-        except InputError:  # as the test will say, unless a better one replaces it
+        except InputError:  # as `check` says
             return default
         return states.get(self.state_key, {}).get("best_model_score", default)
+
+    def check(self, trainer: Trainer) -> None:
+        """Look at the `best.ckpt` of a resumed training, which its test will need.
+
+        Without that file, the best of the validations to come takes its place.
+
+        Raises:
+            InputError: if it is damaged.
+        """
+        if not self.best_model_path:
+            return
+        path, damage = Path(self.best_model_path), ""
+        there = path.is_file()
+        if there and trainer.is_global_zero:
+            try:
+                read(path, tensors=False)
+            except InputError as error:
+                damage = f"{error}; put a whole one there, or remove it to go on without it"
+        there, damage = trainer.strategy.broadcast((there, damage))
+        if damage:
+            raise InputError(damage)
+        if not there:
+            _log.warning("%s is not there; the best validation from now on takes its place", path)
+            self.best_model_path, self.best_model_score, self.best_k_models = "", None, {}
 
 
 class KeptCheckpoints(Checkpoint):

@@ -112,19 +112,20 @@ def fit(
         if run:
             run.prepare(config)
         last, watch = LastCheckpoint(folder, checkpoint_every), ProcessWatch()
+        best = BestCheckpoint(folder, task.monitor, task.mode)
         kept = KeptCheckpoints(folder, task.monitor, task.mode, keep, average)
         trainer = make_trainer(
             trainer_options,
             callbacks=[
                 *monitoring(task.monitor, task.mode, patience),
-                BestCheckpoint(folder, task.monitor, task.mode),
+                best,
                 kept,
                 last,
                 CausalityProbe(),
                 clock,
                 Stopping(last),
                 watch,
-                Beginning(run),
+                Beginning(run, best),
                 *callbacks,
             ],
             loggers=_loggers(run, first_step, config, log_to_wandb) if run else [],

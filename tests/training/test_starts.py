@@ -168,6 +168,25 @@ def test_a_damaged_last_checkpoint_is_named_and_the_best_goes_on(
     assert "no other checkpoint is whole: begin anew with" in capfd.readouterr().err
 
 
+def test_a_damaged_best_checkpoint_is_named_before_the_training_goes_on(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    best, before = run / "checkpoints" / "best.ckpt", names(run)
+    best.write_bytes(best.read_bytes()[:1000])
+    longer = ["fit", "--pictures=false", f"--resume={run}", f"--trainer.max_steps={STEPS + 1}"]
+    longer.append("--model.lr=0")  # nothing better comes
+    assert main(longer) == 2
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"clusterformer: error: {best}: refused, not a whole checkpoint")
+    assert line.endswith("put a whole one there, or remove it to go on without it")
+    assert read(run / "checkpoints" / "last.ckpt")["global_step"] == STEPS
+    assert names(run) == before
+    best.unlink()
+    assert main(longer) == 0
+    assert f"{best} is not there; the best validation from now on" in capfd.readouterr().err
+    assert read(best)["global_step"] == STEPS + 1
+
+
 def test_a_new_learning_rate_counts_from_the_first_resumed_step(run: Path) -> None:
     first = float(rows(run)[0]["train/lr"])
     command = ["fit", f"--resume={run}", f"--trainer.max_steps={STEPS + 2}", "--model.lr=0.5"]
