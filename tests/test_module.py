@@ -15,6 +15,7 @@ from toy_task import Toy
 from clusterformer import ClusterFormer
 from clusterformer.attention import FullAttention, IndexerAttention, NeuralClusteringAttention
 from clusterformer.errors import InputError
+from clusterformer.tasks.generated.partner import Partner
 from clusterformer.training.checkpoint_callbacks import BestCheckpoint, LastCheckpoint
 from clusterformer.training.checkpoints import CheckpointFiles, last_good, read
 from clusterformer.training.nonfinite import first_nonfinite
@@ -215,6 +216,13 @@ def test_nan_stops_with_step_layer_and_checkpoint(precision: Any, tmp_path: Path
     assert "\n" not in str(caught.value)
     weights = read(tmp_path / "last.ckpt")["state_dict"].values()
     assert all(weight.isfinite().all() for weight in weights)
+
+
+def test_float16_itself_is_blamed_for_nan() -> None:
+    model = ClusterFormer(FullAttention, **TINY, optimizer="RAdam")
+    run = trainer(precision="16-true", max_steps=20, use_distributed_sampler=False)
+    with pytest.raises(InputError, match=r"; float16 .* trainer\.precision to 16-mixed or bf16-"):
+        run.fit(model, Partner(num_tokens=16, valid_texts=1))
 
 
 def test_nan_after_resuming_names_the_checkpoint_of_the_earlier_start(tmp_path: Path) -> None:

@@ -67,11 +67,17 @@ def nonfinite_error(model: LightningModule, network: nn.Module, batch: Any) -> I
             raise SystemExit(2)
     # gradients are those of all processes, weights and outputs tell whose batch it was
     found.sort(key=lambda where: where.startswith("the gradient"))
+    advice = "try a smaller model.lr or a longer model.warmup"
+    if trainer.precision == "16-true":
+        advice = (
+            "float16 rounds the optimiser's means of squared gradients to 0, by which steps are "
+            "divided; set trainer.precision to 16-mixed or bf16-true"
+        )
     folders = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
     return InputError(
         f"the loss is not finite at step {model.global_step} (epoch {model.current_epoch}): "
         f"NaN or infinity first in {found[0]}; last good checkpoint: "
-        f"{last_good(*filter(None, folders))}; try a smaller model.lr or a longer model.warmup"
+        f"{last_good(*filter(None, folders))}; {advice}"
     )
 
 
