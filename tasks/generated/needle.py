@@ -12,7 +12,7 @@ B batch   N tokens (bytes)   A digits of the answer
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -50,7 +50,16 @@ CHAINS = 2
 MAX_SENTENCES = (len(CONSONANTS) * len(VOWELS)) ** 2 // 2
 """Half of the names that there are: drawing different ones stays quick."""
 
+_POSITIONS = 512
+"""Least number of learned positions, as short texts have had ever since."""
+
 SPLITS: dict[int, Split] = {TRAIN: "train", VALID: "valid", TEST: "test"}
+
+
+class NeedleState(TypedDict, total=False):
+    """What a checkpoint holds of the task; older ones lack the length."""
+
+    length: int
 
 
 class Needle(GeneratedTask):
@@ -73,6 +82,9 @@ class Needle(GeneratedTask):
         short_batches: Number of first batches that have the lengths of `also_train` only.
         options: Options of `GeneratedTask`.
     """
+
+    state_type = NeedleState
+    sizes = ("length",)
 
     def __init__(
         self,
@@ -108,6 +120,7 @@ class Needle(GeneratedTask):
                 )
         require_sizes(short_batches, also_train)
         self._lengths, self._short_batches = lengths, short_batches
+        self._trained_length = max(lengths)  # for learned positions, whatever a test has
         self._name, self._root, self._files = name, root, files
         self._length, self._form, self._needles = length, form, needles
         self._books: dict[Split, np.ndarray] = {}
@@ -150,7 +163,8 @@ class Needle(GeneratedTask):
         return self._books[split]
 
     def build(self, config: TransformerConfig) -> AskedTokens:
-        return AskedTokens(config, vocab_size=257)
+        num_positions = max(_POSITIONS, self._trained_length)
+        return AskedTokens(config, vocab_size=257, max_length=num_positions)
 
     def metrics(self) -> MetricCollection:
         """Share of answers with all digits right, and of right digits."""
@@ -167,10 +181,12 @@ class Needle(GeneratedTask):
         metrics["digits"].update(right.float())
 
     def state(self) -> dict[str, Any]:
-        return {}
+        return {"length": self._trained_length}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore nothing: bytes need no vocabulary, and texts of a test may be longer."""
+        """Restore the longest length of training; bytes need no vocabulary."""
+        self._trained_length = state.get("length", _POSITIONS)
+        require_at_least(1, length=self._trained_length)
 
     def predictions(self, network: nn.Module, batch: AskingBatch) -> list[dict[str, Any]]:
         """The number named for each text."""

@@ -8,8 +8,10 @@ import lightning
 import pytest
 import torch
 
+from clusterformer.attention import FullAttention
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
 from clusterformer.tasks.generated.needle import Needle
 
 
@@ -96,6 +98,19 @@ def test_it_trains_and_is_tested_on_longer_texts(books, tmp_path, monkeypatch, c
     checkpoint = sorted(tmp_path.rglob("*.ckpt"))[0]
     assert main(["test", f"--checkpoint={checkpoint}", "--data.length=800"]) == 0
     assert "test/digits" in capsys.readouterr().out
+
+
+def test_learned_positions_reach_the_longest_texts_of_training(books) -> None:
+    task = Needle(**books, length=700, also_train=[900], batch_size=2)
+    config = TransformerConfig(FullAttention, positions="learned")
+    network = task.build(config)
+    assert network.embedding.num_positions == 900
+    assert network(task.train_texts(0)[[2, 3]]).logits.isfinite().all()
+    tested = Needle(**books, length=1200)
+    for state, expected in ((task.state(), 900), ({}, 512)):  # one of before has none
+        tested.load_state(state)
+        assert tested.build(config).embedding.num_positions == expected
+    assert Needle(**books, length=200).build(config).embedding.num_positions == 512
 
 
 @pytest.mark.parametrize(
