@@ -123,6 +123,8 @@ def format_number(value: float) -> str:
         return f"{value / 1e6:.2f} M"
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
+    if abs(value) < 0.001:
+        return f"{value:.2g}"
     return f"{value:.3f}" if abs(value) < 1.5 else f"{value:.2f}"
 
 

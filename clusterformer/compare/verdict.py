@@ -50,7 +50,7 @@ def verdict(summary: Summary) -> str:
         ahead = f"{first} and {other} are level{on} in {summary.metric} ({numbers})."
     else:
         ahead = (
-            f"{first} is ahead of {other}{on} by {_gap(gap)} in {summary.metric} "
+            f"{first} is ahead of {other}{on} by {format_number(gap)} in {summary.metric} "
             f"({numbers}){_cost(shared[first], shared[other])}."
         )
     sure = "" if gap == 0 else f" {_significance(summary, first, other)}"
@@ -68,11 +68,6 @@ def explain_test(summary: Summary) -> str:
         f"p: two-sided p-value of the difference from {summary.baseline}, by the sign-flip test "
         f"over n pairs of one seed and data set; with n = {few.num_pairs} it {limit}."
     )
-
-
-def _gap(gap: float) -> str:
-    """Format a difference, which may be too small for three digits after the point."""
-    return format_number(gap) if gap >= 0.001 else f"{gap:.1g}"
 
 
 def _shared_runs(summary: Summary, *rows: str) -> dict[str, list[Result]] | None:

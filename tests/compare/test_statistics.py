@@ -242,8 +242,12 @@ def test_names_with_characters_of_latex_are_text_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(0.12345, "0.123"), (12.345, "12.35"), (1234.5, "1,234"), (2.5e6, "2.50 M")]
-)
+    ("value", "told"),
+    [
+        (0.12345, "0.123"), (12.345, "12.35"), (1234.5, "1,234"), (2.5e6, "2.50 M"),
+        (1e-4, "0.0001"), (-0.00034567, "-0.00035"), (3e-5, "3e-05"), (0.0, "0"),
+    ],
+)  # fmt: skip
 def test_numbers_have_few_digits(value: float, told: str) -> None:
     assert format_number(value) == told
 
