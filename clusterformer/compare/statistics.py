@@ -199,7 +199,7 @@ def _cells(values: Mapping[tuple[str, str], dict[int, float]], mode: str) -> dic
             list(cell.values()),
             means[row, column],
             _deviation(list(cell.values())),
-            means[row, column] == best.get(column),
+            math.isclose(means[row, column], best.get(column, math.nan)),
         )
         for (row, column), cell in values.items()
     }
@@ -208,8 +208,10 @@ def _cells(values: Mapping[tuple[str, str], dict[int, float]], mode: str) -> dic
 def _deviation(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
-    finite = all(math.isfinite(value) for value in values)
-    return statistics.stdev(values) if finite else math.nan
+    if not all(math.isfinite(value) for value in values):
+        return math.nan
+    rounding = math.isclose(min(values), max(values))  # as between averages of columns
+    return 0.0 if rounding else statistics.stdev(values)
 
 
 def pairs(

@@ -41,19 +41,20 @@ def verdict(summary: Summary) -> str:
         lacking = f"{first} or {other} has a run without a finite {summary.metric}"
         return f"{lacking}: there is no verdict. {_seen(summary)}"
     first, other = sorted(means, key=lambda row: -sign * means[row])
+    level = math.isclose(means[first], means[other])  # means of other runs differ by rounding
     gap = abs(means[first] - means[other])
     on = " on average" if len(summary.columns) > 1 else ""
     if any(len(shared[row]) < _num_runs(summary, row) for row in (first, other)):
         on += f" over the {counted(len(shared[first]), 'run')} that both have"
     numbers = f"{format_number(means[first])} against {format_number(means[other])}"
-    if gap == 0:
+    if level:
         ahead = f"{first} and {other} are level{on} in {summary.metric} ({numbers})."
     else:
         ahead = (
             f"{first} is ahead of {other}{on} by {format_number(gap)} in {summary.metric} "
             f"({numbers}){_cost(shared[first], shared[other])}."
         )
-    sure = "" if gap == 0 else f" {_significance(summary, first, other)}"
+    sure = "" if level else f" {_significance(summary, first, other)}"
     return f"{ahead}{sure} {_seen(summary)}{_reached(summary, first, other)}"
 
 

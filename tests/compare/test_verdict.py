@@ -4,7 +4,7 @@ import math
 
 from toy_results import RESULTS, result
 
-from clusterformer.compare.statistics import summarise
+from clusterformer.compare.statistics import AVERAGE, summarise
 from clusterformer.compare.verdict import explain_test, verdict
 
 
@@ -49,6 +49,21 @@ def test_it_claims_nothing_from_two_seeds() -> None:
     assert verdict(summarise(runs("a", [0.8]))).startswith("a has test/accuracy 0.800.")
     assert "there is no verdict" in verdict(summarise(runs("a", [math.nan])))
     assert explain_test(summarise(runs("a", [0.8]))).startswith("p: none")
+
+
+def test_averages_that_differ_by_rounding_are_level() -> None:
+    values = {"full": [(0.1, 0.5), (0.2, 0.4)], "ours": [(0.2, 0.4), (0.2, 0.4)]}
+    sets = [
+        result(row, column, seed, value)
+        for row, seeds in values.items()
+        for seed, both in enumerate(seeds)
+        for column, value in zip("ab", both, strict=True)
+    ]
+    summary = summarise(sets)
+    cells = [summary.cells[row, AVERAGE] for row in ("full", "ours")]
+    assert cells[0].values[0] != cells[0].values[1]
+    assert [(cell.best, cell.spread) for cell in cells] == [(True, 0.0)] * 2
+    assert "full and ours are level on average in test/accuracy (0.300 against" in verdict(summary)
 
 
 def test_it_does_not_lend_a_pair_the_p_of_another() -> None:
