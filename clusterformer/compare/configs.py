@@ -44,8 +44,8 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
     A row is the mechanism, with the options of the model that differ, or a simple method, which has
     no model; a column is the data. Runs that would share a cell and a seed are told apart by what
-    else differs between them: options of the data name the column too, those of the trainer and of
-    which weights are tested the row.
+    else differs between them: options of the data name the column too, those of the training the
+    row.
     """
     networks = [config for config in configs if not config.get("method")]
     options = [key for key in differences(networks) if _is_model_option(key)]
@@ -57,10 +57,10 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         cell = row, column, config.get("seed_everything")
         together.setdefault(cell, []).append(config)
     apart = [key for group in together.values() for key in differences(group)]
-    of_data = sorted({key for key in apart if key.startswith("data.")})
-    of_trainer = sorted({key for key in apart if key.startswith("trainer.") or key in _TESTED})
+    of_training = sorted({key for key in apart if _is_of_training(key)})
+    of_data = sorted({key for key in apart if key.startswith("data.")} - {*of_training})
 
-    rows = _shorten([_name_row(config, options + of_trainer) for config in configs])
+    rows = _shorten([_name_row(config, options + of_training) for config in configs])
     columns = [
         ", ".join([column, *_options(config, of_data)])
         for config, column in zip(configs, columns, strict=True)
@@ -68,8 +68,16 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return list(zip(rows, columns, strict=True))
 
 
-_TESTED = ("average", "monitor", "patience")
-"""Options that decide which weights are tested."""
+_OF_TRAINING = (
+    *("average", "monitor", "patience"),
+    *(f"data.{name}" for name in ("epoch_steps", "batch_size", "tokens_per_batch")),
+    "data.frames_per_batch",
+)
+"""Options, beside the trainer's, of how a model is trained on the same data."""
+
+
+def _is_of_training(key: str) -> bool:
+    return key.startswith("trainer.") or key in _OF_TRAINING
 
 
 def _is_model_option(key: str) -> bool:

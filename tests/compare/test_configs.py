@@ -46,6 +46,9 @@ def test_another_training_makes_another_row_where_runs_would_share_a_cell() -> N
     assert rows == ["FullAttention, max_steps=100", "FullAttention, max_steps=200", rows[0]]
     means = [row for row, _ in name_rows([{**RUN, "average": number} for number in (0, 5)])]
     assert means == ["FullAttention, average=0", "FullAttention, average=5"]
+    for option, values in (("epoch_steps", (50, 100)), ("batch_size", (8, 16))):
+        names = name_rows([{**RUN, f"data.{option}": value} for value in values])
+        assert names == [(f"FullAttention, {option}={value}", "Recall") for value in values]
 
 
 def test_repetitions_are_not_told_apart() -> None:
