@@ -63,6 +63,13 @@ def unselected_cells(results: Sequence[Result]) -> list[str]:
     return notes
 
 
+def absent_measures(results: Sequence[Result], names: Sequence[str]) -> list[str]:
+    """Name the further measures that no run has, and those that runs have."""
+    known = dict.fromkeys(name for result in results for name in result.measures)
+    shown = ", ".join(name for name in known if "layer" not in name)
+    return [f"also: no run has {name!r}; there is {shown}" for name in names if name not in known]
+
+
 def _told_differences(
     results: Sequence[Result], wanted: Callable[[str], bool] = lambda key: True
 ) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from clusterformer.compare.choosing import Choice
 from clusterformer.compare.notes import (
+    absent_measures,
     missing_runs,
     mixed_cells,
     mixed_columns,
@@ -142,7 +143,7 @@ def summarise(
             notes.append(f"left out: {name} has another run of seed {result.seed}")
     results = list(latest.values())
     notes += missing_runs(unfinished) + mixed_columns(results) + mixed_cells(results)
-    notes += unselected_cells(results)
+    notes += unselected_cells(results) + absent_measures(results, also)
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
     metrics = {column: metrics[column] for column in columns}
@@ -254,8 +255,10 @@ def mean_of_columns(results: Sequence[Result], values: Sequence[float | None]) -
 
 
 def _costs(results: Sequence[Result], also: Sequence[str]) -> dict[str, float]:
+    tails = [name.partition("/")[2] for name in also]
     measured: dict[str, list[float | None]] = {
-        name.partition("/")[2]: [result.measures.get(name) for result in results] for name in also
+        tail if tails.count(tail) == 1 else name: [r.measures.get(name) for r in results]
+        for name, tail in zip(also, tails, strict=True)
     }
     measured |= {
         "keys seen": [result.keys_seen for result in results],

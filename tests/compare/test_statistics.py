@@ -71,6 +71,18 @@ def test_further_measures_stand_beside_the_costs() -> None:
     assert summary.costs["a"]["mrr"] == pytest.approx(0.3)
     assert "mrr" not in summary.costs["b"]
     assert summary.cost_names[0] == "mrr"
+    assert not summary.notes
+
+
+def test_a_further_measure_that_no_run_has_is_told() -> None:
+    summary = summarise([result("a", "", 0, 0.5)], also=["test/mrr"])
+    assert summary.notes == ["also: no run has 'test/mrr'; there is test/accuracy, val/accuracy"]
+
+
+def test_a_measure_of_test_and_of_validation_are_two() -> None:
+    measures = {"test/accuracy": 0.5, "test/mrr": 0.2, "val/mrr": 0.4}
+    costs = summarise([result("a", "", 0, 0.5, measures=measures)], also=[*measures][1:]).costs["a"]
+    assert (costs["test/mrr"], costs["val/mrr"]) == (0.2, 0.4)
 
 
 def test_a_baseline_without_a_run_is_named() -> None:
