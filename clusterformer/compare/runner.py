@@ -53,8 +53,8 @@ class _Process(NamedTuple):
         code = self.handle.returncode or 0
         if code >= 0:
             return self.job.last_message()
-        memory = ", as the system does when memory runs out" if code == -9 else ""
-        return f"killed by signal {-code}{memory}; the same command resumes it"
+        by = ", by hand or by the system, which does so when memory runs out" if code == -9 else ""
+        return f"killed by signal {-code}{by}; the same command resumes it"
 
     def close(self) -> None:
         self.handle.wait()

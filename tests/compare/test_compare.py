@@ -198,7 +198,10 @@ def test_a_killed_training_is_told_by_its_signal_and_not_by_its_last_step(plan: 
     killer.start()
     [(_, reason)] = runner.train_jobs([job], **options)
     killer.join()
-    assert reason.startswith("killed by signal 9, as the system does when memory runs out")
+    assert reason == (
+        "killed by signal 9, by hand or by the system, which does so when memory runs out; "
+        "the same command resumes it"
+    )
     assert told[0] == f"1 run to train; the output of the first: {job.log}"
     assert f"FAILED: {reason}" in told[1]
 
