@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import sys
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ Train every run that a file lists, and write a table and a page of the results. 
 never trained again: after a kill or Ctrl-C, the same command resumes. Or compare finished runs,
 from their run directories or from Weights & Biases.
 
-  --out DIR          directory of runs, table and page (default: comparisons/NAME)
+  --out DIR          directory of runs, table and page (default: comparisons/NAME; of runs that are
+                     named by their directories comparisons/runs, or the next number: runs-2)
   --rows NAME ...    only these rows of the file, --columns NAME ... only these columns, --seeds N
                      only its first N seeds (default: all)
   --jobs 1           number of runs to train at a time
@@ -92,7 +94,7 @@ def run(arguments: list[str]) -> None:
                 f"{files[0]}: a file of a comparison; give one such file, or only runs"
             )
         results = read_results(options.sources, lambda line: print(line, file=sys.stderr))
-        _write(results, options, _folder(options, "runs"))
+        _write(results, options, options.out or _next_folder())
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -149,6 +151,13 @@ def _names_shipped(source: str) -> bool:
 
 def _folder(options: argparse.Namespace, name: str) -> Path:
     return options.out or Path("comparisons") / name
+
+
+def _next_folder() -> Path:
+    """Return comparisons/runs or, if it is there, that with the next number."""
+    first = Path("comparisons") / "runs"
+    numbered = (first.with_name(f"runs-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([first], numbered) if not folder.exists())
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -24,6 +24,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return [write_run(Path("runs/a") / str(number), lr=number) for number in (1, 2, 3)]
 
 
+def test_the_page_of_other_runs_is_kept(runs: list[Path]) -> None:
+    for number, folder in enumerate(("runs", "runs-2", "runs-3"), 1):
+        assert main(["compare", *map(str, runs[:number])]) == 0
+        assert (Path("comparisons") / folder / "table.md").exists()
+    lines = [len(path.read_text().splitlines()) for path in sorted(Path().glob("c*/*/runs.csv"))]
+    assert lines == [2, 3, 4]
+
+
 def compare(runs: list[Path]) -> tuple[list[str], int]:
     """Make the tables of runs; return what is printed, and the number of runs in them."""
     lines: list[str] = []
