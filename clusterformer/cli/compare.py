@@ -41,7 +41,8 @@ from their run directories or from Weights & Biases.
   --slurm N          submit the runs as a Slurm job array of N tasks, train nothing here; the same
                      command later submits only what has not finished
   --sbatch=OPTIONS   options of sbatch in one word, such as --sbatch="--time=8:00:00 --gres=gpu:1"
-  --dry-run          list the runs with their numbers of parameters, train nothing
+  --dry-run          list the runs, each row and column in a line, with their numbers of
+                     parameters, and how many are finished; train nothing
   --metric NAME      measure to compare (default: the test value of the measure that chose the
                      checkpoint)
   --baseline ROW     row to test the others against (default: the first)
@@ -318,4 +319,4 @@ def _list(jobs: Sequence[Job]) -> None:
     unfinished = sum(not job.finished for job in jobs)
     seconds = seconds_left(jobs)
     estimate = "" if seconds is None else f", about {duration(seconds)}"
-    print(f"{counted(len(jobs), 'run')}, {unfinished} to train{estimate}")
+    print(f"{counted(len(jobs), 'run')}, {unfinished:,} to train{estimate}")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from clusterformer.compare.jobs import Job
+from clusterformer.compare.notes import MAX_NAMED, name_cell
 from clusterformer.compare.plan_file import is_number
 from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.data.word_vectors import find_vectors
@@ -16,6 +17,7 @@ from clusterformer.errors import InputError, MissingDataError, making
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.tasks.labelling import Labelling
+from clusterformer.wording import counted
 
 _OF_DATA = "data", "model.pretrained", "model.init_from"  # they bring their tokenizer
 
@@ -23,13 +25,13 @@ Maker = Callable[[list[str]], tuple[ClusterFormer, Task]]
 """Maker of the model and task that the options of `fit` describe."""
 
 
-class ListedRun(NamedTuple):
-    """One run.
+class ListedRuns(NamedTuple):
+    """The runs of one cell of the table that train as many weights: its seeds and choices.
 
     Attributes:
-        name: Row, column and seed.
-        state: "finished", "begun" or "to do".
-        parameters: Number of weights that it trains; None where its data is not here, and of a
+        name: Row and column, and the seeds and number of choices.
+        state: "finished", "begun", "to do" or, where not all are in one, such as "2 of 5" finished.
+        parameters: Number of weights that each trains; None where its data is not here, and of a
             simple method, which has no network.
     """
 
@@ -38,8 +40,8 @@ class ListedRun(NamedTuple):
     parameters: int | None
 
 
-def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
-    """List each run with its state and, where the model can be built here, its size.
+def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRuns]:
+    """List the runs of each cell with their state and, where the model can be built, their size.
 
     Args:
         jobs: The runs.
@@ -48,26 +50,51 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRun]:
     Raises:
         InputError: if a model cannot be built with its options.
     """
-    sizes: dict[tuple[str, str, str], int | None] = {}
-    ready: dict[str, Task | None] = {}
+    cells: dict[tuple[str, str], dict[str, list[Job]]] = {}
     for job in jobs:
-        results = job.outcome
-        state = "finished" if results else "begun" if job.run else "to do"
-        cell = job.planned.row, job.planned.column, job.planned.choice
-        if cell not in sizes:
-            planned = job.planned
-            if results:
-                sizes[cell] = results["parameters"]
-            elif "method" in planned.options:
-                sizes[cell] = None
-            else:
-                model, task = make(planned.arguments())
-                data = _describe_data(planned)
-                if data not in ready:
-                    ready[data] = _set_up(task)
-                with making(planned.name):
-                    sizes[cell] = _parameters(model, ready[data])
-        yield ListedRun(job.planned.name, state, sizes[cell])
+        choices = cells.setdefault((job.planned.row, job.planned.column), {})
+        choices.setdefault(job.planned.choice, []).append(job)
+    ready: dict[str, Task | None] = {}
+    for choices in cells.values():
+        alike: dict[int | None, list[Job]] = {}
+        for seeds in choices.values():
+            alike.setdefault(_size(seeds, make, ready), []).extend(seeds)
+        for size, found in alike.items():
+            yield ListedRuns(_name(found), _state(found), size)
+
+
+def _size(seeds: Sequence[Job], make: Maker, ready: dict[str, Task | None]) -> int | None:
+    """Count the weights of runs that differ in their seeds; `ready` holds the tasks set up."""
+    if results := next(filter(None, (job.outcome for job in seeds)), None):
+        return int(results["parameters"])
+    planned = seeds[0].planned
+    if "method" in planned.options:
+        return None
+    model, task = make(planned.arguments())
+    data = _describe_data(planned)
+    if data not in ready:
+        ready[data] = _set_up(task)
+    with making(planned.name):
+        return _parameters(model, ready[data])
+
+
+def _name(jobs: Sequence[Job]) -> str:
+    first, *others = (job.planned for job in jobs)
+    if not others:
+        return first.name
+    seeds = list(dict.fromkeys(job.planned.seed for job in jobs))
+    choices = {job.planned.choice for job in jobs}
+    row = first.row if len(choices) > 1 or not first.choice else f"{first.row}, {first.choice}"
+    few = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {first.seed}"
+    told = few if len(seeds) <= MAX_NAMED else counted(len(seeds), "seed")
+    told += f"; {counted(len(choices), 'choice')}" if len(choices) > 1 else ""
+    return f"{name_cell(row, first.column)}: {told}"
+
+
+def _state(jobs: Sequence[Job]) -> str:
+    states = ["finished" if job.finished else "begun" if job.run else "to do" for job in jobs]
+    finished = states.count("finished")
+    return states[0] if len({*states}) == 1 else f"{finished} of {len(jobs)}"
 
 
 def absent_columns(jobs: Sequence[Job], make: Maker) -> dict[str, str]:

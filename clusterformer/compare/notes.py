@@ -10,7 +10,7 @@ from clusterformer.compare.results import Result
 from clusterformer.training.selection import name_stack, seen_by_stack
 
 MAX_NAMED = 5
-"""Most unfinished runs that a note names."""
+"""Most unfinished runs that a note names, and seeds in a list of runs."""
 
 NO_OPTIONS = ("seed_everything", "runs", "wandb", "data.root")
 """Keys of a configuration that may differ between runs that are repetitions of one another."""

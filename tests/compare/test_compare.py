@@ -83,8 +83,7 @@ def test_a_part_of_a_comparison(tmp_path: Path, capfd) -> None:
     assert main(["compare", str(path), *part, "--dry-run"]) == 0
     listed = capfd.readouterr().out.splitlines()
     assert [line.split("parameters")[-1].strip() for line in listed[:-1]] == [
-        "not coupled on long, seed 5",
-        "not coupled on long, seed 3",
+        "not coupled on long: seeds 5, 3",
     ]
     assert main(["compare", str(path), "--rows", "coupled", "neither"]) == 2
     assert "no row 'neither'; there is coupled, not coupled" in capfd.readouterr().err

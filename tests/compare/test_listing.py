@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from toy_runs import write_run
 
 from clusterformer.cli.main import main
 from clusterformer.compare.jobs import Job
@@ -48,6 +49,22 @@ def test_each_choice_has_its_own_size(tmp_path: Path, capfd) -> None:
     assert main(["compare", str(path), "--dry-run"]) == 0
     ten, twenty, _ = capfd.readouterr().out.splitlines()
     assert int(twenty.split()[2].replace(",", "")) > int(ten.split()[2].replace(",", ""))
+
+
+def test_seeds_and_choices_of_a_cell_share_a_line(tmp_path: Path, capfd) -> None:
+    path = tmp_path / "points.yaml"
+    content = {"config": "mnist.yaml", "options": {"data.name": "digits"}, "seeds": [0, 1, 2]}
+    content |= {"rows": {"a": {}, "b": {}}, "choose": {"model.lr": [0.1, 0.2]}}
+    path.write_text(yaml.safe_dump(content))
+    jobs = [Job(tmp_path / "out", planned) for planned in read_plan(path).runs]
+    for job in jobs[:3]:  # seed 0: a, a, b
+        write_run(job.folder / "points" / "1")
+    assert main(["compare", str(path), "--dry-run", f"--out={tmp_path / 'out'}"]) == 0
+    a, b, other_size, last = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(r"2 of 6 +[\d,]+ parameters  a: seeds 0, 1, 2; 2 choices", a)
+    assert re.fullmatch(r"1 of 3 +[\d,]+ parameters  b, lr=0.1: seeds 0, 1, 2", b)
+    assert re.fullmatch(r"to do +[\d,]+ parameters  b, lr=0.2: seeds 0, 1, 2", other_size)
+    assert last.startswith("12 runs, 9 to train")
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--slurm=2"])
