@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, Grouping, MultiHeadAttention
 from clusterformer.bench.report import Row
-from clusterformer.bench.subjects import make_mechanism
+from clusterformer.bench.subjects import causal_forms, make_mechanism
 from clusterformer.errors import InputError
 from clusterformer.models.transformer import EncoderLayer
 from clusterformer.module import ClusterFormer
@@ -80,8 +80,8 @@ def exchange(network: nn.Module, name: str) -> list[tuple[MultiHeadAttention, At
         Each layer with the mechanism that it had.
 
     Raises:
-        DoesNotFitError: if it has weights, or shares queries and keys where the model has keys of
-            its own.
+        DoesNotFitError: if it has weights, shares queries and keys where the model has keys of its
+            own, or has no causal form where the model is causal.
         InputError: if there is no such mechanism.
     """
     before = [(layer, layer.core) for layer in _layers(network)]
@@ -98,6 +98,8 @@ def _layers(network: nn.Module) -> list[MultiHeadAttention]:
 
 def _other(name: str, core: AttentionCore) -> AttentionCore:
     """Make another mechanism in the place of `core`."""
+    if core.causal not in causal_forms(name):
+        raise DoesNotFitError(f"{name} has no form with causal={core.causal!r}, as the model has")
     new = make_mechanism(name, core.d_model, core.num_heads, core.causal)
     if any(True for _ in new.parameters()):
         raise DoesNotFitError(f"{name} has weights of its own, which the model lacks")

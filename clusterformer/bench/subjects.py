@@ -231,6 +231,15 @@ def make_mechanism(
         return kind(d_model, num_heads, causal=causal, **options)
 
 
+def causal_forms(name: str) -> tuple[Causal, ...]:
+    """Return the causal forms of the mechanism of a class, a form or a variant of that name.
+
+    Raises:
+        InputError: if there is none.
+    """
+    return _find(name)[0].causal_forms
+
+
 def _find(name: str) -> tuple[type[AttentionCore], dict[str, Any]]:
     """Look up the class and the options of a name."""
     forms = FORMS | WIDTHS

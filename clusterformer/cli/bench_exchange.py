@@ -20,8 +20,9 @@ usage: clusterformer bench exchange --runs RUN ... [options]
 
 Train with one mechanism, evaluate with another: the matrix of table 1 of the paper on clustered
 attention. Each model is measured as it was trained ("own"), then with each other mechanism in its
-layers, without further training. A mechanism that has weights of its own, or that shares queries
-and keys where the model does not, does not fit: "-".
+layers, without further training. A mechanism that has weights of its own, that shares queries and
+keys where the model does not, or that has no causal form where the model is causal, does not fit:
+"-" in the matrix, and the reason above it.
 
   --runs RUN ...        run directories of `fit`
   --comparison DIR      directory of a comparison: all its finished runs, each row on each data
@@ -50,8 +51,10 @@ def run(arguments: list[str]) -> None:
     from clusterformer.bench import exchange
     from clusterformer.wording import formatted
 
+    runs = _runs(options)
     rows: list[Row] = []
-    for label, folder in _runs(options):
+    options.runs, options.comparison = [label for label, _ in runs], None
+    for label, folder in runs:
         model = load(folder, device=options.device)
         measure = options.measure or model.task.monitor.removeprefix("val/")
         for row in exchange.measure(model.module, model.task, options.others, options.stage):
@@ -63,11 +66,11 @@ def run(arguments: list[str]) -> None:
                 row["value"] = row["measures"][measure]
                 value = formatted(measure, row["value"])
                 print(f"{label}, with {row['mechanism']}: {measure} {value}", flush=True)
+            else:
+                print(f"{label}: does not fit: {row['refused']}", flush=True)
             rows.append(row)
     print(f"\n{_matrix(rows)}")
     if options.out:
-        options.runs = [label for label, _ in _runs(options)]
-        options.comparison = None
         save(options, rows)
 
 

@@ -11,6 +11,8 @@ from clusterformer.attention import FullAttention
 from clusterformer.bench import exchange
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
+from clusterformer.models.config import TransformerConfig
+from clusterformer.models.transformer import EncoderLayer
 from clusterformer.module import ClusterFormer
 from clusterformer.tasks.generated.masked_copy import MaskedCopy
 
@@ -47,6 +49,8 @@ def test_the_matrix_has_what_fits(comparison: Path, tmp_path: Path, capsys) -> N
     assert found["shared", "full"] == pytest.approx(found["shared", "oracle-top-32"], rel=1e-5)
     assert found["shared", "full"] != pytest.approx(shared, rel=1e-5)
     assert found["full", "NeuralClusteringAttention"] is None
+    reason = "shared-full shares queries and keys, and the model has keys of its own"
+    assert f"full: does not fit: {reason}\n" in out
     assert ["shared-full", "-", f"{shared:.4f}"] in [line.split() for line in out.splitlines()]
 
 
@@ -96,6 +100,14 @@ def test_an_unknown_mechanism_or_measure_is_named(comparison: Path, capsys) -> N
     out, err = capsys.readouterr()
     assert "no mechanism 'NoAttention'" in err
     assert out == ""  # nothing was measured before
+
+
+def test_a_mechanism_without_a_causal_form_does_not_fit_a_causal_model() -> None:
+    config = TransformerConfig(FullAttention, d_model=16, num_heads=2)
+    network = EncoderLayer(config, FullAttention(16, 2, causal=True))
+    exchange.exchange(network, "full")
+    with pytest.raises(exchange.DoesNotFitError, match="clustered-100 has no form with caus"):
+        exchange.exchange(network, "clustered-100")
 
 
 def test_a_network_without_layers_of_ours_is_refused() -> None:
