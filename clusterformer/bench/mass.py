@@ -33,7 +33,7 @@ def measure(reference: nn.Module, others: Mapping[str, nn.Module], batch: Any) -
 
     Yields:
         For each network and layer, from 1: the share `keys` of the keys that there are, and the
-        share `mass`, means over heads and real tokens.
+        share `mass`, means over heads and real tokens, and the number of these `tokens`.
 
     Raises:
         InputError: if the reference has another mechanism, or a network other layers or a decoder
@@ -65,7 +65,19 @@ def measure(reference: nn.Module, others: Mapping[str, nn.Module], batch: Any) -
                 "mechanism": kind,
                 "keys": float(keys),
                 "mass": float(mass),
+                "tokens": int(batch.mask.sum()),
             }
+
+
+def mean_over_tokens(batches: Sequence[Sequence[Row]]) -> Iterator[Row]:
+    """Yield the rows of `measure` of several batches as those of all their tokens together."""
+    for rows in zip(*batches, strict=True):
+        tokens = sum(row["tokens"] for row in rows)
+        means = {
+            name: sum(row[name] * row["tokens"] for row in rows) / tokens
+            for name in ("keys", "mass")
+        }
+        yield {**rows[0], **means, "tokens": tokens}
 
 
 @torch.no_grad()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 from clusterformer.cli.bench import BenchArguments, save
 from clusterformer.errors import InputError
 
@@ -46,10 +44,8 @@ def run(arguments: list[str]) -> None:
     found = [list(mass.measure(reference.network, networks, batch)) for batch in batches]
     wide = max(len(folder) for folder in ("run", *options.runs)) + 2
     print(f"{'run':<{wide}}{'mechanism':<28}{'layer':>6}{'keys':>8}{'mass':>8}")
-    rows = []
-    for layer in zip(*found, strict=True):
-        row = {**layer[0], **{name: fmean(x[name] for x in layer) for name in ("keys", "mass")}}
-        rows.append(row)
+    rows = list(mass.mean_over_tokens(found))
+    for row in rows:
         start = f"{row['run']:<{wide}}{row['mechanism']:<28}{row['layer']:>6}"
         print(f"{start}{row['keys']:>8.3f}{row['mass']:>8.3f}")
     if options.out:

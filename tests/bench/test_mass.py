@@ -66,6 +66,20 @@ def test_keys_whose_weight_vanishes_are_seen(task: Recall) -> None:
     assert [row["keys"] for row in mass.measure(full, {"window": window}, batch)] == before
 
 
+def test_a_batch_counts_by_its_tokens(task: Recall) -> None:
+    full, window = network(task, FullAttention), network(task, LocalAttention, window=4)
+    batch, other = mass.read_batches(task, 2)
+    both = type(batch)(*(torch.cat(pair) for pair in zip(batch, other, strict=True)))
+    small = type(batch)(*(part[:1] for part in both))
+    rest = type(batch)(*(part[1:] for part in both))
+    whole = list(mass.measure(full, {"window": window}, both))
+    parts = [list(mass.measure(full, {"window": window}, part)) for part in (small, rest)]
+    for row, expected in zip(mass.mean_over_tokens(parts), whole, strict=True):
+        assert row["tokens"] == expected["tokens"] == 4 * 24
+        assert row["keys"] == pytest.approx(expected["keys"], abs=1e-6)
+        assert row["mass"] == pytest.approx(expected["mass"], abs=1e-6)
+
+
 def test_the_weights_of_full_attention_come_out(task: Recall) -> None:
     full = network(task, FullAttention)
     (batch,) = mass.read_batches(task, 1)
