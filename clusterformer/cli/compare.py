@@ -190,7 +190,7 @@ def _compare(options: argparse.Namespace) -> None:
         for job in jobs:
             job.refuse_other()
     if options.dry_run:
-        _list(jobs)
+        _list(select_shard(jobs, options.shard), options.jobs)
         return
     if options.slurm:
         _submit(jobs, options, folder)
@@ -307,7 +307,7 @@ def _refuse_unknown_baseline(options: argparse.Namespace, rows: set[str]) -> Non
         raise InputError(f"no row {options.baseline!r}; there are {', '.join(sorted(rows))}")
 
 
-def _list(jobs: Sequence[Job]) -> None:
+def _list(jobs: Sequence[Job], num_parallel: int) -> None:
     from clusterformer.cli.options import make_model_and_task
     from clusterformer.compare.listing import absent_columns, list_runs, seconds_left
 
@@ -318,5 +318,5 @@ def _list(jobs: Sequence[Job]) -> None:
         print(f"no data for {column or 'these runs'}: {message}", file=sys.stderr)
     unfinished = sum(not job.finished for job in jobs)
     seconds = seconds_left(jobs)
-    estimate = "" if seconds is None else f", about {duration(seconds)}"
+    estimate = "" if seconds is None else f", about {duration(seconds / num_parallel)}"
     print(f"{counted(len(jobs), 'run')}, {unfinished:,} to train{estimate}")
