@@ -24,7 +24,12 @@ Maker = Callable[[], tuple[ClusterFormer, Task]]
 
 
 def measure(
-    makers: Mapping[str, Maker], *, dtype: str = "fp32", repeats: int = 7, memory: bool = True
+    makers: Mapping[str, Maker],
+    *,
+    dtype: str = "fp32",
+    repeats: int = 7,
+    memory: bool = True,
+    report: Callable[[str, Mapping[str, float]], None] | None = None,
 ) -> Iterator[Row]:
     """Measure a training step of each model on a batch of its longest texts, on the CPU.
 
@@ -33,6 +38,7 @@ def measure(
         dtype: "fp32", "bf16" or "fp16", for autocast.
         repeats: Measurements of each.
         memory: Whether to measure peak memory in fresh processes.
+        report: Function that gets the times of each turn, since rows come after the last one.
 
     Yields:
         One row for each model. "attention_ms" and "optimizer_ms" are parts of its step (see
@@ -40,7 +46,7 @@ def measure(
         is the mean time of making a batch, which is no part of it.
     """
     made = {name: TrainingStep(*make(), dtype) for name, make in makers.items()}
-    samples = time_in_turns(made, repeats, "cpu")
+    samples = time_in_turns(made, repeats, "cpu", report=report)
     for name, times in samples.items():
         step = made[name]
         batch, length = step.shape

@@ -12,22 +12,29 @@ WARM_UP = 2
 
 
 def time_in_turns(
-    steps: Mapping[str, Callable[[], object]], repeats: int, device: str, warm_up: int = WARM_UP
+    steps: Mapping[str, Callable[[], object]],
+    repeats: int,
+    device: str,
+    warm_up: int = WARM_UP,
+    report: Callable[[str, Mapping[str, float]], None] | None = None,
 ) -> dict[str, list[float]]:
     """Time each function `repeats` times, in turns, so that other load on the machine affects all.
 
     On a CPU with several threads it is wall-clock time. With one thread it is the CPU time of this
     process, which other work on the machine lengthens less. The first `warm_up` turns do not count.
+    After each turn, `report` gets its name, such as "turn 1 of 9", and its times in milliseconds.
 
     Returns:
         Name to its times in milliseconds.
     """
     samples: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-warm_up, repeats):
-        for name, step in steps.items():
-            taken = _milliseconds(step, device)
-            if turn >= 0:
-                samples[name].append(taken)
+        taken = {name: _milliseconds(step, device) for name, step in steps.items()}
+        if turn >= 0:
+            for name, time_taken in taken.items():
+                samples[name].append(time_taken)
+        if report:
+            report(f"turn {turn + warm_up + 1} of {warm_up + repeats}", taken)
     return samples
 
 

@@ -59,7 +59,7 @@ at another share is another amount of work. All layers take turns; the table sho
                         other work on the machine lengthens less than wall-clock time
   --limit SECONDS       leave out a layer at longer lengths once its step took longer than this
   --no-memory           do not measure memory
-  --out FILE.json       write all measurements, and a plot to FILE.png
+  --out FILE.json       write all measurements, each as it comes, and a plot to FILE.png
 
 Each subcommand has its own help, such as: clusterformer bench kernels --help
 """
@@ -167,6 +167,7 @@ def run(arguments: list[str]) -> None:
     ):
         rows.append(row)
         print_times(row, rows)
+        keep(options, rows, matmul_gflops=rate / 1e9)
     if not rows:
         raise InputError("no layer could run; the lines above say why")
     if options.out:
@@ -238,7 +239,15 @@ def print_times(row: Row, rows: Sequence[Row]) -> None:
 
 
 def save(options: argparse.Namespace, rows: Sequence[Row], **measured: Any) -> None:
-    """Write the report to `--out`, with the options as its settings."""
+    """Write the report to `--out`, with the options as its settings, and say so."""
+    keep(options, rows, **measured)
+    print(f"written: {options.out}")
+
+
+def keep(options: argparse.Namespace, rows: Sequence[Row], **measured: Any) -> None:
+    """Write the rows so far to `--out`, if it is given: whatever ends the process loses none."""
+    if options.out is None:
+        return
     import torch
 
     from clusterformer.bench.report import write_report
@@ -246,7 +255,6 @@ def save(options: argparse.Namespace, rows: Sequence[Row], **measured: Any) -> N
     settings = {key: value for key, value in vars(options).items() if key != "out"}
     settings["threads"] = torch.get_num_threads()
     write_report(options.out, rows, settings=settings, **measured)
-    print(f"written: {options.out}")
 
 
 def save_plot(

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench import BenchArguments, keep, save
 from clusterformer.errors import InputError
 from clusterformer.wording import counted
 
@@ -45,6 +45,7 @@ def run(arguments: list[str]) -> None:
     from clusterformer.bench import approximation
 
     layers = _record(options)
+    options.model, options.text = options.model.name, options.text.name
     forms = [
         form
         for name in options.mechanisms or approximation.DEFAULT[: 1 if options.causal else None]
@@ -63,8 +64,8 @@ def run(arguments: list[str]) -> None:
         chosen = ", ".join(f"{key}={value}" for key, value in row["options"].items())
         numbers = f"{error:>8.4f}{time:>9.1f}{time / rows[0]['median_ms']:>9.2f}"
         print(f"{row['mechanism']:<28}{numbers}  {chosen}", flush=True)
+        keep(options, rows, layers=len(layers))
     if options.out:
-        options.model, options.text = options.model.name, options.text.name
         save(options, rows, layers=len(layers))
 
 

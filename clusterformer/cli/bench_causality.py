@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench import BenchArguments, keep, save
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -49,6 +49,7 @@ def run(arguments: list[str]) -> None:
     for row in causality.measure(kinds, **sizes):
         rows.append(row)
         print(_line(row), flush=True)
+        keep(options, rows)
     if options.out:
         save(options, rows)
 

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench import BenchArguments, keep, save
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -58,6 +58,10 @@ def run(arguments: list[str]) -> None:
             (options.calibrate, options.calibration_texts),
         )
     )
+    options.model = options.model.name
+    options.text, options.calibrate = (
+        [path.name for path in paths] for paths in (options.text, options.calibrate)
+    )
     order = torch.Generator().manual_seed(options.seed)
     calibration = calibration[torch.randperm(len(calibration), generator=order)]
     print(f"{len(texts)} texts of {options.length} tokens, clusters of {len(calibration)} others")
@@ -71,9 +75,6 @@ def run(arguments: list[str]) -> None:
         kind = "-" if row["form"].startswith("a window") else ("random", "fitted")[row["fitted"]]
         means = "".join(f"{statistics.fmean(row[name]):>9.4f}" for name in ("text", "token"))
         print(f"{row['form']:<38}{kind:>9}{row['keys_seen']:>7.3f}{means}", flush=True)
+        keep(options, rows)
     if options.out:
-        options.model = options.model.name
-        options.text, options.calibrate = (
-            [path.name for path in paths] for paths in (options.text, options.calibrate)
-        )
         save(options, rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench import BenchArguments, keep, save
 from clusterformer.errors import InputError
 
 HELP = """
@@ -48,5 +48,6 @@ def run(arguments: list[str]) -> None:
         rows.append(row)
         time, size = row["step_ms"], row["cache_mib"]
         print(f"{row['length']:>7}  {row['mechanism']:<28}{time:>9.3f}{size:>11.2f}", flush=True)
+        keep(options, rows)
     if options.out:
         save(options, rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterformer.cli.arguments import available_device
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench import BenchArguments, keep, save
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def run(arguments: list[str]) -> None:
             else:
                 print(f"{label}: does not fit: {row['refused']}", flush=True)
             rows.append(row)
+            keep(options, rows)
     print(f"\n{_matrix(rows)}")
     if options.out:
         save(options, rows)

@@ -6,7 +6,7 @@ import argparse
 
 from clusterformer.bench.report import Row
 from clusterformer.bench.roofline import DATA_SHEETS, FORMS, predict
-from clusterformer.cli.bench import BenchArguments, save, save_plot
+from clusterformer.cli.bench import BenchArguments, keep, save, save_plot
 from clusterformer.errors import InputError
 
 HELP = """
@@ -89,11 +89,13 @@ def _measure(options: argparse.Namespace) -> None:
     rows: list[Row] = []
     names = ("tokens", "num_heads", "width", "dtype", "device", "repeats")
     sizes = {name: getattr(options, name) for name in names}
+    rates = {"copy_gb_s": ceilings.memory / 1e9, "matrix_tflop_s": ceilings.matrix / 1e12}
     for row in kernels.measure(options.lengths, options.forms, ceilings, **sizes):
         rows.append(row)
         print(_line(row), flush=True)
+        keep(options, rows, **rates)
     if options.out:
-        save(options, rows, copy_gb_s=ceilings.memory / 1e9, matrix_tflop_s=ceilings.matrix / 1e12)
+        save(options, rows, **rates)
         heads = f"{options.num_heads} heads of {options.width}"
         title = f"{options.tokens:,} tokens, {heads}, {options.dtype}, {options.device}"
         save_plot(plots.plot_kernels, options, rows, title)

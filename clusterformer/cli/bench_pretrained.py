@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench import BenchArguments, keep, save
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -51,21 +51,23 @@ def run(arguments: list[str]) -> None:
     draws = [read_scored_pairs(options.pairs, options.join, seed) for seed in seeds]
     encoder = MeanPoolingEncoder(options.model, options.length)
     print(f"{len(draws[0].scores)} pairs")
-    heads = f"{'Spearman':>9}{'less full':>18}{'with full':>11}{'keys':>7}{'seconds':>9}"
+    heads = f"{'Spearman':>9}{'less full':>18}{'with full':>11}{'keys':>7}{'CPU s':>9}"
     print(f"{'attention':<28}{heads}")
+    converted = options.converted
+    options.model, options.pairs = options.model.name, options.pairs.name
+    options.converted = [folder.name for folder in converted]
     rows: list[Row] = []
     for row in pretrained.measure(
         encoder,
         draws,
         options.mechanisms,
         num_clusters=options.num_clusters,
-        converted=options.converted,
+        converted=converted,
     ):
         rows.append(row)
         print(_line(row, rows[0]), flush=True)
+        keep(options, rows)
     if options.out:
-        options.model, options.pairs = options.model.name, options.pairs.name
-        options.converted = [folder.name for folder in options.converted]
         save(options, rows)
 
 

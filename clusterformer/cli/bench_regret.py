@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench import BenchArguments, keep, save
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -39,6 +39,7 @@ def run(arguments: list[str]) -> None:
     for row in regret.measure(regret.settings(options.shapes, options.dtypes), options.repeats):
         rows.append(row)
         print(_line(row, regret.DEFAULT), flush=True)
+        keep(options, rows)
     regrets = [row["regret"] for row in rows]
     dense = [row["over_dense"] for row in rows if row["over_dense"] is not None]
     summary = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, print_times, save
+from clusterformer.cli.bench import BenchArguments, keep, print_times, save
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterformer.bench.report import Row
     from clusterformer.module import ClusterFormer
     from clusterformer.task import Task
@@ -17,7 +20,8 @@ usage: clusterformer bench steps --config FILE [options]
 
 Measure whole training steps of a configuration, optimizer included, on the CPU, on a batch of its
 longest texts. "attention" (without projections) and "optimizer" are parts of the step; "data", the
-mean time of making a batch, is not.
+mean time of making a batch, is not. All take turns, and the table follows the last turn; the times
+of a turn that takes over 5 seconds are printed at once.
 
   --config FILE         a configuration, as for fit; more options of fit change it, such as
                         --data.max_length 2048
@@ -27,7 +31,7 @@ mean time of making a batch, is not.
   --repeats 7           measurements of each
   --threads N           CPU threads (default: all cores)
   --no-memory           do not measure memory
-  --out FILE.json       write all measurements
+  --out FILE.json       write all measurements, each as it comes
 """
 
 
@@ -40,15 +44,30 @@ def run(arguments: list[str]) -> None:
     from clusterformer.bench import steps
 
     makers = {name: partial(_make, options.config, changes, name) for name in options.mechanisms}
+    options.changes = changes
     rows: list[Row] = []
     for row in steps.measure(
-        makers, dtype=options.dtype, repeats=options.repeats, memory=options.memory
+        makers,
+        dtype=options.dtype,
+        repeats=options.repeats,
+        memory=options.memory,
+        report=_report_turn,
     ):
         rows.append(row)
         print_times(row, rows)
+        keep(options, rows)
     if options.out:
-        options.changes = changes
         save(options, rows)
+
+
+LONG_TURN = 5_000
+"""Milliseconds from which on the times of a turn are printed."""
+
+
+def _report_turn(turn: str, taken: Mapping[str, float]) -> None:
+    if sum(taken.values()) >= LONG_TURN:
+        times = ", ".join(f"{name} {time:,.0f} ms" for name, time in taken.items())
+        print(f"{turn}: {times}", file=sys.stderr, flush=True)
 
 
 def _make(config: str, changes: list[str], mechanism: str) -> tuple[ClusterFormer, Task]:

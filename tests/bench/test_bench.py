@@ -123,6 +123,22 @@ def test_a_layer_that_cannot_run_is_left_out(capsys, tmp_path: Path, monkeypatch
     assert not out.exists()
 
 
+def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "stopped.py").write_text(
+        "from clusterformer.attention import FullAttention\n"
+        "class Interrupted(FullAttention):\n"
+        "    def forward(self, q, k, v, **rest):\n"
+        "        if q.shape[2] > 32:\n"
+        "            raise KeyboardInterrupt\n"
+        "        return super().forward(q, k, v, **rest)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["bench", *SMALL, "--no-memory", "--mechanisms", "stopped.Interrupted"]
+    assert main([*arguments, "--lengths", "32", "64", "--out", "some.json"]) == 130
+    [row] = json.loads(Path("some.json").read_text())["rows"]
+    assert row["length"] == 32
+
+
 def test_regret_compares_the_default_with_every_form(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(
         regret, "SHAPES", (regret.BatchShape(20, 2, 64), regret.BatchShape(70, 1, 64))

@@ -1,10 +1,12 @@
 """`bench steps`: whole training steps of a configuration, and their parts."""
 
 import json
+import re
 
 import pytest
 from tiny_pretrained import write_bert
 
+from clusterformer.cli import bench_steps
 from clusterformer.cli.main import main
 
 
@@ -29,6 +31,15 @@ def test_attention_of_a_pretrained_models_own_has_no_time(tmp_path, capsys) -> N
     times = {row[1]: row[3] for row in rows if len(row) > 3 and row[0].isdecimal()}
     assert times["FullAttention"] == "-"
     assert float(times["configured"]) > 0
+
+
+def test_long_turns_are_told_at_once(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(bench_steps, "LONG_TURN", 0)
+    arguments = ["--config", "quickstart.yaml", "--repeats", "1", "--no-memory"]
+    assert main(["bench", "steps", *arguments]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"turn {n} of 3" for n in (1, 2, 3)]
+    assert re.fullmatch(r"turn 3 of 3: FullAttention \d+ ms, configured \d+ ms", lines[-1])
 
 
 def test_more_options_change_the_configuration_of_steps_and_are_kept(tmp_path, capsys) -> None:
