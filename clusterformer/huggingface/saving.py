@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import warnings
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
@@ -15,7 +12,7 @@ from torch import nn
 
 from clusterformer.errors import InputError
 from clusterformer.huggingface.building import Mechanism, build, find_mechanism, install
-from clusterformer.huggingface.dispatch import IMPLEMENTATION, SLOT, register, slots
+from clusterformer.huggingface.dispatch import IMPLEMENTATION, SLOT, register
 from clusterformer.huggingface.hub import HUB_OPTIONS, download, refuse_exported
 from clusterformer.huggingface.layers import attention_layers
 
@@ -177,10 +174,9 @@ def converted(model: nn.Module) -> list[PreTrainedModel]:
 
 
 def mark(model: PreTrainedModel) -> None:
-    """Let the model, and each model inside and around it, be saved with its mechanism."""
+    """Let the model, and each model inside it, be saved with its mechanism."""
     for part in _own_models(model):
         part.__class__ = saving_class(type(part))
-    slots(model)[0].register_state_dict_pre_hook(_saved_within)
 
 
 @cache
@@ -219,47 +215,12 @@ class _Converted:
         if not folder.is_file():  # which transformers reports
             folder.mkdir(parents=True, exist_ok=True)
             if names := getattr(self.config, "auto_map", None):  # none after `detach`
-                _write_code(folder, names)
+                code = CODE.format(names=sorted(names))
+                (folder / CODE_FILE).write_text(code, encoding="utf-8")
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty, (type(self).__mro__[2],), self.__dict__
-
-
-def _write_code(folder: Path, names: Iterable[str]) -> None:
-    code = CODE.format(names=sorted(names))
-    (folder / CODE_FILE).write_text(code, encoding="utf-8")
-
-
-def _saved_within(slot: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Hook of `state_dict`: look after `save_pretrained` of a model around the converted one.
-
-    That is a method of transformers, which knows of no mechanism: only its caller's frame tells.
-    """
-    from transformers import PreTrainedModel
-
-    frame = sys._getframe(1)
-    while frame.f_code.co_name != "save_pretrained":
-        if frame.f_back is None:
-            return
-        frame = frame.f_back
-    model = frame.f_locals.get("self")
-    if not isinstance(model, PreTrainedModel) or isinstance(model, _Converted):
-        return
-    if hasattr(model.config, "clusterformer"):  # the same config object
-        _write_code(Path(frame.f_locals["save_directory"]), model.config.auto_map)
-    else:
-        _warn_of_lost_mechanism(type(model).__name__, type(converted(model)[0]).__name__)
-
-
-@cache
-def _warn_of_lost_mechanism(outer: str, part: str) -> None:
-    """Say once that a model of several is saved with the attention of transformers."""
-    warnings.warn(
-        f"{outer} is saved without the mechanism in its {part}, and will be loaded with the "
-        f"attention of transformers; save the {part} by itself too",
-        stacklevel=2,
-    )
 
 
 def _empty(kind: type) -> Any:

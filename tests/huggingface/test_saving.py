@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
@@ -45,35 +44,6 @@ def test_save_and_load_give_the_same_bits(tiny, tmp_path, family, name, options)
         assert torch.equal(again(tokens).last_hidden_state, expected)
         again.save_pretrained(tmp_path / "again")
         assert torch.equal(huggingface.load(tmp_path / "again")(tokens).last_hidden_state, expected)
-
-
-@torch.no_grad()
-def test_a_model_around_the_converted_one_is_saved_with_its_mechanism(tiny, tmp_path) -> None:
-    outer = tiny("Bert", "ForSequenceClassification", num_labels=3)
-    huggingface.attach(outer.bert, "NeuralClusteringAttention", num_clusters=3)
-    tokens = torch.randint(3, 50, (2, 19))
-    expected = outer(tokens).logits
-    outer.save_pretrained(tmp_path)
-    assert torch.equal(huggingface.load(tmp_path)(tokens).logits, expected)
-    auto = transformers.AutoModelForSequenceClassification
-    again = auto.from_pretrained(tmp_path, trust_remote_code=True)
-    assert torch.equal(again(tokens).logits, expected)
-
-
-def test_a_model_of_several_says_that_it_is_saved_without(tiny, tmp_path) -> None:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    images = {**sizes, "intermediate_size": 16, "image_size": 8, "patch_size": 4}
-    texts = {**sizes, "intermediate_size": 16, "vocab_size": 50}
-    config = transformers.CLIPConfig(text_config=texts, vision_config=images, projection_dim=16)
-    model = transformers.CLIPModel(config)
-    huggingface.attach(model.text_model, "FullAttention")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.state_dict()
-        model.text_model.save_pretrained(tmp_path / "part")
-    with pytest.warns(UserWarning, match="CLIPModel is saved without .* save the CLIPText"):
-        model.save_pretrained(tmp_path / "whole")
-    assert huggingface.is_attached(huggingface.load(tmp_path / "part"))
 
 
 def test_centroids_keep_their_bits_in_half_precision(tiny, tmp_path) -> None:
