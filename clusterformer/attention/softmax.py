@@ -97,17 +97,12 @@ def replace_short_texts(
         if not len(chosen):
             return values
         q, k, v, key_mask, lengths = (x[chosen] for x in (q, k, v, key_mask, lengths))
-    position = torch.arange(limit, device=q.device)
-    first = position.clamp(max=key_mask.shape[1] - 1)  # an exported graph may get shorter texts
-    order = stable_order((~key_mask).long())[:, first]  # real tokens first
-    q, k, v = (x.gather(2, _over_heads(order, x)) for x in (q, k, v))  # (B', H, L, D)
-    real = position < lengths[:, None]
-    mixed = full_attention(q, k, v, real, causal=causal)
-    rank = (key_mask.cumsum(1) - 1).clamp(0, limit - 1)
-    mixed = mixed.gather(2, _over_heads(rank, mixed)).masked_fill(~key_mask[:, None, :, None], 0.0)
+    real = torch.arange(limit, device=q.device) < lengths[:, None]
+    mixed = _attend_first(q, k, v, key_mask, limit, real, causal)
+    mixed = mixed.masked_fill(~key_mask[:, None, :, None], 0.0).to(values.dtype)
     if chosen is not None:
-        return values.index_copy(0, chosen, mixed.to(values.dtype))
-    return torch.where(short[:, None, None, None], mixed.to(values.dtype), values)
+        return values.index_copy(0, chosen, mixed)
+    return torch.where(short[:, None, None, None], mixed, values)
 
 
 def replace_prefix(
@@ -125,13 +120,22 @@ def replace_prefix(
     """
     if key_mask is None:
         key_mask = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool)
-    position = torch.arange(limit, device=q.device)
-    order = stable_order((~key_mask).long())[:, position.clamp(max=key_mask.shape[1] - 1)]
+    mixed = _attend_first(q, k, v, key_mask, limit, None, True).to(values.dtype)
+    inside = key_mask & (key_mask.cumsum(1) <= limit)
+    return torch.where(inside[:, None, :, None], mixed, values)
+
+
+def _attend_first(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, limit: int, real: Tensor | None, causal: bool
+) -> Tensor:
+    """Apply full attention among the first `limit` real tokens; other tokens get any values."""
+    first = torch.arange(limit, device=q.device)
+    first = first.clamp(max=key_mask.shape[1] - 1)  # an exported graph may get shorter texts
+    order = stable_order((~key_mask).long())[:, first]  # real tokens first
     q, k, v = (x.gather(2, _over_heads(order, x)) for x in (q, k, v))  # (B, H, L, D)
-    mixed = full_attention(q, k, v, causal=True)
-    rank = key_mask.cumsum(1) - 1
-    mixed = mixed.gather(2, _over_heads(rank.clamp(0, limit - 1), mixed)).to(values.dtype)
-    return torch.where((key_mask & (rank < limit))[:, None, :, None], mixed, values)
+    mixed = full_attention(q, k, v, real, causal=causal)
+    rank = (key_mask.cumsum(1) - 1).clamp(0, limit - 1)
+    return mixed.gather(2, _over_heads(rank, mixed))
 
 
 def _over_heads(index: Tensor, rows: Tensor) -> Tensor:
