@@ -52,7 +52,7 @@ class ClusterDecoding(AttentionCore):
         """Compute points (R, N, F) and anchors (C, F) or (R, C, F)."""
 
     @abstractmethod
-    def coupling_columns(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    def coupling_columns(self, points: Tensor) -> tuple[Tensor, Tensor] | None:
         """Compute the columns of queries and keys, (R, N, F), that couple; None for none."""
 
     def cache(self, like: Tensor) -> Cache:

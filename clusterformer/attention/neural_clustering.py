@@ -290,14 +290,11 @@ class NeuralClusteringAttention(ClusterDecoding):
         """Find the tokens that all see, in texts of the shape (B, N) of `like`; None for none."""
         return text_ends(like, self.global_tokens, key_mask) if self.global_tokens else None
 
-    def _rows(self, mask: Tensor | None) -> Tensor | None:
-        return mask if mask is None else repeat_rows(mask, self.num_clusterings)
-
     def _group(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None
     ) -> Grouping:
         points, anchors = self.anchors(hidden, previous)
-        mask = self._rows(key_mask)
+        mask = None if key_mask is None else repeat_rows(key_mask, self.num_clusterings)
         assignment, updated = assign(points, anchors, mask, without_normalizer=self.causal is True)
         tried = assignment
         if self.training and self.exploration:
@@ -369,8 +366,8 @@ class NeuralClusteringAttention(ClusterDecoding):
             count, width = assignment.shape[1], self.block_size
         return equal_blocks(grouped, count, key_mask, self.look_back, self.look_ahead, width)
 
-    def coupling_columns(self, points: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    def coupling_columns(self, points: Tensor) -> tuple[Tensor, Tensor] | None:
         """Compute columns alpha z and z, (R, N, F), that add alpha z . z to q . k / sqrt(D)."""
-        if self.log_alpha is None or points is None:
+        if self.log_alpha is None:
             return None
         return self.log_alpha.float().exp() * self.head_width**0.5 * points, points
