@@ -1,6 +1,7 @@
 """What each network reads of a batch: any object with these attributes, such as a NamedTuple.
 
-B batch   N tokens or frames   M frames after subsampling   K neighbours   F features
+B batch   N tokens or frames   A tokens that ask   M frames after subsampling   K neighbours
+F features
 """
 
 from typing import Protocol
@@ -23,6 +24,20 @@ class TextPairInput(TextInput, Protocol):
     Encoded apart, rows are the first texts of all pairs, then the second ones. Encoded jointly, a
     row holds both texts of a pair.
     """
+
+    @property
+    def second(self) -> Tensor: ...
+
+
+class AskingInput(TextInput, Protocol):
+    """Texts, and the positions that ask, (B, A)."""
+
+    @property
+    def asked(self) -> Tensor: ...
+
+
+class MaskedInput(AskingInput, Protocol):
+    """Rows of tokens, the positions that ask, and second (B, N), True at a second segment."""
 
     @property
     def second(self) -> Tensor: ...

@@ -13,7 +13,7 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.decoder import Decoder, State
 from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.models.inputs import TextInput
-from clusterformer.models.transformer import Output
+from clusterformer.models.transformer import Output, StackOutput
 
 
 class LanguageModel(nn.Module):
@@ -34,9 +34,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, batch: TextInput) -> Output:
         """Logits (B, N, V) of the token after each."""
-        # a causal mechanism is faster when it need not look for padding
-        mask = None if bool(batch.mask.all()) else batch.mask
-        encoded = self.decoder(self.embedding(batch.tokens), mask)
+        encoded = self._encode(batch)
         return Output(self._logits(encoded.hidden), encoded)
 
     def start(self, rows: int = 1) -> State:
@@ -60,6 +58,11 @@ class LanguageModel(nn.Module):
         """
         hidden, state = self.decoder.prefill(self.embedding(tokens), self.start(len(tokens)))
         return self._logits(hidden[:, -1]), state
+
+    def _encode(self, batch: TextInput) -> StackOutput:
+        # a causal mechanism is faster when it need not look for padding
+        mask = None if bool(batch.mask.all()) else batch.mask
+        return self.decoder(self.embedding(batch.tokens), mask)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embedding.tokens.weight)

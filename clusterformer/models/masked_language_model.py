@@ -5,27 +5,20 @@ B batch   N tokens   A masked tokens   E model width   V vocabulary
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from clusterformer.models.asked_tokens import AskingInput
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.embeddings import TokenEmbedding
-from clusterformer.models.pooling import pool
+from clusterformer.models.inputs import MaskedInput
+from clusterformer.models.pooling import pick_tokens, pool
 from clusterformer.models.transformer import Encoder, Output
 
 if TYPE_CHECKING:
     from clusterformer.sequence_parallel import SequenceGroup
-
-
-class MaskedInput(AskingInput, Protocol):
-    """Rows of tokens, the positions that ask, and second (B, N), True at a second segment."""
-
-    @property
-    def second(self) -> Tensor: ...
 
 
 class MaskedLanguageModel(nn.Module):
@@ -75,8 +68,7 @@ class MaskedLanguageModel(nn.Module):
             x = x + self.segments(batch.second.long())
         mask = None if bool(batch.mask.all()) else batch.mask
         encoded = self.encoder(x, mask)
-        index = batch.asked[..., None].expand(-1, -1, encoded.hidden.shape[-1])
-        hidden = self.predictor(encoded.hidden.gather(1, index))
+        hidden = self.predictor(pick_tokens(encoded.hidden, batch.asked))
         logits = F.linear(hidden, self.embedding.tokens.weight, self.bias)
         rows = None
         if self.following is not None:

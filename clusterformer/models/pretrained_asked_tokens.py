@@ -5,11 +5,11 @@ B batch   N tokens   A tokens that ask   E model width   V vocabulary
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.models.asked_tokens import AskingInput
+from clusterformer.models.inputs import AskingInput
+from clusterformer.models.pooling import pick_tokens
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.models.transformer import Output
 
@@ -41,7 +41,6 @@ class PretrainedAskedTokens(nn.Module):
     def forward(self, batch: AskingInput) -> Output:
         """Logits (B, A, V) of texts (B, N)."""
         encoded = self.encoder(batch.tokens, batch.mask)
-        index = batch.asked[..., None].expand(-1, -1, encoded.hidden.shape[-1])
-        asked = torch.gather(encoded.hidden, 1, index)
+        asked = pick_tokens(encoded.hidden, batch.asked)
         transformed = self.norm(F.gelu(self.transform(asked)))
         return Output(F.linear(transformed, self._embedding), encoded)
