@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -119,7 +120,11 @@ def _describe(folder: Path) -> dict[str, list[int | str]]:
 
 def checksum(path: Path) -> str:
     """Compute the checksum of a file's content, BLAKE2b with 128 bits."""
-    value = hashlib.blake2b(digest_size=16)
+    return hash_file(path, hashlib.blake2b(digest_size=16))
+
+
+def hash_file(path: Path, value: Any) -> str:
+    """Add a file's content to a hash of hashlib, a megabyte at a time, and return its digest."""
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             value.update(block)

@@ -21,7 +21,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 
 from clusterformer.data.bitext import NO_LIMITS, Bitext, Limits, SentencePair
-from clusterformer.data.cache import cache_folder, cached_folder
+from clusterformer.data.cache import cache_folder, cached_folder, hash_file
 from clusterformer.data.named_sets import Split
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.token_store import TokenStore, TokenWriter
@@ -314,14 +314,10 @@ def warn_no_test() -> None:
 
 
 def _hash_of(path: Path) -> str:
-    found = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                found.update(block)
+        return hash_file(path, hashlib.sha256())
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    return found.hexdigest()
 
 
 def _write_json(path: Path, value: Any) -> None:

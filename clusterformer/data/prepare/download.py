@@ -17,6 +17,7 @@ from email.message import Message
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 
+from clusterformer.data.cache import hash_file
 from clusterformer.errors import InputError
 
 FIRST_WAIT = 1.0
@@ -99,11 +100,7 @@ def digest(path: Path, like: str) -> str:
     algorithm, colon, _ = like.partition(":")
     if not colon:
         return ""
-    value = hashlib.new(algorithm)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            value.update(block)
-    return f"{algorithm}:{value.hexdigest()}"
+    return f"{algorithm}:{hash_file(path, hashlib.new(algorithm))}"
 
 
 def _collect(
