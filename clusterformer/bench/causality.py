@@ -69,19 +69,19 @@ def _maker(kind: type[AttentionCore], causal: Causal) -> Callable[[int, int], At
 
 
 @torch.no_grad()
-def _keys(core: AttentionCore, length: int, batch: int = 4) -> Row:
+def _keys(core: AttentionCore, length: int) -> Row:
     """Count the tokens that no key gives a value, and the keys that a token attends to.
 
     The weights of a token are summed by values of 1. A token without a key in a head has 0 there.
     """
     layer = MultiHeadAttention(core).eval()
-    x = torch.randn(batch, length, core.d_model, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(4, length, core.d_model, generator=torch.Generator().manual_seed(0))
     q, k = (x @ proj.weight.T for proj in (layer.q_proj, getattr(layer, "k_proj", layer.q_proj)))
     q, k = (heads.unflatten(-1, (core.num_heads, -1)).transpose(1, 2) for heads in (q, k))
     weights, grouping = core(q, k, torch.ones_like(q), hidden=x)
-    seen = core.keys_seen(grouping, torch.ones(batch, length, dtype=torch.bool))
+    seen = core.keys_seen(grouping, torch.ones(x.shape[:2], dtype=torch.bool))
     return {
         "without_key": int((weights.abs() < 1e-6).all(-1).any(1).sum()),
-        "tokens": batch * length,
+        "tokens": x.shape[0] * length,
         "keys_seen": None if seen is None else float(seen.mean()),
     }

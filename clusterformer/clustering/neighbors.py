@@ -126,9 +126,9 @@ def mutual_pairs(near: Tensor) -> Tensor:
     return pairs[mutual] if mutual.any() else pairs
 
 
-def _search_exactly(lifted: Tensor, count: int, rows: int = 1024) -> Tensor:
+def _search_exactly(lifted: Tensor, count: int) -> Tensor:
     """Compare blocks of rows with all points."""
-    found = []
+    found, rows = [], 1024
     for start in range(0, len(lifted), rows):
         cosines = lifted[start : start + rows] @ lifted.T
         cosines.diagonal(start).fill_(-torch.inf)
