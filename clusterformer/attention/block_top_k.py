@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.block_selection import (
     Compaction,
     block_means,
@@ -16,13 +16,13 @@ from clusterformer.attention.block_selection import (
     choose_blocks,
     count_in_chosen_blocks,
 )
-from clusterformer.attention.text_cache import attend_rows, extend
+from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
 from clusterformer.errors import require_whole
 from clusterformer.kernels.selected_blocks import selected_block_attention
 from clusterformer.kernels.top_k import top_k_indices
 
 
-class BlockTopKAttention(AttentionCore):
+class BlockTopKAttention(TextCaching):
     """Attention to the own block and the blocks with the best mean key (MoBA, arXiv 2502.13189).
 
     The text is cut into blocks of `block_size` tokens. The score of a block for a query is the
@@ -94,13 +94,12 @@ class BlockTopKAttention(AttentionCore):
         own, blocks = packed.unpack(chosen[:, 0, :, :1])[..., 0], scores.shape[3]
         return packed.unpack(mixed).to(q.dtype), Grouping(own, blocks, counts=counts)
 
-    def cache(self, like: Tensor) -> Cache:
-        """Make an empty cache: keys, values, sums of keys of blocks (B, H, G, D), and a count."""
-        if not self.causal:
-            return super().cache(like)
-        empty = like.new_zeros(like.shape[0], self.num_heads, 0, self.head_width)
-        count = empty.new_zeros(empty.shape[0], dtype=torch.long)
-        return empty, empty, empty.float(), count
+    def rows(self, k: Tensor, v: Tensor, hidden: Tensor) -> Cache:
+        """Sum the keys of each block, (B, H, G, D)."""
+        return (block_sums(k.float(), min(self.block_size, k.shape[2])),)
+
+    def no_rows(self, empty: Tensor) -> Cache:
+        return (empty.float(),)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
@@ -122,11 +121,3 @@ class BlockTopKAttention(AttentionCore):
         index = index.flatten(2)  # (B, H, T * S)
         mixed = attend_rows(q, keys, values, index, index <= position)
         return mixed, (keys, values, sums, count + 1)
-
-    def prefill(
-        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        mixed, _ = self.forward(q, k, v, hidden=hidden)
-        size = min(self.block_size, k.shape[2])
-        sums = block_sums(k.float(), size)
-        return mixed, (k.contiguous(), v.contiguous(), sums, cache[3] + k.shape[2])

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
-from clusterformer.attention.text_cache import extend
+from clusterformer.attention.text_cache import TextCaching, extend
 from clusterformer.errors import require_at_least, require_positive, require_whole
 from clusterformer.kernels.reference import argmax_first
 
 _SINKHORN_ROUNDS = 3
 
 
-class CentroidAttention(AttentionCore):
+class CentroidAttention(TextCaching):
     """Attention to neighbours and, farther away, to tokens of one group (after arXiv 2604.03260).
 
     Written after the description of Focus ("Why Attend to Everything? Focus is the Key"): no code
@@ -110,14 +110,14 @@ class CentroidAttention(AttentionCore):
         points, centroids = (F.normalize(x.float(), dim=-1) for x in (hidden, self.centroids))
         return points @ centroids.mT / self.temperature
 
-    def cache(self, like: Tensor) -> Cache:
-        """Make an empty cache: keys, values, groups and gates (B, N, 2), and a count."""
-        if not self.causal:
-            return super().cache(like)
-        batch = like.shape[0]
-        empty = like.new_zeros(batch, self.num_heads, 0, self.head_width)
-        members = like.new_zeros(batch, 0, 2).float()
-        return empty, empty, members, empty.new_zeros(batch, dtype=torch.long)
+    def rows(self, k: Tensor, v: Tensor, hidden: Tensor) -> Cache:
+        """Compute groups and gates, (B, N, 2)."""
+        with torch.autocast(k.device.type, enabled=False):  # as `forward`
+            group, gate = _memberships(self._scores(hidden))
+        return (torch.stack([group.float(), gate], -1),)
+
+    def no_rows(self, empty: Tensor) -> Cache:
+        return (empty.new_zeros(empty.shape[0], 0, 2).float(),)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
@@ -140,15 +140,6 @@ class CentroidAttention(AttentionCore):
                 attn_mask=bias[:, None, None],
             )  # fmt: skip
         return mixed.to(q.dtype), (keys, values, members, count + 1)
-
-    def prefill(
-        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        mixed, _ = self.forward(q, k, v, hidden=hidden)
-        with torch.autocast(q.device.type, enabled=False):
-            group, gate = _memberships(self._scores(hidden))
-        members = torch.stack([group.float(), gate], -1)
-        return mixed, (k.contiguous(), v.contiguous(), members, cache[3] + k.shape[2])
 
 
 def _memberships(scores: Tensor) -> tuple[Tensor, Tensor]:

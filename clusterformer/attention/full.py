@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.softmax import full_attention
+from clusterformer.attention.text_cache import TextCaching
 
 
-class FullAttention(AttentionCore):
+class FullAttention(TextCaching):
     """softmax(Q K^T / sqrt(D)) V over all real tokens (Vaswani et al., 2017, eq. 1).
 
     Args:
@@ -42,12 +43,6 @@ class FullAttention(AttentionCore):
     ) -> tuple[Tensor, None]:
         return full_attention(q, k, v, key_mask, causal=bool(self.causal)), None
 
-    def cache(self, like: Tensor) -> Cache:
-        if not self.causal:
-            return super().cache(like)
-        empty = like.new_zeros(like.shape[0], self.num_heads, 0, self.head_width)
-        return empty, empty, empty.new_zeros(empty.shape[0], dtype=torch.long)
-
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
@@ -61,9 +56,3 @@ class FullAttention(AttentionCore):
         held = slice(position + 1)
         mixed = F.scaled_dot_product_attention(q, keys[:, :, held], values[:, :, held])
         return mixed, (keys, values, count + 1)
-
-    def prefill(
-        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        mixed, _ = self.forward(q, k, v, hidden=hidden)
-        return mixed, (k.contiguous(), v.contiguous(), cache[2] + k.shape[2])

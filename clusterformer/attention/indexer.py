@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.rotary import rotate
-from clusterformer.attention.text_cache import attend_rows, extend
+from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
 from clusterformer.backward_pass import BackwardPass, in_backward
 from clusterformer.errors import require_one_of, require_whole
 from clusterformer.kernels.index_scores import attention_mass, index_scores, select_keys
 from clusterformer.kernels.top_k import top_k_indices
 
 
-class IndexerAttention(AttentionCore):
+class IndexerAttention(TextCaching):
     """Attention to the tokens of highest index score (the lightning indexer of DeepSeek-V3.2-Exp).
 
     The index score of a key s for a query t is I_ts = sum_j w_tj ReLU(q_tj . k_s) with I small
@@ -240,14 +240,13 @@ class IndexerAttention(AttentionCore):
             mask = mask & key_mask[:, None]
         return position, mask.expand(batch, length, length)
 
-    def cache(self, like: Tensor) -> Cache:
-        """Make an empty cache: keys, values, index keys (B, N, F), and a count."""
-        if not self.causal:
-            return super().cache(like)
-        batch = like.shape[0]
-        empty = like.new_zeros(batch, self.num_heads, 0, self.head_width)
-        index_keys = like.new_zeros(batch, 0, self.index_keys.out_features).float()
-        return empty, empty, index_keys, empty.new_zeros(batch, dtype=torch.long)
+    def rows(self, k: Tensor, v: Tensor, hidden: Tensor) -> Cache:
+        """Compute index keys, (B, N, F)."""
+        with torch.autocast(k.device.type, enabled=False):  # as `forward`
+            return (self._index(hidden)[2],)
+
+    def no_rows(self, empty: Tensor) -> Cache:
+        return (empty.new_zeros(empty.shape[0], 0, self.index_keys.out_features).float(),)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
@@ -270,14 +269,6 @@ class IndexerAttention(AttentionCore):
         position = position[:, None].expand(-1, self.num_heads, -1)
         mixed = attend_rows(q, keys, values, position, position <= at)
         return mixed, (keys, values, index_keys, count + 1)
-
-    def prefill(
-        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        mixed, _ = self.forward(q, k, v, hidden=hidden)
-        with torch.autocast(q.device.type, enabled=False):
-            index_keys = self._index(hidden)[2]
-        return mixed, (k.contiguous(), v.contiguous(), index_keys, cache[3] + k.shape[2])
 
 
 def _rotate_half(x: Tensor, positions: Tensor, base: float) -> Tensor:

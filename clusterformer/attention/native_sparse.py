@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.block_selection import (
     Compaction,
     block_means,
@@ -18,13 +18,13 @@ from clusterformer.attention.block_selection import (
     choose_blocks,
 )
 from clusterformer.attention.softmax import window_attention
-from clusterformer.attention.text_cache import attend_rows, extend
+from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
 from clusterformer.errors import require_whole
 from clusterformer.kernels.selected_blocks import selected_block_attention
 from clusterformer.kernels.top_k import top_k_indices
 
 
-class NativeSparseAttention(AttentionCore):
+class NativeSparseAttention(TextCaching):
     """Attention to compressed blocks, to the best blocks, and to a window (NSA, arXiv 2502.11089).
 
     Three branches, each with a softmax of its own, joined by gates sigmoid(g) of the hidden state
@@ -146,13 +146,13 @@ class NativeSparseAttention(AttentionCore):
         # least 1e-30: gates of very large inputs may all be 0
         return gates / (gates.sum(-1, keepdim=True) + 1e-30) if self.normalize else gates
 
-    def cache(self, like: Tensor) -> Cache:
-        """Make an empty cache: keys, values, their sums over blocks (B, H, G, D), and a count."""
-        if not self.causal:
-            return super().cache(like)
-        empty = like.new_zeros(like.shape[0], self.num_heads, 0, self.head_width)
-        count = empty.new_zeros(empty.shape[0], dtype=torch.long)
-        return empty, empty, empty.float(), empty.float(), count
+    def rows(self, k: Tensor, v: Tensor, hidden: Tensor) -> Cache:
+        """Sum keys and values over blocks, (B, H, G, D)."""
+        size = min(self.block_size, k.shape[2])
+        return tuple(block_sums(x.float(), size) for x in (k, v))
+
+    def no_rows(self, empty: Tensor) -> Cache:
+        return empty.float(), empty.float()
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
@@ -182,14 +182,6 @@ class NativeSparseAttention(AttentionCore):
         near = F.scaled_dot_product_attention(q, key, value)
         mixed = _join(gates, (short, best.float(), near.float()))
         return mixed.to(q.dtype), (keys, values, key_sums, value_sums, count + 1)
-
-    def prefill(
-        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        mixed, _ = self.forward(q, k, v, hidden=hidden)
-        size = min(self.block_size, k.shape[2])
-        sums = (block_sums(x.float(), size) for x in (k, v))
-        return mixed, (k.contiguous(), v.contiguous(), *sums, cache[4] + k.shape[2])
 
 
 def _join(gates: Tensor, branches: tuple[Tensor, ...]) -> Tensor:

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.softmax import full_attention
-from clusterformer.attention.text_cache import extend
+from clusterformer.attention.text_cache import TextCaching, extend
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.errors import require_whole
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import near_blocks
 
 
-class PartlyLocalAttention(AttentionCore):
+class PartlyLocalAttention(TextCaching):
     """Softmax attention over all tokens in some heads, over those nearby in the others.
 
     The yardstick of mechanisms with `local_heads` of their own: full attention with the same ones.
@@ -87,12 +87,6 @@ class PartlyLocalAttention(AttentionCore):
         near = share_of_tokens(count_in_blocks(blocks, causal), mask, causal)
         return (local * near + (self.num_heads - local) * mask.float()) / self.num_heads
 
-    def cache(self, like: Tensor) -> Cache:
-        if not self.causal:
-            return super().cache(like)
-        empty = like.new_zeros(like.shape[0], self.num_heads, 0, self.head_width)
-        return empty, empty, empty.new_zeros(empty.shape[0], dtype=torch.long)
-
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
@@ -114,9 +108,3 @@ class PartlyLocalAttention(AttentionCore):
             key, value = (rows[:, heads, seen].to(q.dtype) for rows in (keys, values))
             parts.append(F.scaled_dot_product_attention(q[:, heads], key, value))
         return torch.cat(parts, 1), (keys, values, cache[2] + 1)
-
-    def prefill(
-        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        mixed, _ = self.forward(q, k, v, hidden=hidden)
-        return mixed, (k.contiguous(), v.contiguous(), cache[2] + k.shape[2])
