@@ -42,19 +42,15 @@ class Stopping(Callback):
         ends = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         if ends or trainer.global_step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates before it stops
-            # unless a minimum is not reached, which no longer matters
+            # unless a minimum is not reached, which does not matter here
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
-        interrupted = self._interrupted
-        if trainer.world_size > 1:
-            interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
-        self._last.interrupted = interrupted  # it ends the training with its next checkpoint
+        self._last.interrupted = self._is_interrupted(
+            trainer
+        )  # it ends the training with its next checkpoint
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._release()
-        interrupted = self._interrupted  # in the last validation
-        if trainer.world_size > 1:
-            interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
-        if interrupted:
+        if self._is_interrupted(trainer):  # in the last validation
             raise KeyboardInterrupt
 
     def on_exception(
@@ -73,6 +69,12 @@ class Stopping(Callback):
 
     def _terminate(self, *_: object) -> None:
         self._interrupted = True  # a Ctrl-C behind it, such as compare's, is the first one
+
+    def _is_interrupted(self, trainer: Trainer) -> bool:
+        """Tell, alike in all processes, whether one of them was interrupted."""
+        if trainer.world_size == 1:
+            return self._interrupted
+        return trainer.strategy.reduce_boolean_decision(self._interrupted, all=False)
 
     def _release(self) -> None:
         for number, handler in self._handlers.items():
