@@ -34,6 +34,18 @@ _OTHER_MASK = (
     "a mask other than of padding cannot be combined with a mechanism; "
     "give one sequence a row, and an attention_mask"
 )
+_LOST_LOSS = (
+    " learns from a loss of its own what it chooses, and nothing adds that to the model's; add "
+    "clusterformer.losses.mechanism_loss, as the guide to Hugging Face does under `Train it`"
+)
+_REENTRANT_CHECKPOINTS = (
+    " loses the loss by which it learns what to choose under reentrant activation checkpointing; "
+    'enable it with gradient_checkpointing_kwargs={"use_reentrant": False}'
+)
+_IDLE_ADAPTERS = (
+    "adapters inside the attention mechanism learn nothing, as after PEFT's "
+    'target_modules="all-linear"; add modules_to_save=["clusterformer"] to train the mechanism'
+)
 
 
 class AttachedMechanism(nn.Module):
@@ -88,7 +100,7 @@ class AttachedMechanism(nn.Module):
             past_layer: Layer of transformers' KV cache; None without one.
         """
         if self.training and not torch.compiler.is_compiling() and _has_adapters(self.core):
-            _warn_of_idle_adapters()
+            _warn_once(_IDLE_ADAPTERS)  # a mechanism reads the weights themselves
         if past_layer is None:
             mixed, grouping = self.core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
         else:
@@ -107,9 +119,9 @@ class AttachedMechanism(nn.Module):
         if grouping is None or grouping.loss is None:
             return
         if again and self._without_grad:
-            _warn_of_reentrant_checkpoints(type(self.core).__name__)
+            _warn_once(type(self.core).__name__ + _REENTRANT_CHECKPOINTS)
         elif not again and not self.records:
-            _warn_of_lost_loss(type(self.core).__name__)
+            _warn_once(type(self.core).__name__ + _LOST_LOSS)  # as under transformers' Trainer
 
 
 def _thread() -> int:
@@ -118,38 +130,12 @@ def _thread() -> int:
 
 
 @cache
-def _warn_of_lost_loss(mechanism: str) -> None:
-    """Say once that a mechanism trains without its own loss, as transformers' Trainer does."""
-    warnings.warn(
-        f"{mechanism} learns from a loss of its own what it chooses, and nothing adds that to the "
-        "model's; add clusterformer.losses.mechanism_loss, as the guide to Hugging Face does under "
-        "`Train it`",
-        stacklevel=2,
-    )
-
-
-@cache
-def _warn_of_reentrant_checkpoints(mechanism: str) -> None:
-    """Say once that a loss made in the backward pass reaches no one."""
-    warnings.warn(
-        f"{mechanism} loses the loss by which it learns what to choose under reentrant activation "
-        'checkpointing; enable it with gradient_checkpointing_kwargs={"use_reentrant": False}',
-        stacklevel=2,
-    )
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
 
 
 def _has_adapters(core: AttentionCore) -> bool:
     return any(hasattr(part, "base_layer") for part in core.modules())  # PEFT's name
-
-
-@cache
-def _warn_of_idle_adapters() -> None:
-    """Say once that adapters inside a mechanism are not used: it reads the weights themselves."""
-    warnings.warn(
-        "adapters inside the attention mechanism learn nothing, as after PEFT's "
-        'target_modules="all-linear"; add modules_to_save=["clusterformer"] to train the mechanism',
-        stacklevel=2,
-    )
 
 
 def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

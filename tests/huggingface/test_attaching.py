@@ -169,7 +169,7 @@ def test_weights_of_the_mechanism_are_trained(tiny) -> None:
 
 
 def test_a_loss_that_no_one_adds_is_warned_of_once(tiny) -> None:
-    dispatch._warn_of_lost_loss.cache_clear()
+    dispatch._warn_once.cache_clear()
     model = huggingface.attach(tiny("Bert"), "IndexerAttention", top_k=4).train()
     tokens = torch.randint(3, 50, (2, 17))
     with warnings.catch_warnings():
@@ -187,7 +187,7 @@ def test_a_loss_that_no_one_adds_is_warned_of_once(tiny) -> None:
 
 def test_a_decoder_with_its_cache_records_and_warns_too(tiny) -> None:
     """The cache of transformers is on by default, in training as well."""
-    dispatch._warn_of_lost_loss.cache_clear()
+    dispatch._warn_once.cache_clear()
     model = huggingface.attach(tiny("Llama", "ForCausalLM"), "IndexerAttention", top_k=4).train()
     tokens = torch.randint(3, 50, (2, 17))
     losses = []
@@ -201,8 +201,7 @@ def test_a_decoder_with_its_cache_records_and_warns_too(tiny) -> None:
 
 
 def test_activation_checkpointing_keeps_the_loss_or_says_that_it_cannot(tiny) -> None:
-    for warning in (dispatch._warn_of_lost_loss, dispatch._warn_of_reentrant_checkpoints):
-        warning.cache_clear()
+    dispatch._warn_once.cache_clear()
     model = huggingface.attach(tiny("Bert"), "IndexerAttention", top_k=4).train()
     model.enable_input_require_grads()
     tokens = torch.randint(3, 50, (2, 17))

@@ -142,7 +142,7 @@ def test_adapters_and_the_mechanism_are_trained_by_peft(tiny, tmp_path: Path) ->
 
 
 def test_adapters_that_a_mechanism_goes_past_are_warned_of_once(tiny) -> None:
-    dispatch._warn_of_idle_adapters.cache_clear()
+    dispatch._warn_once.cache_clear()
     peft = pytest.importorskip("peft")
     tokens = torch.randint(3, 50, (2, 17))
     for saved in (["clusterformer"], None):
