@@ -32,7 +32,6 @@ class UmapHdbscan:
     Attributes:
         cluster_centers_: Means of the clusters, (C, F).
         labels_: Cluster of each point, (P,).
-        noise_: Share of the points that were noise.
 
     Raises:
         InputError: if umap-learn is missing.
@@ -62,7 +61,6 @@ class UmapHdbscan:
             warnings.simplefilter("ignore")  # of few points, which UMAP changes its settings for
             plane = self._umap.fit_transform(points)
         labels = self._search(plane)
-        self.noise_ = float((labels < 0).mean())
         nearest = pairwise_distances_argmin(plane, _means(plane, labels))
         self.labels_ = np.where(labels < 0, nearest, labels)
         self._neighbors = KNeighborsClassifier(1).fit(plane, self.labels_)
