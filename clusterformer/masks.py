@@ -9,7 +9,7 @@ from torch import Tensor
 from clusterformer.kernels.rows import repeat_rows
 
 
-def attention_mask(key_mask: Tensor, causal: bool = False) -> Tensor:
+def attention_mask(key_mask: Tensor, causal: bool) -> Tensor:
     """Make the mask of the keys that each query may see; every query sees at least one.
 
     Args:

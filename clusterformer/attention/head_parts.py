@@ -61,11 +61,11 @@ def attend_in_parts(
     v: Tensor,
     parts: Sequence[Part],
     ends: TextEnds | None,
-    key_mask: Tensor | None = None,
+    key_mask: Tensor | None,
     *,
     scale: float,
-    causal: bool = False,
-    prefix: int = 0,
+    causal: bool,
+    prefix: int,
 ) -> Tensor:
     """Apply softmax attention over the blocks that a token sees, and the ends of its text.
 

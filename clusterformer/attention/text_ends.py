@@ -28,7 +28,7 @@ class TextEnds(NamedTuple):
     there: Tensor
 
 
-def text_ends(like: Tensor, count: int, key_mask: Tensor | None = None) -> TextEnds:
+def text_ends(like: Tensor, count: int, key_mask: Tensor | None) -> TextEnds:
     """Find the first and the last real tokens of each text.
 
     Args:
@@ -122,9 +122,7 @@ def rows_of_heads(x: Tensor, ends: TextEnds) -> Tensor:
     return rows_of(x.transpose(1, 2), ends).transpose(1, 2)
 
 
-def count_with_ends(
-    blocks: Blocks, ends: TextEnds | None, mask: Tensor, causal: bool = False
-) -> Tensor:
+def count_with_ends(blocks: Blocks, ends: TextEnds | None, mask: Tensor, causal: bool) -> Tensor:
     """Count the tokens that each token meets in the blocks that it sees, and at the ends.
 
     Args:

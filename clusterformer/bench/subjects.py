@@ -218,9 +218,7 @@ def _make_layer(name: str, setting: Setting) -> nn.Module:
     return layer
 
 
-def make_mechanism(
-    name: str, d_model: int, num_heads: int, causal: Causal = False
-) -> AttentionCore:
+def make_mechanism(name: str, d_model: int, num_heads: int, causal: Causal) -> AttentionCore:
     """Make a mechanism of a class, a form or a variant of that name.
 
     Raises:

@@ -72,7 +72,7 @@ def _check(options: Options, name: str, model: dict[str, Any]) -> None:
         raise InputError(f"against, {name}: {error}") from error
 
 
-def fit_against(options: Options, first: Outcome, resumed: Run | None = None) -> None:
+def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
     """Train the models of the option `against` on the same data, seed and steps; print a table.
 
     Every process takes part in the training, only the first prints.

@@ -90,7 +90,7 @@ def fit_run(
     return FittedRun(run, fitted)
 
 
-def fit_method(options: Options, resumed: Run | None = None) -> None:
+def fit_method(options: Options, resumed: Run | None) -> None:
     """Train a simple method of the task instead of the network, as the options say.
 
     Of several processes one trains.

@@ -136,7 +136,7 @@ def _predicted(
     lines: list[str],
     predict: Predict,
     empty: list[dict[str, Any]],
-    where: str = "",
+    where: str,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the records of each line; empty ones are no matter of the model.
 

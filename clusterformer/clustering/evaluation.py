@@ -125,7 +125,7 @@ def pair_loss(
 
 @torch.no_grad()
 def count_pairs(
-    network: NeuralClusters, features: Tensor, near: Tensor, weights: Tensor | None = None
+    network: NeuralClusters, features: Tensor, near: Tensor, weights: Tensor | None
 ) -> NDArray[np.float64]:
     """Count pairs of neighbours in each two clusters, (C, C), symmetric.
 

@@ -135,7 +135,7 @@ class EncoderVectors:
         _write(folder, {"encoder": self._encoder.name, "max_length": self._encoder.max_length})
 
 
-def load_vectors_of(folder: Path, device: str = "cpu") -> TfidfVectors | EncoderVectors:
+def load_vectors_of(folder: Path, device: str) -> TfidfVectors | EncoderVectors:
     """Read what `save` wrote.
 
     Raises:

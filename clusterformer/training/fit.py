@@ -60,7 +60,7 @@ class Fitted(NamedTuple):
     pictures: list[Path]
     seconds: float
     seconds_validating: float
-    findings: Findings | None = None
+    findings: Findings | None
 
 
 def fit(
