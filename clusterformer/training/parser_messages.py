@@ -76,8 +76,9 @@ def explain(message: str, options: Iterable[str]) -> str:
         name = found[1].lstrip("-").partition("=")[0]
         if not found[1].startswith("-"):
             return f"unexpected argument {found[1]!r}; an option begins with --"
-        close = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean --{close[0]}?" if close else "--help-all lists every option"
+        close = _without_its_group(name, names) or difflib.get_close_matches(name, names, 1)
+        meant = " or ".join(f"--{option}" for option in close)
+        hint = f"did you mean {meant}?" if close else "--help-all lists every option"
         return f"no option --{name}; {hint}"
     expected = [next(filter(None, groups)) for groups in _EXPECTED.findall(message)]
     if expected and (got := _GOT.findall(message)):
@@ -86,6 +87,12 @@ def explain(message: str, options: Iterable[str]) -> str:
         wanted = " or ".join(names).replace("NoneType", "null")
         return f"{where}expected {wanted}, got {_value(got[0])}"
     return where + " ".join(_KEY.sub("", message).strip(" :\n").split())
+
+
+def _without_its_group(name: str, names: list[str]) -> list[str]:
+    """Find options that are meant by their last part, as in --lr, or first word, as in --seed."""
+    exact = [known for known in names if known.rpartition(".")[2] == name]
+    return exact + [known for known in names if known.startswith(f"{name}_")]
 
 
 def _why_not(class_path: str, base: type) -> str | None:

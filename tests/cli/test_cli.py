@@ -139,6 +139,8 @@ def test_a_wrong_mechanism_is_told_of_those_that_can_be_chosen() -> None:
 BAD_OPTIONS = {
     ("--model.ld=1",): "no option --model.ld; did you mean --model.lr?",
     ("--modle.lr=1",): "no option --modle.lr; did you mean --model.lr?",
+    ("--lr=1",): "no option --lr; did you mean --model.lr?",
+    ("--seed=1",): "no option --seed; did you mean --seed_everything?",
     ("--model.lr=abc",): "model.lr: expected float, got 'abc'",
     ("--model.norm=middle",): "model.norm: expected 'pre', 'post', got 'middle'",
     ("--trainer.max_epoch=1",): "did you mean --trainer.max_epochs?",
