@@ -52,7 +52,7 @@ def extend_positions(
     limit = getattr(model.config, "max_position_embeddings", 0) or 0
     held = limit if (learned := num_learned(model)) is None else learned
     if not isinstance(positions, int) or positions <= held:
-        raise InputError(f"positions must be above {held}, which the model has, got {positions}")
+        raise InputError(f"positions must be above {held}, which the model has, got {positions!r}")
     if table is not None and scaling is not None:
         raise InputError(
             f"scaling={scaling!r} is for rotary positions; those of {type(model).__name__} are "

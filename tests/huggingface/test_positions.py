@@ -68,6 +68,8 @@ def test_dynamic_positions_are_refused_and_stay(tiny) -> None:
 def test_fewer_or_unknown_positions_are_refused(tiny) -> None:
     with pytest.raises(ValueError, match="positions must be above 64, which the model has, got 64"):
         huggingface.extend_positions(tiny("Bert"), 64)
+    with pytest.raises(ValueError, match="above 64, which the model has, got '128'"):
+        huggingface.extend_positions(tiny("Bert"), "128")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="scaling must be"):
         huggingface.extend_positions(tiny("Llama"), 128, scaling="ntk")  # type: ignore[arg-type]
 
