@@ -17,6 +17,7 @@ from clusterformer.task import Task
 from clusterformer.tasks.clustering import Clustering
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
+from clusterformer.tasks.similarity import Similarity
 from clusterformer.tasks.speech import SpeechRecognition
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.checkpoints import read
@@ -180,5 +181,8 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
         print("              (a point a line: numbers with spaces, commas or tabs)")
     elif isinstance(task, SpeechRecognition):
         print(f"recognise:   clusterformer predict --checkpoint {used} --input FILE.wav")
+    elif isinstance(task, Similarity):
+        print(f"score pairs: clusterformer predict --checkpoint {used} --input FILE")
+        print("              (a pair a line, with a tab between its texts)")
     elif is_overridden("text_dataloader", task, Task):
         print(f"label text:  clusterformer predict --checkpoint {used} --input FILE")
