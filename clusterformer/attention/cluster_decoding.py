@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention.base import AttentionCore, Cache, Grouping
+from clusterformer.attention.base import Cache, Grouping
 from clusterformer.attention.head_parts import fold_heads, unfold_heads
+from clusterformer.attention.local_heads import LocalHeads
 from clusterformer.attention.ring_steps import ring_entries, ring_step
 from clusterformer.attention.text_cache import extend
 from clusterformer.clustering.ring_cache import fill, make_ring_cache
@@ -30,7 +31,7 @@ PREFIX = 4
 _RING = 4  # tensors of a ring cache: keys, values, positions and counts
 
 
-class ClusterDecoding(AttentionCore):
+class ClusterDecoding(LocalHeads):
     """Decoding of `NeuralClusteringAttention`, which has the options and methods declared here.
 
     Each clustering of a text, with its share of the heads, is a row of its own.
@@ -41,8 +42,6 @@ class ClusterDecoding(AttentionCore):
     chunk_size: int
     look_back: int
     dense_length: int
-    local_heads: int
-    local_window: int
     coupling: bool
     similarity: Literal["cosine", "dot"]
     space: nn.Linear
@@ -67,7 +66,6 @@ class ClusterDecoding(AttentionCore):
         features = space.out_features // rows if cosine else space.in_features  # of points
         coupled = self.head_width + (features if self.coupling else 0)
         far = like.new_zeros((self.num_heads - local) // rows * coupled)
-        near = like.new_zeros(local * self.head_width)
         heads = like.new_zeros(batch, self.num_heads, 0, self.head_width)
         size = (self.look_back + 1) * self.chunk_size
         rings = make_ring_cache(batch * rows, self.num_clusters, size, (far, far))
@@ -77,7 +75,7 @@ class ClusterDecoding(AttentionCore):
             heads,
             heads,
             *(x.unflatten(0, (batch, rows)) for x in rings),
-            *make_ring_cache(batch, 1, 2 * self.local_window, (near, near)),
+            *self.near_ring(like),
         )
 
     def step(
@@ -100,11 +98,9 @@ class ClusterDecoding(AttentionCore):
             cache = self._fill_rings(key, value, first, _nearest(first, anchors), cache)
         far = tuple(x.flatten(0, 1) for x in cache[PREFIX : PREFIX + _RING])
         near = cache[PREFIX + _RING :]
-        local, scale, parts = self.local_heads, self.head_width**-0.5, []
-        clusterings = self.num_clusterings
+        local, parts, clusterings = self.local_heads, [], self.num_clusterings
         if local:
-            heads, one = (q[:, :local], k[:, :local], v[:, :local]), torch.zeros_like(count)
-            part, near = ring_step(*heads, one, self.local_window, near, scale)
+            part, near = self.step_near(q, k, v, near)
             parts.append(part)
         if local < self.num_heads:
             query, key, value = (fold_heads(x[:, local:], clusterings) for x in (q, k, v))
@@ -113,7 +109,7 @@ class ClusterDecoding(AttentionCore):
                 query, key = (
                     append_columns(x, y) for x, y in zip((query, key), extra, strict=True)
                 )
-            cluster = _nearest(points, anchors)[:, 0]
+            cluster, scale = _nearest(points, anchors)[:, 0], self.head_width**-0.5
             part, far = ring_step(query, key, value, cluster, self.chunk_size, far, scale)
             parts.append(unfold_heads(part, clusterings))
         far = tuple(self._by_text(x) for x in far)
@@ -142,12 +138,9 @@ class ClusterDecoding(AttentionCore):
             clusters: Cluster of each token, (R, M).
             cache: Cache with empty rings.
         """
-        local, near = self.local_heads, cache[PREFIX + _RING :]
-        clusterings = self.num_clusterings
+        local, clusterings = self.local_heads, self.num_clusterings
+        near = self.fill_near(k, v, cache[PREFIX + _RING :])
         far = tuple(x.flatten(0, 1) for x in cache[PREFIX : PREFIX + _RING])
-        if local:
-            one = clusters.new_zeros(len(k), k.shape[2])
-            near = fill(near, one, ring_entries(k[:, :local], v[:, :local]))
         if local < self.num_heads:
             key, extra = fold_heads(k[:, local:], clusterings), self.coupling_columns(points)
             if extra is not None:

@@ -26,7 +26,7 @@ from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_at_least, require_one_of, require_positive, require_whole
 from clusterformer.kernels.blocks import Blocks
-from clusterformer.kernels.chunking import cluster_chunks, equal_blocks, near_blocks
+from clusterformer.kernels.chunking import cluster_chunks, equal_blocks
 from clusterformer.kernels.grouping import assign, explore, sort
 from clusterformer.kernels.rows import repeat_rows
 from clusterformer.masks import padded_last
@@ -143,14 +143,16 @@ class NeuralClusteringAttention(ClusterDecoding):
         exploration: float = 0.0,
         clusters: Origin = "learnt",
     ) -> None:
-        super().__init__(d_model, num_heads, causal=causal)
+        super().__init__(
+            d_model, num_heads, causal=causal, local_heads=local_heads, local_window=local_window
+        )
         if look_ahead is None:
             look_ahead = 0 if causal else 1
         require_whole(1, num_clusters=num_clusters, block_size=block_size, chunk_size=chunk_size)
         require_whole(1, min_width=min_width, cluster_width=cluster_width)
-        require_whole(1, local_window=local_window, num_clusterings=num_clusterings)
+        require_whole(1, num_clusterings=num_clusterings)
         require_whole(0, look_back=look_back, look_ahead=look_ahead, dense_length=dense_length)
-        require_whole(0, global_tokens=global_tokens, local_heads=local_heads)
+        require_whole(0, global_tokens=global_tokens)
         require_at_least(0, exploration=exploration)
         if num_clusters is None:
             num_clusters, block_size = NUM_CLUSTERS, block_size or BLOCK_SIZE
@@ -168,8 +170,6 @@ class NeuralClusteringAttention(ClusterDecoding):
         for name, count in (("look_ahead", look_ahead), ("global_tokens", global_tokens)):
             if causal and count:
                 raise ValueError(f"{name} must be 0 with causal={causal!r}, got {count}")
-        if not 0 <= local_heads <= num_heads:
-            raise ValueError(f"local_heads must be in 0..{num_heads}, got {local_heads}")
         if (num_heads - local_heads) % num_clusterings:
             raise ValueError(
                 f"num_clusterings must divide the {num_heads - local_heads} heads that cluster, "
@@ -179,7 +179,6 @@ class NeuralClusteringAttention(ClusterDecoding):
         self.dense_length, self.min_width = dense_length or 0, min_width
         self.look_back, self.look_ahead = look_back, look_ahead
         self.coupling, self.similarity, self.temperature = coupling, similarity, temperature
-        self.local_heads, self.local_window = local_heads, local_window
         self.global_tokens, self.exploration = global_tokens, exploration
         self.num_clusterings = num_clusterings
         width = cluster_width if similarity == "cosine" else d_model
@@ -267,24 +266,20 @@ class NeuralClusteringAttention(ClusterDecoding):
         if grouping is None:  # short texts
             return mask.float()
         assert grouping.blocks is not None
-        causal, local = bool(self.causal), self.local_heads
+        causal = bool(self.causal)
         rows = repeat_rows(mask, self.num_clusterings)
         ends = self.ends(mask, mask)
         every = None if ends is None else repeat_ends(ends, self.num_clusterings)
         counts = count_with_ends(grouping.blocks, every, rows, causal)
         if self.num_clusterings > 1:
             counts = counts.view(len(mask), self.num_clusterings, -1).float().mean(1)
-        if local:
+        if self.local_heads:
             near = count_with_ends(self.near_blocks(mask, mask), ends, mask, causal)
-            counts = (local * near + (self.num_heads - local) * counts) / self.num_heads
+            counts = self.mean_over_heads(near, counts)
         shares = share_of_tokens(counts, mask, causal)
         # of the text; of the tokens up to itself, where strictly causal
         length = mask.cumsum(1) if self.causal is True else mask.sum(1, keepdim=True)
         return torch.where(length <= self.dense_length, mask.float(), shares)
-
-    def near_blocks(self, like: Tensor, key_mask: Tensor | None) -> Blocks:
-        """Cut texts, of the shape (B, N) of `like`, into chunks for the local heads."""
-        return near_blocks(like, self.local_window, key_mask, causal=bool(self.causal))
 
     def ends(self, like: Tensor, key_mask: Tensor | None) -> TextEnds | None:
         """Find the tokens that all see, in texts of the shape (B, N) of `like`; None for none."""

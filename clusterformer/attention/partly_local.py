@@ -10,15 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import Cache, Causal, Grouping
+from clusterformer.attention.local_heads import LocalHeads
 from clusterformer.attention.softmax import full_attention
 from clusterformer.attention.text_cache import TextCaching, extend
-from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
-from clusterformer.errors import require_whole
-from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.chunking import near_blocks
 
 
-class PartlyLocalAttention(TextCaching):
+class PartlyLocalAttention(LocalHeads, TextCaching):
     """Softmax attention over all tokens in some heads, over those nearby in the others.
 
     The yardstick of mechanisms with `local_heads` of their own: full attention with the same ones.
@@ -46,17 +43,9 @@ class PartlyLocalAttention(TextCaching):
         local_heads: int | None = None,
         local_window: int = 64,
     ) -> None:
-        super().__init__(d_model, num_heads, causal=causal)
-        require_whole(1, local_window=local_window)
-        require_whole(0, local_heads=local_heads)
-        local_heads = num_heads // 2 if local_heads is None else local_heads
-        if not 0 <= local_heads <= num_heads:
-            raise ValueError(
-                f"local_heads must be in 0..num_heads, got {local_heads} with "
-                f"num_heads = {num_heads}"
-            )
-        self.local_heads = local_heads
-        self.local_window = local_window
+        super().__init__(
+            d_model, num_heads, causal=causal, local_heads=local_heads, local_window=local_window
+        )
 
     def forward(
         self,
@@ -71,21 +60,14 @@ class PartlyLocalAttention(TextCaching):
     ) -> tuple[Tensor, None]:
         local, parts = self.local_heads, []
         if local:
-            causal = bool(self.causal)
-            near = near_blocks(hidden, self.local_window, key_mask, causal=causal)
-            heads = q[:, :local], k[:, :local], v[:, :local]
-            scale = self.head_width**-0.5
-            parts.append(chunk_attention(*heads, near, scale=scale, causal=causal))
+            parts.append(self.attend_near(q, k, v, key_mask))
         if local < self.num_heads:
             heads = q[:, local:], k[:, local:], v[:, local:]
             parts.append(full_attention(*heads, key_mask, causal=bool(self.causal)))
         return torch.cat([part.to(q.dtype) for part in parts], 1), None
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
-        causal, local = bool(self.causal), self.local_heads
-        blocks = near_blocks(mask, self.local_window, mask, causal=causal)
-        near = share_of_tokens(count_in_blocks(blocks, causal), mask, causal)
-        return (local * near + (self.num_heads - local) * mask.float()) / self.num_heads
+        return self.share_with_near(mask.float(), mask)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from clusterformer.attention.base import Causal, Grouping
 from clusterformer.attention.query_key_decoding import QueryKeyDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
-from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
+from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_one_of, require_positive, require_whole
 from clusterformer.kernels.blocks import Sorted, window_mask, windows
-from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.chunking import cluster_chunks, near_blocks
+from clusterformer.kernels.chunking import cluster_chunks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.ordering import ceil_div, count_up_to, stable_order
@@ -100,14 +99,15 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         clusters: Origin = "learnt",
         seed: int = 0,
     ) -> None:
-        super().__init__(d_model, num_heads, causal=causal)
-        require_whole(1, num_clusters=num_clusters, chunk_size=chunk_size)
-        require_whole(1, key_clusters=key_clusters, local_window=local_window)
-        require_whole(0, dense_length=dense_length, probes=probes, local_heads=local_heads)
+        super().__init__(
+            d_model, num_heads, causal=causal, local_heads=local_heads, local_window=local_window
+        )
+        require_whole(1, num_clusters=num_clusters, key_clusters=key_clusters)
+        require_whole(1, chunk_size=chunk_size)
+        require_whole(0, dense_length=dense_length, probes=probes)
         require_positive(alpha=alpha)
         require_one_of(get_args(Origin), clusters=clusters)
-        local_heads = num_heads // 2 if local_heads is None else local_heads
-        if not 0 <= local_heads < num_heads:
+        if self.local_heads == num_heads:
             raise ValueError(
                 f"local_heads must be in 0..{num_heads - 1}, or null for half of the heads, got "
                 f"{local_heads} with num_heads = {num_heads}: no head would be left for clusters"
@@ -115,8 +115,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         self.num_clusters, self.key_clusters = num_clusters, min(key_clusters, num_clusters)
         self.chunk_size = chunk_size
         self.dense_length, self.probes = dense_length, probes
-        self.local_heads, self.local_window = local_heads, local_window
-        self.num_clusterings = num_heads - local_heads
+        self.num_clusterings = num_heads - self.local_heads
         width = self.num_clusterings * self.head_width
         self.query_space = nn.Linear(d_model, width, bias=False)  # W_q of each head
         self.key_space = nn.Linear(d_model, width, bias=False)
@@ -143,9 +142,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         exporting, parts, grouping = torch.compiler.is_exporting(), [], None
         probes = self.probes if self.training else 0
         if local:
-            blocks = near_blocks(hidden, self.local_window, key_mask, causal=causal)
-            heads, scale = (q[:, :local], k[:, :local], v[:, :local]), self.head_width**-0.5
-            parts.append(chunk_attention(*heads, blocks, scale=scale, causal=causal).to(v.dtype))
+            parts.append(self.attend_near(q, k, v, key_mask).to(v.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
             position = _positions(hidden, key_mask)
@@ -246,18 +243,13 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         return values.scatter(2, index, probed)
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
-        causal, local = bool(self.causal), self.local_heads
-        far = mask.float()
+        causal, far = bool(self.causal), mask.float()
         if grouping is not None:
             assert grouping.counts is not None
             length = mask.cumsum(1) if causal else mask.sum(1, keepdim=True)
             shares = share_of_tokens(grouping.counts, mask, causal)
             far = torch.where(length <= self.dense_length, far, shares)
-        if not local:
-            return far
-        blocks = near_blocks(mask, self.local_window, mask, causal=causal)
-        near = share_of_tokens(count_in_blocks(blocks, causal), mask, causal)
-        return (local * near + (self.num_heads - local) * far) / self.num_heads
+        return self.share_with_near(far, mask)
 
 
 def _positions(hidden: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention.base import AttentionCore, Cache
-from clusterformer.attention.ring_steps import ring_entries, ring_step
+from clusterformer.attention.base import Cache
+from clusterformer.attention.local_heads import LocalHeads
 from clusterformer.attention.text_cache import extend
 from clusterformer.clustering.ring_cache import fill, insert, look_up, make_ring_cache
 
@@ -24,7 +24,7 @@ tell keys apart never learns to; one whose recency moves far slower learns less 
 """
 
 
-class QueryKeyDecoding(AttentionCore):
+class QueryKeyDecoding(LocalHeads):
     """Decoding of `QueryKeyClusteringAttention`, which has the options declared here."""
 
     num_clusters: int
@@ -32,8 +32,6 @@ class QueryKeyDecoding(AttentionCore):
     key_clusters: int
     chunk_size: int
     dense_length: int
-    local_heads: int
-    local_window: int
     alpha: float
     clusters: str
     query_space: nn.Linear
@@ -88,7 +86,7 @@ class QueryKeyDecoding(AttentionCore):
             return super().cache(like)
         batch, heads, width = len(like), self.num_clusterings, self.head_width
         first = like.new_zeros(batch, heads, 0, width)
-        far, near = first.new_zeros(width), first.new_zeros(self.local_heads * width)
+        far = first.new_zeros(width)
         keys = F.pad(first.float(), (0, 1))
         rings = make_ring_cache(
             batch * heads, self.num_clusters, 2 * self.chunk_size, (F.pad(far.float(), (0, 1)), far)
@@ -98,7 +96,7 @@ class QueryKeyDecoding(AttentionCore):
             keys,
             first,
             *(x.unflatten(0, (batch, heads)) for x in rings),
-            *make_ring_cache(batch, 1, 2 * self.local_window, (near, near)),
+            *self.near_ring(like),
         )
 
     def step(
@@ -109,8 +107,7 @@ class QueryKeyDecoding(AttentionCore):
         far, near = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:]
         local, parts, position = self.local_heads, [], int(count[0])  # the same in every row
         if local:
-            heads, one = (q[:, :local], k[:, :local], v[:, :local]), torch.zeros_like(count)
-            part, near = ring_step(*heads, one, self.local_window, near, self.head_width**-0.5)
+            part, near = self.step_near(q, k, v, near)
             parts.append(part)
         value = v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
@@ -151,12 +148,9 @@ class QueryKeyDecoding(AttentionCore):
             position = torch.arange(length, device=hidden.device)
             _, key = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], position)
         far = fill(far, slots, (_each(key, copies), _each(value, copies)))
-        if local:
-            one, entries = slots.new_zeros(len(k), length), ring_entries(k[:, :local], v[:, :local])
-            near = fill(near, one, entries)
         first = (x[:, :, : self.dense_length].contiguous() for x in (key, value))
         far = tuple(x.unflatten(0, value.shape[:2]) for x in far)
-        return mixed, (cache[0] + length, *first, *far, *near)
+        return mixed, (cache[0] + length, *first, *far, *self.fill_near(k, v, near))
 
 
 def _each(rows: Tensor, copies: int) -> Tensor:

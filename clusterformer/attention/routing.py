@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
+from clusterformer.attention.base import Cache, Causal, Grouping
+from clusterformer.attention.local_heads import LocalHeads
 from clusterformer.attention.visibility import (
     count_in_blocks,
     count_in_clusters,
@@ -18,15 +19,14 @@ from clusterformer.attention.visibility import (
 from clusterformer.clustering.ring_cache import append, make_ring_cache
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_share, require_whole
-from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.chunking import cluster_chunks, near_blocks, single_block
+from clusterformer.kernels.chunking import cluster_chunks, single_block
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.reference import argmax_first
 from clusterformer.kernels.rows import pick_rows, repeat_rows, sum_rows
 
 
-class RoutingAttention(AttentionCore):
+class RoutingAttention(LocalHeads):
     """Attention among the tokens nearest to each centroid; some heads attend locally instead.
 
     Layer-normalised queries and keys are compared with the centroids of each head (algorithm 1). A
@@ -81,29 +81,16 @@ class RoutingAttention(AttentionCore):
         decay: float = 0.999,
         seed: int = 0,
     ) -> None:
-        super().__init__(d_model, num_heads, causal=causal)
-        require_whole(
-            1,
-            num_clusters=num_clusters,
-            window=window,
-            chunk_size=chunk_size,
-            local_window=local_window,
+        super().__init__(
+            d_model, num_heads, causal=causal, local_heads=local_heads, local_window=local_window
         )
-        require_whole(0, local_heads=local_heads)
-        local_heads = num_heads // 2 if local_heads is None else local_heads
-        if not 0 <= local_heads <= num_heads:
-            raise ValueError(
-                f"local_heads must be in 0..num_heads, got {local_heads} with "
-                f"num_heads = {num_heads}"
-            )
+        require_whole(1, num_clusters=num_clusters, window=window, chunk_size=chunk_size)
         require_share(decay=decay)
         self.num_clusters = num_clusters
         self.window = window
         self.chunk_size = chunk_size
-        self.local_heads = local_heads
-        self.local_window = local_window
         self.means = SphericalMeans(
-            num_heads - local_heads, num_clusters, self.head_width, decay=decay, seed=seed
+            num_heads - self.local_heads, num_clusters, self.head_width, decay=decay, seed=seed
         )
 
     def forward(
@@ -121,8 +108,7 @@ class RoutingAttention(AttentionCore):
         parts: list[Tensor] = []
         grouping = None
         if local:
-            near = near_blocks(hidden, self.local_window, key_mask, causal=bool(self.causal))
-            parts.append(self._chunks(q[:, :local], k[:, :local], v[:, :local], near))
+            parts.append(self.attend_near(q, k, v, key_mask))
         if local < self.num_heads:
             if self.training:
                 self.means.move()
@@ -134,7 +120,8 @@ class RoutingAttention(AttentionCore):
                     mask = repeat_rows(mask, self.num_heads - local)
                 grouped = sort(nearest.flatten(0, 1), self.num_clusters, mask)
                 far = cluster_chunks(grouped, self.chunk_size, mask)
-                parts.append(self._chunks(q[:, local:], k[:, local:], v[:, local:], far))
+                heads, scale = (q[:, local:], k[:, local:], v[:, local:]), self.head_width**-0.5
+                parts.append(chunk_attention(*heads, far, scale=scale, causal=True))
                 grouping = Grouping(nearest, self.num_clusters, far)
             else:
                 mixed, members, seen = self._routed(q, k, v, queries, keys, key_mask)
@@ -145,8 +132,7 @@ class RoutingAttention(AttentionCore):
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         causal, counts = bool(self.causal), []
         if self.local_heads:
-            windows = near_blocks(mask, self.local_window, mask, causal=causal)
-            near = count_in_blocks(windows, causal)
+            near = count_in_blocks(self.near_blocks(mask, mask), causal)
             counts.append(near[:, None].expand(-1, self.local_heads, -1))
         if grouping is not None and grouping.keys is not None:
             taken = grouping.assignment, grouping.keys, grouping.queries
@@ -154,11 +140,6 @@ class RoutingAttention(AttentionCore):
         elif grouping is not None and grouping.blocks is not None:
             counts.append(count_in_blocks(grouping.blocks, causal).unflatten(0, (len(mask), -1)))
         return share_of_tokens(torch.cat([count.float() for count in counts], 1), mask, causal)
-
-    def _chunks(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
-        return chunk_attention(
-            q, k, v, blocks, scale=self.head_width**-0.5, causal=bool(self.causal)
-        )
 
     @torch.no_grad()
     def _scores(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
