@@ -3,8 +3,9 @@
 B batch   H heads   G clusterings   R rows: B * G   M tokens kept   D head width
 F features (width of the clustering space)
 
-The cache has two parts. Up to `dense_length` tokens, keys and values of all of them, and their
-points. With the token after them, rings of the last chunks of each cluster take their place.
+The cache is a `ClusterCache`. Up to `dense_length` tokens, it holds keys and values of all of them,
+and their points. With the token after them, the rings of the last chunks of each cluster take their
+place.
 """
 
 from __future__ import annotations
@@ -19,16 +20,11 @@ from torch import Tensor, nn
 from clusterformer.attention.base import Cache, Grouping
 from clusterformer.attention.head_parts import fold_heads, unfold_heads
 from clusterformer.attention.local_heads import LocalHeads
-from clusterformer.attention.ring_steps import ring_entries, ring_step
+from clusterformer.attention.ring_steps import ClusterCache, fill_ring, ring_step
 from clusterformer.attention.text_cache import extend
-from clusterformer.clustering.ring_cache import fill, make_ring_cache
+from clusterformer.clustering.ring_cache import make_ring_cache
 from clusterformer.kernels.reference import argmax_first
 from clusterformer.kernels.rows import append_columns
-
-PREFIX = 4
-"""Number of tensors of a cache that hold the first tokens: a count, points, keys and values."""
-
-_RING = 4  # tensors of a ring cache: keys, values, positions and counts
 
 
 class ClusterDecoding(LocalHeads):
@@ -61,47 +57,37 @@ class ClusterDecoding(LocalHeads):
         """
         if self.causal is not True:
             return super().cache(like)
-        batch, rows, local = len(like), self.num_clusterings, self.local_heads
+        batch, rows = len(like), self.num_clusterings
         cosine, space = self.similarity == "cosine", self.space
         features = space.out_features // rows if cosine else space.in_features  # of points
         coupled = self.head_width + (features if self.coupling else 0)
-        far = like.new_zeros((self.num_heads - local) // rows * coupled)
-        heads = like.new_zeros(batch, self.num_heads, 0, self.head_width)
+        row = like.new_zeros((self.num_heads - self.local_heads) // rows * coupled)
         size = (self.look_back + 1) * self.chunk_size
-        rings = make_ring_cache(batch * rows, self.num_clusters, size, (far, far))
-        return (
-            like.new_zeros(batch, dtype=torch.long),
-            like.new_zeros(batch, rows, 0, features, dtype=torch.float32),
-            heads,
-            heads,
-            *(x.unflatten(0, (batch, rows)) for x in rings),
-            *self.near_ring(like),
-        )
+        far = make_ring_cache(batch * rows, self.num_clusters, size, (row, row))
+        length = like.new_zeros(batch, dtype=torch.long)
+        points = like.new_zeros(batch, rows, 0, features, dtype=torch.float32)
+        heads = like.new_zeros(batch, self.num_heads, 0, self.head_width)
+        return ClusterCache(length, (points, heads, heads), far, self.near_ring(like)).flat(rows)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
         points, anchors = self._own_points(hidden)
-        count, *kept = cache[:PREFIX]
-        position = int(count[0])  # the same in every row
+        held = ClusterCache.read(cache)
+        position, clusterings = int(held.length[0]), self.num_clusterings
         if position < self.dense_length:
-            new = zip(kept, (self._by_text(points), k, v), strict=True)
-            kept = [extend(rows, position, row) for rows, row in new]
-            held = slice(position + 1)
-            key, value = (rows[:, :, held].to(q.dtype) for rows in kept[1:])
+            new = zip(held.first, (self._by_text(points), k, v), strict=True)
+            first = tuple(extend(rows, position, row) for rows, row in new)
+            key, value = (rows[:, :, : position + 1].to(q.dtype) for rows in first[1:])
             mixed = F.scaled_dot_product_attention(q, key, value)
-            return mixed, (count + 1, *kept, *cache[PREFIX:])
+            return mixed, held._replace(length=held.length + 1, first=first).flat(clusterings)
         if position == self.dense_length and position:
-            first, key, value = (rows[:, :, :position] for rows in kept)
-            first = first.flatten(0, 1)
-            cache = self._fill_rings(key, value, first, _nearest(first, anchors), cache)
-        far = tuple(x.flatten(0, 1) for x in cache[PREFIX : PREFIX + _RING])
-        near = cache[PREFIX + _RING :]
-        local, parts, clusterings = self.local_heads, [], self.num_clusterings
-        if local:
-            part, near = self.step_near(q, k, v, near)
-            parts.append(part)
+            kept, key, value = (rows[:, :, :position] for rows in held.first)
+            kept = kept.flatten(0, 1)
+            held = self._fill_rings(key, value, kept, _nearest(kept, anchors), held)
+        length, first, far, near = held
+        local, (parts, near) = self.local_heads, self.step_near(q, k, v, near)
         if local < self.num_heads:
             query, key, value = (fold_heads(x[:, local:], clusterings) for x in (q, k, v))
             extra = self.coupling_columns(points)
@@ -112,43 +98,42 @@ class ClusterDecoding(LocalHeads):
             cluster, scale = _nearest(points, anchors)[:, 0], self.head_width**-0.5
             part, far = ring_step(query, key, value, cluster, self.chunk_size, far, scale)
             parts.append(unfold_heads(part, clusterings))
-        far = tuple(self._by_text(x) for x in far)
-        return torch.cat(parts, 1), (count + 1, *cache[1:PREFIX], *far, *near)
+        return torch.cat(parts, 1), ClusterCache(length + 1, first, far, near).flat(clusterings)
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         mixed, grouping = self.forward(q, k, v, hidden=hidden)
+        held = ClusterCache.read(cache)
         if grouping is None:  # no more than the first tokens
-            points = self._by_text(self._own_points(hidden)[0])
-            kept = cache[0] + k.shape[2], points, k.contiguous(), v.contiguous()
-            return mixed, (*kept, *cache[PREFIX:])
-        assert grouping.points is not None
-        clusters = grouping.assignment.reshape(len(grouping.points), -1)
-        return mixed, self._fill_rings(k, v, grouping.points, clusters, cache)
+            first = self._by_text(self._own_points(hidden)[0]), k.contiguous(), v.contiguous()
+            held = held._replace(length=held.length + k.shape[2], first=first)
+        else:
+            assert grouping.points is not None
+            clusters = grouping.assignment.reshape(len(grouping.points), -1)
+            held = self._fill_rings(k, v, grouping.points, clusters, held)
+        return mixed, held.flat(self.num_clusterings)
 
     def _fill_rings(
-        self, k: Tensor, v: Tensor, points: Tensor, clusters: Tensor, cache: Cache
-    ) -> Cache:
+        self, k: Tensor, v: Tensor, points: Tensor, clusters: Tensor, held: ClusterCache
+    ) -> ClusterCache:
         """Put the first tokens of a text into empty rings, and none of them beside the rings.
 
         Args:
             k, v: (B, H, M, D).
             points: (R, M, F).
             clusters: Cluster of each token, (R, M).
-            cache: Cache with empty rings.
+            held: Cache with empty rings.
         """
-        local, clusterings = self.local_heads, self.num_clusterings
-        near = self.fill_near(k, v, cache[PREFIX + _RING :])
-        far = tuple(x.flatten(0, 1) for x in cache[PREFIX : PREFIX + _RING])
+        local, clusterings, far = self.local_heads, self.num_clusterings, held.far
         if local < self.num_heads:
             key, extra = fold_heads(k[:, local:], clusterings), self.coupling_columns(points)
             if extra is not None:
                 key = append_columns(key, extra[1])
-            far = fill(far, clusters, ring_entries(key, fold_heads(v[:, local:], clusterings)))
+            far = fill_ring(key, fold_heads(v[:, local:], clusterings), clusters, far)
         none = self._by_text(points)[:, :, :0], k[:, :, :0], v[:, :, :0]
-        count = torch.full_like(cache[0], k.shape[2])
-        return count, *none, *(self._by_text(x) for x in far), *near
+        length = torch.full_like(held.length, k.shape[2])
+        return ClusterCache(length, none, far, self.fill_near(k, v, held.near))
 
     def _own_points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Compute points and anchors of this layer's own centroids, as `forward` does."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal
-from clusterformer.attention.ring_steps import ring_entries, ring_step
+from clusterformer.attention.ring_steps import fill_ring, ring_step
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
-from clusterformer.clustering.ring_cache import fill, make_ring_cache
+from clusterformer.clustering.ring_cache import make_ring_cache
 from clusterformer.errors import require_whole
 from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
@@ -47,14 +47,16 @@ class LocalHeads(AttentionCore):
         """Cut texts, of the shape (B, N) of `like`, into chunks for the local heads."""
         return near_blocks(like, self.local_window, key_mask, causal=bool(self.causal))
 
-    def attend_near(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Compute the values of the local heads, (B, L, N, D), from all q, k, v (B, H, N, D)."""
+    def attend_near(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> list[Tensor]:
+        """Compute values of the local heads, (B, L, N, D), from q, k, v of all; [] for no heads."""
+        if not self.local_heads:
+            return []
         local, blocks = self.local_heads, self.near_blocks(q[:, 0], key_mask)
         heads, scale = (q[:, :local], k[:, :local], v[:, :local]), self.head_width**-0.5
-        return chunk_attention(*heads, blocks, scale=scale, causal=bool(self.causal))
+        return [chunk_attention(*heads, blocks, scale=scale, causal=bool(self.causal))]
 
     def mean_over_heads(self, near: Tensor, far: Tensor) -> Tensor:
-        """Weigh a number of each local head and one of each other head by how many there are."""
+        """Average a mean of the local heads, `near`, and one of the others, `far`, over all."""
         local = self.local_heads
         return (local * near + (self.num_heads - local) * far) / self.num_heads
 
@@ -70,13 +72,18 @@ class LocalHeads(AttentionCore):
         row = like.new_zeros(self.local_heads * self.head_width)
         return make_ring_cache(len(like), 1, 2 * self.local_window, (row, row))
 
-    def step_near(self, q: Tensor, k: Tensor, v: Tensor, ring: Cache) -> tuple[Tensor, Cache]:
-        """Decode one token of the local heads, from q, k, v (B, H, 1, D) of all heads."""
+    def step_near(self, q: Tensor, k: Tensor, v: Tensor, ring: Cache) -> tuple[list[Tensor], Cache]:
+        """Decode one token likewise, and return the ring with it."""
+        if not self.local_heads:
+            return [], ring
         local, one = self.local_heads, torch.zeros(len(q), dtype=torch.long, device=q.device)
         heads, scale = (q[:, :local], k[:, :local], v[:, :local]), self.head_width**-0.5
-        return ring_step(*heads, one, self.local_window, ring, scale)
+        values, ring = ring_step(*heads, one, self.local_window, ring, scale)
+        return [values], ring
 
     def fill_near(self, k: Tensor, v: Tensor, ring: Cache) -> Cache:
-        """Put the first tokens, k, v (B, H, N, D), into an empty ring; none without local heads."""
+        """Put the first tokens of a text, k, v (B, H, N, D) of all heads, into an empty ring."""
+        if not self.local_heads:
+            return ring
         local, one = self.local_heads, torch.zeros_like(k[:, 0, :, 0], dtype=torch.long)
-        return fill(ring, one, ring_entries(k[:, :local], v[:, :local])) if local else ring
+        return fill_ring(k[:, :local], v[:, :local], one, ring)

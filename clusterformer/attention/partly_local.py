@@ -58,9 +58,7 @@ class PartlyLocalAttention(LocalHeads, TextCaching):
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
     ) -> tuple[Tensor, None]:
-        local, parts = self.local_heads, []
-        if local:
-            parts.append(self.attend_near(q, k, v, key_mask))
+        local, parts = self.local_heads, self.attend_near(q, k, v, key_mask)
         if local < self.num_heads:
             heads = q[:, local:], k[:, local:], v[:, local:]
             parts.append(full_attention(*heads, key_mask, causal=bool(self.causal)))

@@ -139,10 +139,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         previous: Grouping | None = None,
     ) -> tuple[Tensor, Grouping | None]:
         causal, local, limit = bool(self.causal), self.local_heads, self.dense_length
-        exporting, parts, grouping = torch.compiler.is_exporting(), [], None
+        exporting, grouping = torch.compiler.is_exporting(), None
         probes = self.probes if self.training else 0
-        if local:
-            parts.append(self.attend_near(q, k, v, key_mask).to(v.dtype))
+        parts = self.attend_near(q, k, v, key_mask)
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
             position = _positions(hidden, key_mask)
@@ -159,7 +158,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
                     far = replace_prefix(far, far_q, far_k, value, key_mask, limit)
                 elif limit and (exporting or key_mask is not None):
                     far = replace_short_texts(far, far_q, far_k, value, key_mask, limit)
-        parts.append(far[..., :-1].to(v.dtype))
+        parts = [part.to(v.dtype) for part in (*parts, far[..., :-1])]
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), grouping
 
     def _select(

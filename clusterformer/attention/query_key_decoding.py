@@ -3,8 +3,8 @@
 B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   P clusters of a key
 D head width
 
-The cache has a count, the keys and values of the first `dense_length` tokens, and rings: the last
-keys and values of each cluster of each head, and of the local heads.
+The cache is a `ClusterCache` of the keys and values of the first `dense_length` tokens, and of the
+last ones of each cluster of each head, and of the local heads.
 """
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention.base import Cache
 from clusterformer.attention.local_heads import LocalHeads
+from clusterformer.attention.ring_steps import ClusterCache
 from clusterformer.attention.text_cache import extend
 from clusterformer.clustering.ring_cache import fill, insert, look_up, make_ring_cache
 
@@ -78,49 +79,36 @@ class QueryKeyDecoding(LocalHeads):
         return similarity.topk(count).indices.flatten(0, 1)
 
     def cache(self, like: Tensor) -> Cache:
-        """Make a cache: a count, the first `dense_length` keys and values, rings of the last.
+        """Make a cache of the first `dense_length` keys and values, and rings of the last.
 
         Cost: O(1) time and memory per step, for any length.
         """
         if not self.causal:
             return super().cache(like)
-        batch, heads, width = len(like), self.num_clusterings, self.head_width
-        first = like.new_zeros(batch, heads, 0, width)
-        far = first.new_zeros(width)
-        keys = F.pad(first.float(), (0, 1))
-        rings = make_ring_cache(
-            batch * heads, self.num_clusters, 2 * self.chunk_size, (F.pad(far.float(), (0, 1)), far)
-        )
-        return (
-            like.new_zeros(batch, dtype=torch.long),
-            keys,
-            first,
-            *(x.unflatten(0, (batch, heads)) for x in rings),
-            *self.near_ring(like),
-        )
+        batch, heads, size = len(like), self.num_clusterings, 2 * self.chunk_size
+        values = like.new_zeros(batch, heads, 0, self.head_width)
+        keys = F.pad(values.float(), (0, 1))
+        far = make_ring_cache(batch * heads, self.num_clusters, size, (keys, values))
+        length = like.new_zeros(batch, dtype=torch.long)
+        return ClusterCache(length, (keys, values), far, self.near_ring(like)).flat(heads)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
-        count, keys, values = cache[:3]
-        far, near = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:]
-        local, parts, position = self.local_heads, [], int(count[0])  # the same in every row
-        if local:
-            part, near = self.step_near(q, k, v, near)
-            parts.append(part)
-        value = v[:, local:]
+        length, first, far, near = ClusterCache.read(cache)
+        local, (parts, near) = self.local_heads, self.step_near(q, k, v, near)
+        position, value = int(length[0]), v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
-            far_q, far_k = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], count[:, None])
+            far_q, far_k = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], length[:, None])
             rows = far_k.flatten(0, 2), value.flatten(0, 2)
             for cluster in self.nearest(z_k, self.key_clusters)[:, 0].unbind(1):
                 far = insert(far, cluster, rows)
             if position < self.dense_length:
-                keys = extend(keys, position, far_k)
-                values = extend(values, position, value)
-                held = slice(position + 1)
-                seen, mask = (keys[:, :, held], values[:, :, held]), None
+                new = zip(first, (far_k, value), strict=True)
+                first = tuple(extend(rows, position, row) for rows, row in new)
+                seen, mask = tuple(rows[:, :, : position + 1] for rows in first), None
             else:
                 found, mask = look_up(far, self.nearest(z_q)[:, 0, 0], self.chunk_size)
                 mask = mask.unflatten(0, value.shape[:2])[:, :, None]
@@ -133,24 +121,24 @@ class QueryKeyDecoding(LocalHeads):
             if mask is not None:
                 mixed = torch.where(none, value.float(), mixed)
         parts.append(mixed.to(v.dtype))
-        far = tuple(x.unflatten(0, value.shape[:2]) for x in far)
-        return torch.cat(parts, 1), (count + 1, keys, values, *far, *near)
+        held = ClusterCache(length + 1, first, far, near)
+        return torch.cat(parts, 1), held.flat(self.num_clusterings)
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         mixed, _ = self.forward(q, k, v, hidden=hidden)
         local, length, copies = self.local_heads, k.shape[2], self.key_clusters
-        far, near, value = tuple(x.flatten(0, 1) for x in cache[3:7]), cache[7:], v[:, local:]
+        held, value = ClusterCache.read(cache), v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
             slots = self.nearest(z_k, copies).flatten(1)  # (R, N * P)
             position = torch.arange(length, device=hidden.device)
             _, key = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], position)
-        far = fill(far, slots, (_each(key, copies), _each(value, copies)))
-        first = (x[:, :, : self.dense_length].contiguous() for x in (key, value))
-        far = tuple(x.unflatten(0, value.shape[:2]) for x in far)
-        return mixed, (cache[0] + length, *first, *far, *self.fill_near(k, v, near))
+        far = fill(held.far, slots, (_each(key, copies), _each(value, copies)))
+        first = tuple(x[:, :, : self.dense_length].contiguous() for x in (key, value))
+        held = ClusterCache(held.length + length, first, far, self.fill_near(k, v, held.near))
+        return mixed, held.flat(self.num_clusterings)
 
 
 def _each(rows: Tensor, copies: int) -> Tensor:

@@ -1,19 +1,50 @@
-"""Decoding steps that attend to the ring cache of a cluster.
+"""Caches of the first tokens of a text and of rings, and steps that attend to a ring.
 
-B batch   H heads   N tokens   D head width
+B batch   H heads   G clusterings   R rows: B * G   N tokens   D head width
 """
+
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import Cache
-from clusterformer.clustering.ring_cache import append
+from clusterformer.clustering.ring_cache import append, fill
+
+_RING = 4  # tensors of a ring cache: keys, values, positions and counts
 
 
-def ring_entries(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Make entries of a ring cache, (B, N, width) each, of keys and values (B, H, N, D)."""
+class ClusterCache(NamedTuple):
+    """What a mechanism with clusters and local heads keeps of a text while it decodes.
+
+    Attributes:
+        length: Number of tokens so far, (B,), the same in every row.
+        first: Rows of the first tokens, each (B, ..., width).
+        far: Ring cache of the clusters, (R, ...).
+        near: Ring cache of the local heads, which are one cluster, (B, ...).
+    """
+
+    length: Tensor
+    first: Cache
+    far: Cache
+    near: Cache
+
+    @classmethod
+    def read(cls, cache: Cache) -> "ClusterCache":
+        """Undo `flat`."""
+        far = tuple(x.flatten(0, 1) for x in cache[-2 * _RING : -_RING])
+        return cls(cache[0], cache[1 : -2 * _RING], far, cache[-_RING:])
+
+    def flat(self, clusterings: int) -> Cache:
+        """List the tensors, each with the batch first."""
+        far = (x.unflatten(0, (-1, clusterings)) for x in self.far)
+        return self.length, *self.first, *far, *self.near
+
+
+def fill_ring(k: Tensor, v: Tensor, cluster: Tensor, cache: Cache) -> Cache:
+    """Fill an empty ring cache with tokens k, v (B, H, N, D) of clusters (B, N)."""
     v = F.pad(v, (0, k.shape[-1] - v.shape[-1]))  # as wide as keys: see `ring_step`
-    return k.transpose(1, 2).flatten(2), v.transpose(1, 2).flatten(2)
+    return fill(cache, cluster, (k.transpose(1, 2).flatten(2), v.transpose(1, 2).flatten(2)))
 
 
 def ring_step(

@@ -104,11 +104,7 @@ class RoutingAttention(LocalHeads):
         key_mask: Tensor | None = None,
         previous: Grouping | None = None,
     ) -> tuple[Tensor, Grouping | None]:
-        local = self.local_heads
-        parts: list[Tensor] = []
-        grouping = None
-        if local:
-            parts.append(self.attend_near(q, k, v, key_mask))
+        local, parts, grouping = self.local_heads, self.attend_near(q, k, v, key_mask), None
         if local < self.num_heads:
             if self.training:
                 self.means.move()
