@@ -5,7 +5,7 @@ B batch   P points   F features   K neighbours   C clusters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
@@ -23,14 +23,16 @@ from clusterformer.clustering.measures import measures
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters, initial_clusters, neighbor_loss
 from clusterformer.clustering.processes import is_distributed, over_processes
-from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
+from clusterformer.data.batches import run_seed
+from clusterformer.data.named_sets import Split
 from clusterformer.data.point_batches import PointBatch, PointDataset
 from clusterformer.data.points import read_points
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.cluster_network import ClusterNetwork
 from clusterformer.models.config import TransformerConfig
-from clusterformer.task import IGNORE, Output, SimpleResult, Task
+from clusterformer.task import IGNORE, Output, SimpleResult
 from clusterformer.tasks.metrics import Purity
+from clusterformer.tasks.split_task import LineTask
 from clusterformer.training.clustering_methods import METHODS, make_clustering
 from clusterformer.training.fully_sharded import FullyShardedStrategy
 from clusterformer.training.optimizer import step_limit
@@ -48,7 +50,7 @@ class ClusteringState(TypedDict):
     labels: list[str]
 
 
-class Clustering(Task):
+class Clustering(LineTask):
     """Put near neighbours into the same cluster, and use all clusters.
 
     Labels only serve to measure. A tenth of the training points validates, by loss.
@@ -168,28 +170,12 @@ class Clustering(Task):
         known = {label: number for number, label in enumerate(self._labels)}
         return torch.tensor([known.get(str(label), IGNORE) for label in labels])
 
-    def train_dataloader(self) -> DataLoader:
-        return self._loader("train", training=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader("valid")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._loader("test")
-
-    def _loader(self, part: str, *, training: bool = False) -> DataLoader:
-        points = self._parts[part]
-        plan = BucketPlan(
-            [1] * len(points), batch_size=self._batch_size, shuffle=training, seed=run_seed()
-        )
-        return make_loader(points, plan, self, training=training)
-
-    def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
-        """Make batches of points: a line holds the numbers of one, with commas, tabs or spaces."""
-        return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
+    def loader(self, split: Split) -> DataLoader:
+        points = self._parts[split]
+        return self.bucketed(split, points, [1] * len(points), self._batch_size)
 
     def text_batch(self, lines: list[str]) -> PointBatch:
-        """Make a batch of points without neighbours, one row a line."""
+        """Make a batch of points; a line holds the numbers of one, with commas, tabs or spaces."""
         try:
             rows = [list(map(float, line.replace(",", " ").split())) for line in lines]
             features = self._compute(np.array(rows).reshape(len(rows), -1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from clusterformer.data.batches import BucketPlan, TextLines, make_loader, run_seed
+from clusterformer.data.batches import run_seed
 from clusterformer.data.columns import COLUMNS, find_columns
 from clusterformer.data.labelled_text import Example
 from clusterformer.data.named_sets import Split
@@ -23,7 +23,7 @@ from clusterformer.data.text_rows import LabelledDataset, TextRows, row_tokenize
 from clusterformer.data.tokenizers import Tokenizer, TokenizerKind, WordTokenizer, learn_tokenizer
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
-from clusterformer.task import Task
+from clusterformer.tasks.split_task import STAGE_SPLITS, LineTask
 from clusterformer.training.learnt import open_learnt
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 ExampleT = TypeVar("ExampleT", bound=Example)
 
 
-class LabelledTexts(Task):
+class LabelledTexts(LineTask):
     """Read texts with labels, and make batches of their tokens.
 
     Subclasses pass their `**options` on to these.
@@ -141,10 +141,6 @@ class LabelledTexts(Task):
         """
 
     @abstractmethod
-    def text_batch(self, lines: list[str]) -> Any:
-        """Make a batch of user text without targets, one row a line."""
-
-    @abstractmethod
     def learn_targets(self, examples: Sequence[Example]) -> None:
         """Learn from the training examples what `targets` needs, such as the labels."""
 
@@ -157,9 +153,7 @@ class LabelledTexts(Task):
         read = cache(self.read)
         if self._rows is None and stage != "predict":
             self._learn(read("train"), self._rows_of_model())
-        parts: dict[str, list[Split]] = {"fit": ["train", "valid"], "validate": ["valid"]}
-        parts["test"] = ["test"]
-        for split in parts.get(stage, []):
+        for split in STAGE_SPLITS[stage]:
             if split not in self._encoded:
                 self._encoded[split] = self._encode(split, read(split))
 
@@ -175,32 +169,12 @@ class LabelledTexts(Task):
         self.learnt = learnt
         return TextRows.of_learnt(learnt.tokenizer, self._max_length, self.joint)
 
-    def train_dataloader(self) -> DataLoader:
-        return self._loader("train")
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader("valid")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._loader("test")
-
-    def _loader(self, split: Split) -> DataLoader:
-        encoded = self._encoded[split]
-        plan = BucketPlan(
-            encoded.lengths,
-            batch_size=self._batch_size,
-            tokens_per_batch=self._tokens_per_batch,
-            shuffle=split == "train",
-            seed=run_seed(),
-        )
-        return make_loader(encoded, plan, self, training=split == "train")
-
-    def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
-        """Make batches of user text in its order, one row a line; an empty text is unknown."""
-        return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
+    def loader(self, split: Split) -> DataLoader:
+        part = self._encoded[split]
+        return self.bucketed(split, part, part.lengths, self._batch_size, self._tokens_per_batch)
 
     def encode_lines(self, columns: Sequence[Sequence[str]]) -> list[list[list[int]]]:
-        """Token ids of the user's texts, of each column; that one is cut is said the first time."""
+        """Token ids of the texts of each column, unknown if empty; a cut is told the first time."""
         tokens, excess = self.cut_rows.encode(columns)
         if any(excess) and not self._told_cut:
             self._told_cut = True

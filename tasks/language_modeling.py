@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
-from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
+from clusterformer.data.batches import BucketPlan, make_loader, pad, run_seed
 from clusterformer.data.documents import LanguageModelingCorpus
 from clusterformer.data.named_sets import Split
 from clusterformer.data.recurrence import distance_to_last
@@ -88,31 +87,20 @@ class LanguageModeling(RunningText):
 
     # Data
 
-    def train_dataloader(self) -> DataLoader:
-        stream = self._streams["train"]
-        plan = ShiftedWindowPlan(
-            len(stream), self._context, batch_size=self._batch_size, seed=run_seed()
-        )
-        return make_loader(Windows(stream, self._context), plan, self, training=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._evaluation("valid")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._evaluation("test")
-
-    def _evaluation(self, split: Split) -> DataLoader:
-        windows = StridedWindows(self._streams[split], self._context, self._stride)
+    def loader(self, split: Split) -> DataLoader:
+        stream = self._streams[split]
+        if split == "train":
+            moving = ShiftedWindowPlan(
+                len(stream), self._context, batch_size=self._batch_size, seed=run_seed()
+            )
+            return make_loader(Windows(stream, self._context), moving, self, training=True)
+        windows = StridedWindows(stream, self._context, self._stride)
         # in one mixed order, so that trainer.limit_..._batches reads a sample of all documents
         plan = BucketPlan([1] * len(windows), batch_size=self._batch_size)
         return make_loader(windows, plan, self)
 
-    def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
-        """Make batches of user text in its order, one row a line, each a text of its own."""
-        return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
-
     def text_batch(self, lines: list[str]) -> Batch:
-        """Make a batch of user text, one row a line."""
+        """Make a batch of user text, one row a line, each a text of its own."""
         texts = [[BOS, *self.tokenizer.encode(line)] for line in lines]
         tokens, mask = pad([text[:-1] for text in texts])
         target, _ = pad([text[1:] for text in texts])

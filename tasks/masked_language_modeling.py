@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, MetricCollection
 
-from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
+from clusterformer.data.batches import BucketPlan, make_loader, pad, run_seed
 from clusterformer.data.documents import LanguageModelingCorpus
 from clusterformer.data.framed_tokenizers import RowTokenizer
 from clusterformer.data.masking import (
@@ -88,21 +87,13 @@ class MaskedLanguageModeling(RunningText):
         """Tokenizer with the special tokens of rows."""
         return RowTokenizer(self.tokenizer)
 
-    def train_dataloader(self) -> DataLoader:
-        stream, seed = self._streams["train"], run_seed()
-        width = row_width(len(stream), self._context, self._pairs)
-        plan = NumberedWindowPlan(len(stream), width, batch_size=self._batch_size, seed=seed)
-        return make_loader(self._rows("train", (seed, TRAINING)), plan, self, training=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._evaluation("valid")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._evaluation("test")
-
-    def _evaluation(self, split: Split) -> DataLoader:
+    def loader(self, split: Split) -> DataLoader:
         total = len(self._streams[split])
         width = row_width(total, self._context, self._pairs)
+        if split == "train":
+            seed = run_seed()
+            moving = NumberedWindowPlan(total, width, batch_size=self._batch_size, seed=seed)
+            return make_loader(self._rows(split, (seed, TRAINING)), moving, self, training=True)
         rows = self._rows(split, (0, EVALUATION), step=width)
         # in one mixed order, so that trainer.limit_..._batches reads a sample of all documents
         plan = BucketPlan([1] * -(-total // width), batch_size=self._batch_size)
@@ -125,12 +116,8 @@ class MaskedLanguageModeling(RunningText):
                 "model; shorten it, or train with rotary or sinusoidal positions"
             )
 
-    def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
-        """Make batches of user text in its order, one row a line, with blanks to be filled."""
-        return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
-
     def text_batch(self, lines: list[str]) -> MaskedBatch:
-        """Make a batch of user text, one row a line."""
+        """Make a batch of user text, one row a line, with blanks to be filled."""
         rows, blank = [self._row(line) for line in lines], self.row_tokenizer.blank
         tokens, mask = pad(rows)
         asked, real = pad([[i for i, t in enumerate(r) if t == blank] for r in rows])

@@ -28,7 +28,7 @@ from clusterformer.data.stream_tokenizers import (
 )
 from clusterformer.data.streams import token_stream
 from clusterformer.errors import InputError, require_at_least
-from clusterformer.task import Task
+from clusterformer.tasks.split_task import STAGE_SPLITS, LineTask
 from clusterformer.training.learnt import open_learnt
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class RunningTextState(TypedDict):
     tokenizer: dict[str, Any]
 
 
-class RunningText(Task):
+class RunningText(LineTask):
     """Learn from running text.
 
     Subclasses pass their `**options` on to these.
@@ -107,12 +107,7 @@ class RunningText(Task):
         """Read the parts that the stage needs; learn the vocabulary unless restored."""
         if self._tokenizer is None and stage != "predict":
             self._tokenizer = self._tokenizer_of_run() or self._learn()
-        splits: dict[str, tuple[Split, ...]] = {
-            "fit": ("train", "valid"),
-            "validate": ("valid",),
-            "test": ("test",),
-        }
-        for split in splits.get(stage, ()):
+        for split in STAGE_SPLITS[stage]:
             if split not in self._streams:
                 documents = self._documents(split)
                 stream = token_stream(documents, self.tokenizer, self._encoding)

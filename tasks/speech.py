@@ -19,7 +19,6 @@ from torchmetrics.text import WordErrorRate
 
 from clusterformer.ctc import Transcript, best_path, ctc_loss, cut_at_blanks, joined, prefix_beam
 from clusterformer.data.audio import expanded, read_header
-from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.filter_banks import FilterBanks
 from clusterformer.data.long_audio import read_windows
 from clusterformer.data.named_sets import Split
@@ -32,7 +31,8 @@ from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.speech import SpecAugment, SpeechNetwork
 from clusterformer.plots import spectrogram_clusters
-from clusterformer.task import Output, Task
+from clusterformer.task import Output
+from clusterformer.tasks.split_task import STAGE_SPLITS, SplitTask
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class SpeechState(TypedDict):
     longest: int
 
 
-class SpeechRecognition(Task):
+class SpeechRecognition(SplitTask):
     """Write down what is said in recordings.
 
     A named set, or own tables (.tsv, .csv, .jsonl) of recordings and transcripts. WAV is read as it
@@ -159,8 +159,7 @@ class SpeechRecognition(Task):
             self._longest = max(trained.lengths)
             self._statistics = feature_statistics(trained)
             self._corpus.check()
-        parts: dict[str, list[Split]] = {"validate": ["valid"], "test": ["test"]}
-        for part in parts.get(stage, ["train", "valid"]):
+        for part in STAGE_SPLITS[stage]:
             self._part(part)
 
     def _part(self, split: Split) -> SpeechDataset:
@@ -168,25 +167,9 @@ class SpeechRecognition(Task):
             self._parts[split] = self._corpus.encode(split, self.units)
         return self._parts[split]
 
-    def train_dataloader(self) -> DataLoader:
-        return self._loader("train")
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader("valid")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._loader("test")
-
-    def _loader(self, split: Split) -> DataLoader:
+    def loader(self, split: Split) -> DataLoader:
         part = self._part(split)
-        plan = BucketPlan(
-            part.lengths,
-            batch_size=self._batch_size,
-            tokens_per_batch=self._frames_per_batch,
-            shuffle=split == "train",
-            seed=run_seed(),
-        )
-        return make_loader(part, plan, self, training=split == "train")
+        return self.bucketed(split, part, part.lengths, self._batch_size, self._frames_per_batch)
 
     # Network, loss and metrics
 

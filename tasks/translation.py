@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from clusterformer.data.batches import BucketPlan, TextLines, make_loader, pad, run_seed
+from clusterformer.data.batches import pad
 from clusterformer.data.bitext import Limits
 from clusterformer.data.fairseq import FairseqSource, refuse_ignored
 from clusterformer.data.named_sets import Split
@@ -45,8 +44,9 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.decoder import State
 from clusterformer.models.inputs import TextInput
 from clusterformer.models.seq2seq import Seq2Seq
-from clusterformer.task import IGNORE, Output, Task
+from clusterformer.task import IGNORE, Output
 from clusterformer.tasks.metrics import CorpusScore, Perplexity, Score
+from clusterformer.tasks.split_task import LineTask
 
 _VOCAB_SIZE, _MAX_LENGTH = 8000, 250
 
@@ -64,7 +64,7 @@ class TranslationState(TypedDict):
     tokenizer: dict[str, Any]
 
 
-class Translation(Task):
+class Translation(LineTask):
     """Translate sentences into another language.
 
     A named set, or own files in UTF-8, one sentence a line, each also with `.gz`.
@@ -218,27 +218,9 @@ class Translation(Task):
             scored = self._valid_sentences if split == "valid" else None
             self._pairs[split] = self.source.evaluation_pairs(split, self.tokenizer, scored)
 
-    def train_dataloader(self) -> DataLoader:
-        return make_loader(self._pairs["train"], self._plan("train"), self, training=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return make_loader(self._pairs["valid"], self._plan("valid"), self)
-
-    def test_dataloader(self) -> DataLoader:
-        return make_loader(self._pairs["test"], self._plan("test"), self)
-
-    def _plan(self, split: Split) -> BucketPlan:
-        return BucketPlan(
-            self._pairs[split].lengths,
-            batch_size=self._batch_size,
-            tokens_per_batch=self._tokens_per_batch,
-            shuffle=split == "train",
-            seed=run_seed(),
-        )
-
-    def text_dataloader(self, lines: Iterable[str]) -> DataLoader:
-        """Make batches of user text in its order, one row a line."""
-        return DataLoader(TextLines(lines, self.text_batch), batch_size=None)
+    def loader(self, split: Split) -> DataLoader:
+        part = self._pairs[split]
+        return self.bucketed(split, part, part.lengths, self._batch_size, self._tokens_per_batch)
 
     def check_text(self, line: str) -> None:
         if self._longest is not None:

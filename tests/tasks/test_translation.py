@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 import clusterformer
 from clusterformer.attention import FullAttention
 from clusterformer.cli.main import main
-from clusterformer.data.batches import DistributedBatchSampler
+from clusterformer.data.batches import BucketPlan, DistributedBatchSampler
 from clusterformer.data.tokenizers import BOS_EOS, SubwordTokenizer
 from clusterformer.data.translation_batches import TranslationBatch
 from clusterformer.errors import InputError
@@ -165,7 +165,8 @@ def test_scores_do_not_depend_on_the_number_of_processes(files, world_size):
     prepared = task(files, valid_sentences=20)
     prepared.setup("fit")
     network = prepared.build(TransformerConfig(FullAttention, d_model=16, num_layers=1)).eval()
-    plan, pairs = prepared._plan("valid"), prepared._pairs["valid"]
+    pairs = prepared._pairs["valid"]
+    plan = BucketPlan(pairs.lengths, tokens_per_batch=150, shuffle=False)
 
     def counted(size: int) -> list[list[float]]:
         states = []
