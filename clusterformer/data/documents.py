@@ -244,7 +244,38 @@ def document_pieces(documents: Iterable[Document], encoding: str = "utf-8") -> I
         yield from document.pieces(encoding)
 
 
-def read_documents(documents: list[Document]) -> Iterator[str]:
-    """Yield the texts, in UTF-8, one in memory at a time."""
-    for document in documents:
-        yield document.read()
+class DocumentSplits:
+    """Documents of each split: those of a named set, or the user's own.
+
+    Args:
+        name: Name of the set; None for own documents.
+        root: Folder of the data sets; None for the default one.
+        files: Own file or folder of each split.
+
+    Raises:
+        InputError: if not exactly one of both is given, or a split lacks its own documents.
+    """
+
+    def __init__(
+        self, name: LanguageModelingCorpus | None, root: str | None, files: dict[Split, str | None]
+    ) -> None:
+        train = files["train"]
+        if (name is None) == (train is None) or (train and None in files.values()):
+            given = ", ".join(f"{option} {value!r}" for option, value in files.items())
+            raise InputError(
+                "give either a named set (name), or own texts as train, valid and test; got "
+                f"name {name!r}, {given}"
+            )
+        self._name, self._root, self._files = name, root, files
+
+    def where(self, split: Split) -> str:
+        """Description of a split, for messages."""
+        return f"{split} part of {self._name}" if self._name else str(self._files[split])
+
+    def read(self, split: Split) -> Iterator[str]:
+        """Yield the texts of a split, one in memory at a time."""
+        if self._name is not None:
+            documents = named_documents(self._name, split, self._root)
+        else:
+            documents = own_documents(str(self._files[split]))
+        return (document.read() for document in documents)

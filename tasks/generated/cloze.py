@@ -21,13 +21,8 @@ from torchmetrics import MeanMetric, MetricCollection
 
 from clusterformer.data.book_names import CANDIDATES, Book, Question, parse, questions
 from clusterformer.data.cloze_words import FIRST_NAME, BookWords, ClozeWords, PretrainedWords
-from clusterformer.data.documents import (
-    LanguageModelingCorpus,
-    named_documents,
-    own_documents,
-    read_documents,
-)
-from clusterformer.data.named_sets import Split
+from clusterformer.data.documents import DocumentSplits, LanguageModelingCorpus
+from clusterformer.data.named_sets import SPLITS, Split
 from clusterformer.data.pretrained import Pretrained, open_pretrained
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
@@ -36,9 +31,7 @@ from clusterformer.models.pretrained import PretrainedEncoder, read_causal, read
 from clusterformer.models.pretrained_asked_tokens import PretrainedAskedTokens
 from clusterformer.task import IGNORE, Output, SimpleResult
 from clusterformer.tasks.generated.cloze_texts import ClozeBatch, ClozeTexts
-from clusterformer.tasks.generated.generated_task import TEST, TRAIN, VALID, GeneratedTask
-
-SPLITS: dict[int, Split] = {TRAIN: "train", VALID: "valid", TEST: "test"}
+from clusterformer.tasks.generated.generated_task import TEST, GeneratedTask
 
 
 class ClozeTextState(TypedDict):
@@ -105,18 +98,12 @@ class Cloze(GeneratedTask):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        files: dict[Split, str | None] = {"train": train, "valid": valid, "test": test}
-        if (name is None) == (train is None) or (train and None in files.values()):
-            raise InputError(
-                "give either a named set (name), or own texts as train, valid and test; got "
-                f"name {name!r}, train {train!r}, valid {valid!r}, test {test!r}"
-            )
+        self._documents = DocumentSplits(name, root, {"train": train, "valid": valid, "test": test})
         require_at_least(64, length=length)
         require_at_least(100, num_names=num_names)
         require_at_least(1, vocab_size=vocab_size, asked_names=asked_names)
         if not 0 <= fresh <= 1:
             raise InputError(f"fresh must be in 0..1, got {fresh}")
-        self._name, self._root, self._files = name, root, files
         self._length, self._vocab_size = length, vocab_size
         self._trained_length = length  # for positions, whatever a test has
         self._num_names, self._fresh = num_names, fresh
@@ -161,11 +148,7 @@ class Cloze(GeneratedTask):
         )  # fmt: skip
 
     def _read(self, split: Split) -> list[Book]:
-        if self._name is not None:
-            documents = named_documents(self._name, split, self._root)
-        else:
-            documents = own_documents(str(self._files[split]))
-        return [parse(text) for text in read_documents(documents)]
+        return [parse(text) for text in self._documents.read(split)]
 
     def _learn(self, books: list[Book] | None) -> ClozeWords:
         """Number the words and names of the training books, or take a pretrained model's."""

@@ -21,7 +21,7 @@ from clusterformer.losses import cross_entropy
 from clusterformer.task import IGNORE, Output, Task
 
 TRAIN, VALID, TEST = 0, 1, 2
-"""First number of the stream that each part of the data comes from."""
+"""First number of the stream that each part of the data comes from: its index in `SPLITS`."""
 
 
 class AskingBatch(NamedTuple):

@@ -19,25 +19,13 @@ import torch
 from torch import nn
 from torchmetrics import MeanMetric, MetricCollection
 
-from clusterformer.data.documents import (
-    LanguageModelingCorpus,
-    named_documents,
-    own_documents,
-    read_documents,
-)
-from clusterformer.data.named_sets import Split
+from clusterformer.data.documents import DocumentSplits, LanguageModelingCorpus
+from clusterformer.data.named_sets import SPLITS, Split
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.task import IGNORE, Output
-from clusterformer.tasks.generated.generated_task import (
-    TEST,
-    TRAIN,
-    VALID,
-    AskingBatch,
-    GeneratedTask,
-    GeneratedTexts,
-)
+from clusterformer.tasks.generated.generated_task import AskingBatch, GeneratedTask, GeneratedTexts
 from clusterformer.tasks.generated.several_lengths import SeveralLengths, require_sizes
 
 DIGITS = 5
@@ -52,8 +40,6 @@ MAX_SENTENCES = (len(CONSONANTS) * len(VOWELS)) ** 2 // 2
 
 _POSITIONS = 512
 """Least number of learned positions, as short texts have had ever since."""
-
-SPLITS: dict[int, Split] = {TRAIN: "train", VALID: "valid", TEST: "test"}
 
 
 class NeedleState(TypedDict, total=False):
@@ -102,12 +88,7 @@ class Needle(GeneratedTask):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        files: dict[Split, str | None] = {"train": train, "valid": valid, "test": test}
-        if (name is None) == (train is None) or (train and None in files.values()):
-            raise InputError(
-                "give either a named set (name), or own texts as train, valid and test; got "
-                f"name {name!r}, train {train!r}, valid {valid!r}, test {test!r}"
-            )
+        self._documents = DocumentSplits(name, root, {"train": train, "valid": valid, "test": test})
         if form not in ("numbers", "variables"):
             raise InputError(f'form must be "numbers" or "variables", got {form!r}')
         require_at_least(1, needles=needles)
@@ -121,7 +102,6 @@ class Needle(GeneratedTask):
         require_sizes(short_batches, also_train)
         self._lengths, self._short_batches = lengths, short_batches
         self._trained_length = max(lengths)  # for learned positions, whatever a test has
-        self._name, self._root, self._files = name, root, files
         self._length, self._form, self._needles = length, form, needles
         self._books: dict[Split, np.ndarray] = {}
 
@@ -149,15 +129,10 @@ class Needle(GeneratedTask):
     def _book(self, split: Split) -> np.ndarray:
         """Bytes of all texts of a part, one after the other."""
         if split not in self._books:
-            if self._name is not None:
-                documents = named_documents(self._name, split, self._root)
-                where = f"{split} part of {self._name}"
-            else:
-                where = str(self._files[split])
-                documents = own_documents(where)
-            text = "\n".join(read_documents(documents)).encode()
+            text = "\n".join(self._documents.read(split)).encode()
             longest = max(self._lengths) if split == "train" else self._length
             if len(text) < longest:
+                where = self._documents.where(split)
                 raise InputError(f"{where}: {len(text)} bytes in all, fewer than length {longest}")
             self._books[split] = np.frombuffer(text, dtype=np.uint8)
         return self._books[split]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from packed import lines_in
 
-from clusterformer.data.documents import named_documents, read_documents
+from clusterformer.data.documents import document_pieces, named_documents
 from clusterformer.data.prepare import archives, convert_wikipedia
 from clusterformer.data.prepare.catalogue import CONVERTERS
 from clusterformer.errors import InputError
@@ -40,7 +40,7 @@ def test_articles_become_texts_of_three_parts(
     (folder := tmp_path / "wikipedia-simple").mkdir()
     CONVERTERS["wikipedia-simple"](downloads, folder)
     found = [
-        "".join(read_documents(named_documents("wikipedia-simple", part, tmp_path)))
+        "".join(document_pieces(named_documents("wikipedia-simple", part, tmp_path)))
         for part in ("train", "valid", "test")
     ]
     numbers = [re.findall(r"It — (\d+)", text) for text in found]
