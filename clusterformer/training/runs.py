@@ -23,6 +23,8 @@ from clusterformer.whole_files import write_text
 OUTCOME = "outcome"
 """Key of W&B's summary of a run that holds what results.json does, as JSON."""
 
+_STARTS = 1000  # attempts at a new directory, beside others
+
 
 @dataclass(frozen=True)
 class Run:
@@ -40,14 +42,11 @@ class Run:
     def create(cls, parent: str | Path, name: str) -> Run:
         """Make a new run directory `parent/name/NUMBER`; two processes never get the same."""
         family = Path(parent) / name
-        while True:
-            family.mkdir(parents=True, exist_ok=True)
-            # another start may take the number, or be cancelled and remove the empty family
+        for _ in range(_STARTS):
+            # another start may take the number, or be cancelled and remove the family
             with suppress(FileExistsError, FileNotFoundError):
-                taken = [int(entry.name) for entry in family.iterdir() if entry.name.isdigit()]
-                folder = family / str(max(taken, default=0) + 1)
-                folder.mkdir()
-                return cls(folder)
+                return cls(_new_folder(family))
+        return cls(_new_folder(family))  # which raises what is wrong
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -262,6 +261,15 @@ class Run:
 
     def _next(self, name: str) -> Path:
         return self._numbered(name)[-1]
+
+
+def _new_folder(family: Path) -> Path:
+    """Make the folder of the next number."""
+    family.mkdir(parents=True, exist_ok=True)
+    taken = [int(entry.name) for entry in family.iterdir() if entry.name.isdigit()]
+    folder = family / str(max(taken, default=0) + 1)
+    folder.mkdir()
+    return folder
 
 
 def first_process() -> bool:
