@@ -44,9 +44,8 @@ class Stopping(Callback):
             trainer.should_stop = True  # Lightning then validates before it stops
             # unless a minimum is not reached, which does not matter here
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
-        self._last.interrupted = self._is_interrupted(
-            trainer
-        )  # it ends the training with its next checkpoint
+        # it ends the training with its next checkpoint
+        self._last.interrupted = self._is_interrupted(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._release()

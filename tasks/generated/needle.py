@@ -39,7 +39,7 @@ MAX_SENTENCES = (len(CONSONANTS) * len(VOWELS)) ** 2 // 2
 """Half of the names that there are: drawing different ones stays quick."""
 
 _POSITIONS = 512
-"""Least number of learned positions, as short texts have had ever since."""
+"""Least number of learned positions; a checkpoint without a length has as many."""
 
 
 class NeedleState(TypedDict, total=False):
