@@ -50,8 +50,8 @@ class LanguageModeling(RunningText):
     the text is tokenised. Beside other sets its line ends count with the tokenizer "word" alone.
 
     Args:
-        name: Named data set: wikitext2, gutenberg (51 books, split by book and author), pg19,
-            wikipedia or wikipedia-simple; or a list of them.
+        name: Named data set: wikitext2, gutenberg (51 books, split by book and author), stdlib
+            (code of Python), pg19, wikipedia or wikipedia-simple; or a list of them.
         stride: Number of new tokens in each window of an evaluation, the others being context;
             `context` by default. A smaller stride gives a better score for more time.
         far: Distance, in tokens: also measure bits per byte of the tokens that end an n-gram whose

@@ -49,8 +49,8 @@ class MaskedLanguageModeling(RunningText):
     models of one tokenizer. `--model.init_from RUN` starts another task from the result.
 
     Args:
-        name: Named data set: wikitext2, gutenberg (51 books, split by book and author), pg19,
-            wikipedia or wikipedia-simple; or a list of them.
+        name: Named data set: wikitext2, gutenberg (51 books, split by book and author), stdlib
+            (code of Python), pg19, wikipedia or wikipedia-simple; or a list of them.
         mask_share: Share of masked tokens.
         next_sentence: Rows of two segments, and prediction of whether the second follows.
         lowercase: Conversion of the texts to lower case, for bpe and wordpiece.

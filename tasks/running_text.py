@@ -51,8 +51,8 @@ class RunningText(LineTask):
     Subclasses pass their `**options` on to these.
 
     Args:
-        name: Named data set: wikitext2, gutenberg (51 books, split by book and author), pg19,
-            wikipedia or wikipedia-simple; or a list of them.
+        name: Named data set: wikitext2, gutenberg (51 books, split by book and author), stdlib
+            (code of Python), pg19, wikipedia or wikipedia-simple; or a list of them.
         root: Folder of the named data sets; $CLUSTERFORMER_DATA or the user's cache by default.
         train: Own training text.
         valid: Own validation text; without it, a tenth of `train` validates instead of training.

@@ -7,10 +7,14 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
+
+if TYPE_CHECKING:
+    from clusterformer.data.prepare.catalogue import PublishedSet
 
 HELP = """
 usage: clusterformer prepare NAME [NAME ...] [options]
@@ -34,6 +38,7 @@ sets
   translation         multi30k iwslt14 wmt14 tatoeba
   language modelling  wikitext2 gutenberg pg19 wikipedia wikipedia-simple
                       (the last three need the extra hub)
+                      stdlib (code: the library of your own Python, nothing to download)
   speech              fsdd librispeech (7 GB)
   others              mnist glove
   vectors             not fetched but trained, in ten minutes or so: 300 numbers a word, from
@@ -130,7 +135,7 @@ def _list(root: str | None) -> None:
         (
             published.name,
             published.task,
-            _size(published.bytes) if published.bytes else "?",
+            _download_size(published),
             presence(published, folder),
             published.terms,
             published.licence,
@@ -143,6 +148,12 @@ def _list(root: str | None) -> None:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
+
+
+def _download_size(published: PublishedSet) -> str:
+    if published.bytes:
+        return _size(published.bytes)
+    return "?" if published.remotes else "none"
 
 
 def _report(message: str) -> None:

@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 
 _EMPTY_SIZE = 1024  # bytes; a gzip of nothing holds its file's name
 
-LanguageModelingCorpus = Literal["wikitext2", "gutenberg", "pg19", "wikipedia", "wikipedia-simple"]
+LanguageModelingCorpus = Literal[
+    "wikitext2", "gutenberg", "stdlib", "pg19", "wikipedia", "wikipedia-simple"
+]
 
 _ENDINGS = (".txt", ".txt.gz")
 _WIKITEXT2 = {  # lines, words; line ends are further words, 2,088,628 / 217,646 / 245,569 in all
@@ -121,7 +123,8 @@ def named_documents(
 
     wikitext2 is one file a split, pg19 a folder a split. gutenberg, 51 books, has no published
     split: here three whole books validate and four test, and no other book of their authors is in
-    the training split. wikipedia and wikipedia-simple are as `clusterformer prepare` deals them.
+    the training split. stdlib, the source code of Python's standard library, wikipedia and
+    wikipedia-simple are as `clusterformer prepare` deals them.
 
     Args:
         name: Name of the set.
@@ -142,6 +145,8 @@ def named_documents(
         return [Document(folder / f"{split}.txt.gz", lines=lines, words=words)]
     if name == "gutenberg":
         return _gutenberg(folder, split)
+    if name == "stdlib":
+        return own_documents(folder / split)
     if name in _NUM_WIKIPEDIA:
         if split != "train":
             return [Document(folder / f"{split}.txt.gz")]

@@ -30,6 +30,7 @@ from clusterformer.data.prepare.convert_parallel_text import (
     convert_tatoeba,
     convert_wmt14,
 )
+from clusterformer.data.prepare.convert_python_library import convert_stdlib
 from clusterformer.data.prepare.convert_speech import convert_librispeech
 from clusterformer.data.prepare.convert_wikipedia import english_tables, wikipedia_converter
 from clusterformer.errors import InputError
@@ -98,6 +99,7 @@ CONVERTERS: dict[str, Converter] = {
     ),
     "gutenberg": convert_gutenberg,
     "pg19": convert_pg19,
+    "stdlib": convert_stdlib,
     "wikipedia": wikipedia_converter("wikipedia"),
     "wikipedia-simple": wikipedia_converter("wikipedia-simple"),
     "mnist": copy_files,
