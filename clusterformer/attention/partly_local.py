@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.local_heads import LocalHeads
+from clusterformer.attention.shifted_keys import shift_rows
 from clusterformer.attention.softmax import full_attention
 from clusterformer.attention.text_cache import TextCaching, extend
 
@@ -28,6 +29,8 @@ class PartlyLocalAttention(LocalHeads, TextCaching):
         local_heads: Number of heads that attend locally; None: half of them, rounded down.
         local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the
             one before it and, unless causal, the one after it.
+        shift_keys: Whether the other heads find a key by the token before it, whose k it has
+            (`clusterformer.attention.shifted_keys`).
 
     Cost: O(N^2 D) time, O(N D) memory.
     """
@@ -42,10 +45,12 @@ class PartlyLocalAttention(LocalHeads, TextCaching):
         causal: Causal = False,
         local_heads: int | None = None,
         local_window: int = 64,
+        shift_keys: bool = False,
     ) -> None:
         super().__init__(
             d_model, num_heads, causal=causal, local_heads=local_heads, local_window=local_window
         )
+        self.shift_keys = shift_keys
 
     def forward(
         self,
@@ -60,7 +65,8 @@ class PartlyLocalAttention(LocalHeads, TextCaching):
     ) -> tuple[Tensor, None]:
         local, parts = self.local_heads, self.attend_near(q, k, v, key_mask)
         if local < self.num_heads:
-            heads = q[:, local:], k[:, local:], v[:, local:]
+            key = shift_rows(k[:, local:], key_mask) if self.shift_keys else k[:, local:]
+            heads = q[:, local:], key, v[:, local:]
             parts.append(full_attention(*heads, key_mask, causal=bool(self.causal)))
         return torch.cat([part.to(q.dtype) for part in parts], 1), None
 
@@ -86,5 +92,7 @@ class PartlyLocalAttention(LocalHeads, TextCaching):
             (slice(local, None), slice(position + 1)),
         ):
             key, value = (rows[:, heads, seen].to(q.dtype) for rows in (keys, values))
+            if self.shift_keys and heads.stop is None:
+                key = shift_rows(key, None)
             parts.append(F.scaled_dot_product_attention(q[:, heads], key, value))
         return torch.cat(parts, 1), (keys, values, cache[2] + 1)

@@ -75,6 +75,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         clusters: "learnt" by the loss, or for comparison: "random", W_q and W_k stay as they are
             drawn, and the logits are q . k / sqrt(D) + r log(1 + t). Then a head learns how to
             attend, but not to whom.
+        shift_keys: Whether a key is found by the token before it: its z_k is W_k x of that one,
+            and W_k = W_q at the start. So a token finds what followed its like from the first step
+            on (`clusterformer.attention.shifted_keys`).
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
     Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.
@@ -97,6 +100,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         local_window: int = 64,
         alpha: float = 7.0,
         clusters: Origin = "learnt",
+        shift_keys: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(
@@ -119,6 +123,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         width = self.num_clusterings * self.head_width
         self.query_space = nn.Linear(d_model, width, bias=False)  # W_q of each head
         self.key_space = nn.Linear(d_model, width, bias=False)
+        if shift_keys:
+            self.key_space.load_state_dict(self.query_space.state_dict())
+        self.shift_keys = shift_keys
         self.slow_recency = nn.Parameter(torch.zeros(self.num_clusterings))
         self.alpha, self.clusters = alpha, clusters
         if clusters == "random":
@@ -144,6 +151,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         parts = self.attend_near(q, k, v, key_mask)
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, z_k = self.points(hidden)
+            z_k = self.found_by(z_k, key_mask)
             position = _positions(hidden, key_mask)
             far_q, far_k = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], position)
             far_q = far_q * far_q.shape[-1] ** 0.5  # by which attention divides

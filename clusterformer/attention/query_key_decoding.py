@@ -4,7 +4,7 @@ B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   P clusters 
 D head width
 
 The cache is a `ClusterCache` of the keys and values of the first `dense_length` tokens, and of the
-last ones of each cluster of each head, and of the local heads.
+last ones of each cluster of each head, and of the local heads; and of the last z_k.
 """
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clusterformer.attention.base import Cache
 from clusterformer.attention.local_heads import LocalHeads
 from clusterformer.attention.ring_steps import ClusterCache
+from clusterformer.attention.shifted_keys import shift_rows
 from clusterformer.attention.text_cache import extend
 from clusterformer.clustering.ring_cache import fill, insert, look_up, make_ring_cache
 
@@ -35,6 +36,7 @@ class QueryKeyDecoding(LocalHeads):
     dense_length: int
     alpha: float
     clusters: str
+    shift_keys: bool
     query_space: nn.Linear
     key_space: nn.Linear
     slow_recency: nn.Parameter
@@ -47,6 +49,10 @@ class QueryKeyDecoding(LocalHeads):
         heads = (x.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2) for x in rows)
         query, key = (F.normalize(x, dim=-1) for x in heads)
         return query, key
+
+    def found_by(self, z_k: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Choose the points by which keys are found, of z_k (B, H - L, N, D) and mask (B, N)."""
+        return shift_rows(z_k, key_mask) if self.shift_keys else z_k
 
     @property
     def recency(self) -> Tensor:
@@ -90,24 +96,26 @@ class QueryKeyDecoding(LocalHeads):
         keys = F.pad(values.float(), (0, 1))
         far = make_ring_cache(batch * heads, self.num_clusters, size, (keys, values))
         length = like.new_zeros(batch, dtype=torch.long)
-        return ClusterCache(length, (keys, values), far, self.near_ring(like)).flat(heads)
+        last = values.float().new_zeros(batch, heads, 1, self.head_width)
+        return ClusterCache(length, (keys, values, last), far, self.near_ring(like)).flat(heads)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
-        length, first, far, near = ClusterCache.read(cache)
+        length, (*first, last), far, near = ClusterCache.read(cache)
         local, (parts, near) = self.local_heads, self.step_near(q, k, v, near)
         position, value = int(length[0]), v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
-            z_q, z_k = self.points(hidden)
+            z_q, point = self.points(hidden)
+            z_k = last if self.shift_keys and position else point
             far_q, far_k = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], length[:, None])
             rows = far_k.flatten(0, 2), value.flatten(0, 2)
             for cluster in self.nearest(z_k, self.key_clusters)[:, 0].unbind(1):
                 far = insert(far, cluster, rows)
             if position < self.dense_length:
                 new = zip(first, (far_k, value), strict=True)
-                first = tuple(extend(rows, position, row) for rows, row in new)
+                first = [extend(rows, position, row) for rows, row in new]
                 seen, mask = tuple(rows[:, :, : position + 1] for rows in first), None
             else:
                 found, mask = look_up(far, self.nearest(z_q)[:, 0, 0], self.chunk_size)
@@ -121,7 +129,7 @@ class QueryKeyDecoding(LocalHeads):
             if mask is not None:
                 mixed = torch.where(none, value.float(), mixed)
         parts.append(mixed.to(v.dtype))
-        held = ClusterCache(length + 1, first, far, near)
+        held = ClusterCache(length + 1, (*first, point), far, near)
         return torch.cat(parts, 1), held.flat(self.num_clusterings)
 
     def prefill(
@@ -131,13 +139,19 @@ class QueryKeyDecoding(LocalHeads):
         local, length, copies = self.local_heads, k.shape[2], self.key_clusters
         held, value = ClusterCache.read(cache), v[:, local:]
         with torch.autocast(hidden.device.type, enabled=False):
-            z_q, z_k = self.points(hidden)
+            z_q, point = self.points(hidden)
+            z_k = self.found_by(point, None)
             slots = self.nearest(z_k, copies).flatten(1)  # (R, N * P)
             position = torch.arange(length, device=hidden.device)
             _, key = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], position)
         far = fill(held.far, slots, (_each(key, copies), _each(value, copies)))
-        first = tuple(x[:, :, : self.dense_length].contiguous() for x in (key, value))
-        held = ClusterCache(held.length + length, first, far, self.fill_near(k, v, held.near))
+        first = (x[:, :, : self.dense_length].contiguous() for x in (key, value))
+        held = ClusterCache(
+            held.length + length,
+            (*first, point[:, :, -1:].contiguous()),
+            far,
+            self.fill_near(k, v, held.near),
+        )
         return mixed, held.flat(self.num_clusterings)
 
 

@@ -47,3 +47,18 @@ def test_a_local_head_sees_no_far_token_and_another_does() -> None:
     seen = grad[0].abs().sum(-1) > 0
     assert seen[0].nonzero().flatten().tolist() == list(range(12, 18))
     assert seen[1].nonzero().flatten().tolist() == list(range(18))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_shifted_keys_are_the_keys_of_the_tokens_before(causal: bool) -> None:
+    core = PartlyLocalAttention(16, 2, causal=causal, local_heads=1, shift_keys=True)
+    full = FullAttention(16, 2, causal=causal)
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+    hidden, mask = torch.randn(1, 20, 16), torch.ones(1, 20, dtype=torch.bool)
+    mask[0, [0, 1, 7, 12]] = False
+    real = mask[0].nonzero().flatten()
+    found, _ = core(q, k, v, hidden=hidden, key_mask=mask)
+    query, key, value = (x[:, :, real] for x in (q, k, v))
+    key = torch.stack([key[:, :, max(0, t - 1)] for t in range(len(real))], 2)
+    expected, _ = full(query, key, value, hidden=hidden[:, real])
+    torch.testing.assert_close(found[:, 1, real], expected[:, 1])

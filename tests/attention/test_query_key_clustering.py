@@ -21,6 +21,8 @@ def literal(
     heads = (core.num_clusterings, core.head_width)
     query = F.normalize((hidden @ core.query_space.weight.T).view(-1, *heads), dim=-1)
     key = F.normalize((hidden @ core.key_space.weight.T).view(-1, *heads), dim=-1)
+    if core.shift_keys:
+        key = torch.stack([key[max(0, t - 1)] for t in range(length)])
     for h in range(core.num_clusterings):
         wanted = (query[:, h] @ core.anchors[h].T).argmax(-1)
         offered = (key[:, h] @ core.anchors[h].T).topk(core.key_clusters).indices
@@ -55,6 +57,8 @@ def literal(
         {"key_clusters": 2},
         {"key_clusters": 3},
         {"clusters": "random"},
+        {"shift_keys": True},
+        {"shift_keys": True, "clusters": "random"},
     ],
     ids=str,
 )
@@ -113,10 +117,20 @@ def test_recency_chooses_the_earlier_or_the_later_of_keys_that_are_alike(
     torch.testing.assert_close(values[0, 0, 29], v[0, 0, chosen])
 
 
+def test_shifted_keys_find_what_followed_a_token_without_training() -> None:
+    """In `a b ... a` the second a takes the value of b, whatever the clusters are."""
+    options = {"num_clusters": 8, "dense_length": 0, "alpha": 1e4, "shift_keys": True}
+    core = QueryKeyClusteringAttention(8, 1, causal=True, **options).eval()
+    hidden, v = torch.randn(1, 30, 8), torch.randn(1, 1, 30, 8)
+    hidden[0, 29] = hidden[0, 11]
+    values, _ = core(v, v, v, hidden=hidden)
+    torch.testing.assert_close(values[0, 0, 29], v[0, 0, 12])
+
+
 @pytest.mark.parametrize("prefilled", [0, 1, 12])
-@pytest.mark.parametrize("clusters", ["learnt", "random"])
-def test_decoding_knows_the_logits(prefilled: int, clusters: str) -> None:
-    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, clusters=clusters, **SMALL).eval()
+@pytest.mark.parametrize("options", [{}, {"clusters": "random"}, {"shift_keys": True}], ids=str)
+def test_decoding_knows_the_logits(prefilled: int, options: dict) -> None:
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, **SMALL, **options).eval()
     core.slow_recency.data = 3 * torch.randn(core.num_clusterings)
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
     hidden = torch.randn(2, LENGTH, WIDTH)
@@ -134,8 +148,11 @@ def test_decoding_knows_the_logits(prefilled: int, clusters: str) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_padding_before_a_text_moves_no_recency(causal: bool) -> None:
-    core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=causal, **SMALL).eval()
+@pytest.mark.parametrize("shift_keys", [False, True])
+def test_padding_before_a_text_changes_nothing(causal: bool, shift_keys: bool) -> None:
+    core = QueryKeyClusteringAttention(
+        WIDTH, HEADS, causal=causal, shift_keys=shift_keys, **SMALL
+    ).eval()
     core.slow_recency.data = 3 * torch.randn(core.num_clusterings)
     q, k, v = torch.randn(3, 1, HEADS, LENGTH, WIDTH // HEADS)
     hidden, mask = torch.randn(1, LENGTH, WIDTH), torch.arange(LENGTH)[None] >= 7

@@ -44,6 +44,7 @@ CHOICES: dict[str, list[Any]] = {  # options of any mechanism that has them
     "target": ["chosen", "all"],
     "coupling": [True, True, False],
     "temperature": [0.1, 1.0],
+    "shift_keys": [False, True],
 }
 
 
