@@ -5,18 +5,18 @@ Files are read as a stream, so that their length costs no memory.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from clusterformer.data.holding_out import plain_words
 from clusterformer.data.named_sets import check_count
+from clusterformer.data.text_pieces import open_bytes
 from clusterformer.errors import InputError
 
 MAX_HELD_OUT = 2000
@@ -186,7 +186,7 @@ def read_lines(path: Path) -> Iterator[str]:
         InputError: if the file is missing, damaged, not UTF-8, or mixes line ends.
     """
     try:
-        with _open(path) as file:
+        with open_bytes(path) as file:
             crlf = None
             for number, raw in enumerate(file, 1):
                 line = raw.removesuffix(b"\n")
@@ -202,10 +202,6 @@ def read_lines(path: Path) -> Iterator[str]:
         raise InputError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-
-
-def _open(path: Path) -> BinaryIO | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _decoded(line: bytes, path: Path, number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import logging
 from codecs import BOM_UTF8
@@ -15,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.data.named_sets import Split, check_count, data_folder
 from clusterformer.data.tables import read_text
-from clusterformer.data.text_pieces import text_pieces
+from clusterformer.data.text_pieces import open_bytes, text_pieces
 from clusterformer.errors import InputError, MissingDataError, reading
 from clusterformer.wording import counted
 
@@ -193,7 +192,7 @@ def _is_empty(file: Path) -> bool:
     with reading(file, "text"):
         if file.stat().st_size > _EMPTY_SIZE:  # so that few of many files are opened
             return False
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+        with open_bytes(file) as content:
             return content.read(len(BOM_UTF8) + 1) in (b"", BOM_UTF8)
 
 

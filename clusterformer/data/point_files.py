@@ -6,7 +6,6 @@ Letters: P points, F features.
 from __future__ import annotations
 
 import csv
-import gzip
 import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterformer.data.tables import Column
+from clusterformer.data.text_pieces import open_bytes
 from clusterformer.errors import InputError, Position, reading
-
-Column = str | int
-"""A column of a table: its name in the header line, or its number from 1."""
 
 _ARRAYS = ("x", "y", "x_test", "y_test")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -49,7 +47,7 @@ def read_npy(path: Path) -> PointFile:
     """Map an `.npy` file into memory; unpack an `.npy.gz`."""
     with reading(path, "a NumPy file"):
         if path.suffix == ".gz":
-            with gzip.open(path) as file:
+            with open_bytes(path) as file:
                 return PointFile({"x": np.lib.format.read_array(file, allow_pickle=False)})
         return PointFile({"x": np.lib.format.open_memmap(path, mode="r")})
 
@@ -188,11 +186,7 @@ def read_table(
     """
     layout: _Layout | None = None
     numbers, labels, ids = array("f"), [], []
-    packed = path.suffix == ".gz"
-    with (
-        reading(path, "a table of numbers, UTF-8") as at,
-        (gzip.open if packed else open)(path, "rb") as file,
-    ):
+    with reading(path, "a table of numbers, UTF-8") as at, open_bytes(path) as file:
         for row in filter(None, csv.reader(_lines(file, at), delimiter=delimiter, strict=True)):
             if layout is None:
                 layout = _lay_out(at, row, columns, label_column, id_column, by_name=by_name)

@@ -5,7 +5,6 @@ Letters: P points, F features.
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Sequence
 from math import prod
@@ -17,14 +16,9 @@ from numpy.typing import NDArray
 
 from clusterformer.data.corpora import read_corpus
 from clusterformer.data.named_sets import SPLITS, data_folder
-from clusterformer.data.point_files import (
-    Column,
-    PointFile,
-    check_arrays,
-    read_npy,
-    read_npz,
-    read_table,
-)
+from clusterformer.data.point_files import PointFile, check_arrays, read_npy, read_npz, read_table
+from clusterformer.data.tables import Column
+from clusterformer.data.text_pieces import open_bytes
 from clusterformer.data.word_vectors import load_vectors
 from clusterformer.errors import InputError, MissingDataError, missing, reading
 
@@ -170,8 +164,8 @@ def _idx(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Read an IDX file of bytes, also with .gz: two zeros, type, rank, sizes, values."""
     path = folder / name if (folder / name).exists() else folder / f"{name}.gz"
     try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        with open_bytes(path) as file:
+            content = file.read()
     except FileNotFoundError:
         raise MissingDataError(
             f"mnist: no file {path}; `clusterformer prepare mnist` brings it; data.root, --root or "

@@ -7,7 +7,6 @@ quoting), `.csv` follows Python's csv module, `.jsonl` holds one JSON object a l
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from clusterformer.data.text_pieces import open_bytes
 from clusterformer.errors import InputError, reading
 
 FORMATS = (".tsv", ".csv", ".jsonl")
@@ -81,9 +81,8 @@ def read_text(path: Path, encoding: str | None = None) -> str:
     advice = "convert the file" if encoding is None else "convert the file or set encoding"
     encoding = encoding or "utf-8"
     with reading(path, f"text in {encoding}"):
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
+        with open_bytes(path) as file:
+            content = file.read()
         try:
             text = content.decode(encoding).removeprefix("\ufeff")
         except UnicodeDecodeError as error:

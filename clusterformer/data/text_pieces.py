@@ -6,10 +6,16 @@ import codecs
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from clusterformer.errors import InputError, reading
 
 _SIZE = 1 << 20  # bytes read at once
+
+
+def open_bytes(path: Path) -> BinaryIO | gzip.GzipFile:
+    """Open a file to read bytes, through gzip if its name ends in `.gz`."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def text_pieces(path: Path, encoding: str = "utf-8") -> Iterator[str]:
@@ -41,7 +47,7 @@ def _decoded(path: Path, encoding: str) -> Iterator[str]:
             f"unknown encoding {encoding!r}, allowed are Python's, such as utf-8 and cp1252"
         ) from None
     line, first = 1, True
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with open_bytes(path) as file:
         while True:
             content = file.read(_SIZE)
             try:

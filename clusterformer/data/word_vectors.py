@@ -5,7 +5,6 @@ Letters: V vocabulary, E width of the vectors.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import logging
 from array import array
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clusterformer.data.cache import cache_folder, cached_folder
+from clusterformer.data.text_pieces import open_bytes
 from clusterformer.data.tokenizers import SPECIAL_TOKENS, WordTokenizer
 from clusterformer.errors import InputError, missing, reading
 from clusterformer.models.embeddings import PAD
@@ -149,11 +149,7 @@ def _read_vectors(path: Path) -> tuple[list[str], NDArray[np.float32]]:
     numbers = array("f")
     header: tuple[int, int] | None = None
     width = num_lines = 0
-    packed = path.suffix == ".gz"
-    with (
-        reading(path, _FORMAT) as at,
-        (gzip.open if packed else open)(path, "rb") as file,
-    ):
+    with reading(path, _FORMAT) as at, open_bytes(path) as file:
         for at.line, raw in enumerate(file, 1):
             line = raw.decode()
             if at.line == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from clusterformer.data.cache import lock
 from clusterformer.data.named_sets import data_folder
 from clusterformer.data.prepare.catalogue import PublishedSet, published_set
 from clusterformer.data.prepare.download import Progress, digest, fetch
+from clusterformer.data.text_pieces import open_bytes
 from clusterformer.errors import InputError, missing
 
 Presence = Literal["yes", "part", "no"]
@@ -157,5 +157,5 @@ def _count(path: Path) -> int:
     """Count the lines of a file, or the files of a folder."""
     if path.is_dir():
         return sum(1 for _ in path.iterdir())
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with open_bytes(path) as file:
         return sum(1 for _ in file)
