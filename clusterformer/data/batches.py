@@ -80,7 +80,7 @@ class BucketPlan:
     def __len__(self) -> int:
         return len(self._cuts) - 1
 
-    def batches(self, epoch: int) -> Sequence[list[int]]:
+    def batches(self, epoch: int) -> Slices:
         """Return the global batches of `epoch`, lists of example indices."""
         rng = np.random.default_rng([self._seed, epoch])
         size = len(self._bucket)
@@ -89,27 +89,40 @@ class BucketPlan:
         cuts = list(pairwise(self._cuts))
         if self._shuffle:
             rng.shuffle(cuts)
-        return _Slices(order, cuts)
+        return Slices(order, [start for start, _ in cuts], [stop for _, stop in cuts])
 
 
-class _Slices(Sequence[list[int]]):
-    """Slices of an array as lists, made on access: all at once would need much memory."""
+class Slices(Sequence[list[int]]):
+    """Slices of an array as lists, made on access: all at once would need much memory.
 
-    def __init__(self, array: NDArray[np.int64], cuts: list[tuple[int, int]]) -> None:
-        self._array, self._cuts = array, cuts
+    Args:
+        array: Numbers to be cut.
+        starts: Index of the first number of each slice.
+        stops: Index behind the last one of each.
+    """
+
+    def __init__(
+        self, array: NDArray[np.int64], starts: Sequence[int], stops: Sequence[int]
+    ) -> None:
+        self._array, self._starts, self._stops = array, starts, stops
 
     def __len__(self) -> int:
-        return len(self._cuts)
+        return len(self._starts)
 
     @overload
     def __getitem__(self, index: int) -> list[int]: ...
     @overload
-    def __getitem__(self, index: slice) -> _Slices: ...
-    def __getitem__(self, index: int | slice) -> list[int] | _Slices:
+    def __getitem__(self, index: slice) -> Slices: ...
+    def __getitem__(self, index: int | slice) -> list[int] | Slices:
         if isinstance(index, slice):
-            return _Slices(self._array, self._cuts[index])
-        start, stop = self._cuts[index]
-        return self._array[start:stop].tolist()
+            return Slices(self._array, self._starts[index], self._stops[index])
+        return self._array[self._starts[index] : self._stops[index]].tolist()
+
+
+def equal_slices(array: NDArray[np.int64], size: int) -> Slices:
+    """Cut an array into slices of one size, but for the last."""
+    starts = range(0, len(array), size)
+    return Slices(array, starts, range(size, len(array) + size, size))
 
 
 def _cuts(ends: list[int], max_sizes: list[int]) -> list[int]:
@@ -146,11 +159,11 @@ class EndlessPlan:
     def __len__(self) -> int:
         return self._num_batches
 
-    def batches(self, epoch: int) -> list[list[int]]:
+    def batches(self, epoch: int) -> Slices:
         """Return the global batches of `epoch`: consecutive indices, continued over epochs."""
-        first = epoch * self._num_batches * self._batch_size
-        starts = range(first, first + self._num_batches * self._batch_size, self._batch_size)
-        return [list(range(start, start + self._batch_size)) for start in starts]
+        size = self._num_batches * self._batch_size
+        indices = np.arange(epoch * size, (epoch + 1) * size, dtype=np.int64)
+        return equal_slices(indices, self._batch_size)
 
 
 class DistributedBatchSampler(Sampler[list[int]]):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from clusterformer.data.batches import pad
+from clusterformer.data.batches import Slices, equal_slices, pad
 from clusterformer.data.framed_tokenizers import RowTokenizer
-from clusterformer.data.streams import EqualBatches, ShiftedWindowPlan
+from clusterformer.data.streams import ShiftedWindowPlan
 from clusterformer.data.tokenizers import BOS
 from clusterformer.task import IGNORE
 
@@ -43,9 +43,9 @@ class NumberedWindowPlan(ShiftedWindowPlan):
     A number names the random draws of its window: number % T is the offset.
     """
 
-    def batches(self, epoch: int) -> EqualBatches:
+    def batches(self, epoch: int) -> Slices:
         """Return the global batches of `epoch`: the number of each window."""
-        return EqualBatches(epoch * self._total + self._starts(epoch), self._batch_size)
+        return equal_slices(epoch * self._total + self._starts(epoch), self._batch_size)
 
 
 class MaskedRows(Dataset[MaskedBatch]):

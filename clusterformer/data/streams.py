@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from clusterformer.data.batches import Slices, equal_slices
 from clusterformer.data.cache import cache_folder, cached_folder
 from clusterformer.data.documents import Document
 from clusterformer.data.stream_tokenizers import StreamTokenizer
@@ -83,42 +83,14 @@ class ShiftedWindowPlan:
     def __len__(self) -> int:
         return -(-self._windows // self._batch_size)
 
-    def batches(self, epoch: int) -> EqualBatches:
+    def batches(self, epoch: int) -> Slices:
         """Return the global batches of `epoch`: the offset of each window."""
-        return EqualBatches(self._starts(epoch), self._batch_size)
+        return equal_slices(self._starts(epoch), self._batch_size)
 
     def _starts(self, epoch: int) -> NDArray[np.int64]:
         rng = np.random.default_rng([self._seed, epoch])
         first = rng.integers(self._total)
         return (first + rng.permutation(self._windows) * self._context) % self._total
-
-
-class EqualBatches(Sequence[list[int]]):
-    """Batches of one size, but for the last, made on access: a large corpus has millions.
-
-    Args:
-        numbers: Numbers of all windows, in their order.
-        batch_size: Number of windows a batch.
-    """
-
-    def __init__(self, numbers: NDArray[np.int64], batch_size: int) -> None:
-        self._numbers, self._batch_size = numbers, batch_size
-
-    def __len__(self) -> int:
-        return -(-len(self._numbers) // self._batch_size)
-
-    @overload
-    def __getitem__(self, index: int) -> list[int]: ...
-    @overload
-    def __getitem__(self, index: slice) -> EqualBatches: ...
-    def __getitem__(self, index: int | slice) -> list[int] | EqualBatches:
-        size = self._batch_size
-        if isinstance(index, slice):
-            first, last, _ = index.indices(len(self))
-            return EqualBatches(self._numbers[first * size : last * size], size)
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self._numbers[index * size : (index + 1) * size].tolist()
 
 
 class Windows(Dataset[Batch]):
