@@ -15,13 +15,15 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from clusterformer.data.batches import BucketPlan, EndlessPlan, make_loader, run_seed
+from clusterformer.data.batches import EndlessPlan, make_loader, run_seed
+from clusterformer.data.named_sets import SPLITS, Split
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
-from clusterformer.task import IGNORE, Output, Task
+from clusterformer.task import IGNORE, Output
+from clusterformer.tasks.split_task import SplitTask
 
-TRAIN, VALID, TEST = 0, 1, 2
-"""First number of the stream that each part of the data comes from: its index in `SPLITS`."""
+TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
+"""First number of the stream that a part of the data comes from: its index in `SPLITS`."""
 
 
 class AskingBatch(NamedTuple):
@@ -54,7 +56,7 @@ class GeneratedTexts(Dataset[Any]):
         return np.random.default_rng([*self._stream, index])
 
 
-class GeneratedTask(Task):
+class GeneratedTask(SplitTask):
     """Label tokens of generated texts.
 
     Training continues with new texts without end; validation and test texts are always the same.
@@ -99,19 +101,13 @@ class GeneratedTask(Task):
         """Texts of a stream, by their index, as training has them: by default `texts`."""
         return self.texts(*stream)
 
-    def train_dataloader(self) -> DataLoader:
-        plan = EndlessPlan(self._epoch_steps, self._batch_size)
-        return make_loader(self.train_texts(TRAIN, run_seed()), plan, self, training=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._evaluation(VALID, self._valid_texts)
-
-    def test_dataloader(self) -> DataLoader:
-        return self._evaluation(TEST, self._test_texts)
-
-    def _evaluation(self, stream: int, size: int) -> DataLoader:
-        plan = BucketPlan([1] * size, batch_size=self._batch_size, shuffle=False)
-        return make_loader(self.texts(stream), plan, self)
+    def loader(self, split: Split) -> DataLoader:
+        stream = SPLITS.index(split)
+        if split == "train":
+            plan = EndlessPlan(self._epoch_steps, self._batch_size)
+            return make_loader(self.train_texts(stream, run_seed()), plan, self, training=True)
+        size = self._valid_texts if split == "valid" else self._test_texts
+        return self.bucketed(split, self.texts(stream), [1] * size, self._batch_size)
 
     def loss(self, output: Output, batch: Any, label_smoothing: float) -> tuple[Tensor, Tensor]:
         return cross_entropy(output.logits, batch.target, label_smoothing)
