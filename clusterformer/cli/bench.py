@@ -239,9 +239,10 @@ def print_times(row: Row, rows: Sequence[Row]) -> None:
 
 
 def save(options: argparse.Namespace, rows: Sequence[Row], **measured: Any) -> None:
-    """Write the report to `--out`, with the options as its settings, and say so."""
+    """Write the report to `--out`, if it is given, with the options as its settings; say so."""
     keep(options, rows, **measured)
-    print(f"written: {options.out}")
+    if options.out:
+        print(f"written: {options.out}")
 
 
 def keep(options: argparse.Namespace, rows: Sequence[Row], **measured: Any) -> None:

@@ -65,8 +65,7 @@ def run(arguments: list[str]) -> None:
         numbers = f"{error:>8.4f}{time:>9.1f}{time / rows[0]['median_ms']:>9.2f}"
         print(f"{row['mechanism']:<28}{numbers}  {chosen}", flush=True)
         keep(options, rows, layers=len(layers))
-    if options.out:
-        save(options, rows, layers=len(layers))
+    save(options, rows, layers=len(layers))
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

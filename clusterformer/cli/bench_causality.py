@@ -50,8 +50,7 @@ def run(arguments: list[str]) -> None:
         rows.append(row)
         print(_line(row), flush=True)
         keep(options, rows)
-    if options.out:
-        save(options, rows)
+    save(options, rows)
 
 
 def _line(row: Row) -> str:

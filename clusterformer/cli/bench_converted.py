@@ -76,5 +76,4 @@ def run(arguments: list[str]) -> None:
         means = "".join(f"{statistics.fmean(row[name]):>9.4f}" for name in ("text", "token"))
         print(f"{row['form']:<38}{kind:>9}{row['keys_seen']:>7.3f}{means}", flush=True)
         keep(options, rows)
-    if options.out:
-        save(options, rows)
+    save(options, rows)

@@ -49,5 +49,4 @@ def run(arguments: list[str]) -> None:
         time, size = row["step_ms"], row["cache_mib"]
         print(f"{row['length']:>7}  {row['mechanism']:<28}{time:>9.3f}{size:>11.2f}", flush=True)
         keep(options, rows)
-    if options.out:
-        save(options, rows)
+    save(options, rows)

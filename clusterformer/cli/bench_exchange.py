@@ -71,8 +71,7 @@ def run(arguments: list[str]) -> None:
             rows.append(row)
             keep(options, rows)
     print(f"\n{_matrix(rows)}")
-    if options.out:
-        save(options, rows)
+    save(options, rows)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -76,8 +76,7 @@ def _predict(options: argparse.Namespace) -> None:
             f"{row['length']:>7}  {row['form']:<8}{row['least_ms']:>10.3f}"
             f"{row['full_least_ms']:>16.3f}{row['ratio']:>8.2f}"
         )
-    if options.out:
-        save(options, rows, predicted=options.predict)
+    save(options, rows, predicted=options.predict)
 
 
 def _measure(options: argparse.Namespace) -> None:

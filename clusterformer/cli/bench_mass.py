@@ -48,5 +48,4 @@ def run(arguments: list[str]) -> None:
     for row in rows:
         start = f"{row['run']:<{wide}}{row['mechanism']:<28}{row['layer']:>6}"
         print(f"{start}{row['keys']:>8.3f}{row['mass']:>8.3f}")
-    if options.out:
-        save(options, rows)
+    save(options, rows)

@@ -44,5 +44,4 @@ def run(arguments: list[str]) -> None:
         peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
         times = f"{row['seconds']:>10.1f}{row['cpu_seconds']:>10.1f}"
         print(f"{row['stage']:<12}{row['pairs']:>10,}{times}{peak:>10}", flush=True)
-    if options.out:
-        save(options, rows)
+    save(options, rows)

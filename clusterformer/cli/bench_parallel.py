@@ -63,8 +63,7 @@ def run(arguments: list[str]) -> None:
             f"{row['seconds']:>9.2f}{row['seconds'] / row['seconds_alone']:>8.2f}",
             flush=True,
         )
-    if options.out:
-        save(options, rows)
+    save(options, rows)
 
 
 def _print_prediction() -> None:

@@ -67,8 +67,7 @@ def run(arguments: list[str]) -> None:
         rows.append(row)
         print(_line(row, rows[0]), flush=True)
         keep(options, rows)
-    if options.out:
-        save(options, rows)
+    save(options, rows)
 
 
 def _line(row: Row, full: Row) -> str:

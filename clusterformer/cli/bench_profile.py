@@ -52,5 +52,4 @@ def run(arguments: list[str]) -> None:
             operation = row["operation"][:50]
             print(f"  {operation:<50}{row['ms']:>9.2f}{row['share']:>8.1%}{row['calls']:>8.0f}")
         rows += [{"mechanism": name, **row} for row in found]
-    if options.out:
-        save(options, rows)
+    save(options, rows)

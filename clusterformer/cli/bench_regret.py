@@ -51,8 +51,7 @@ def run(arguments: list[str]) -> None:
         f"mean regret {summary['mean_regret']:+.1%}, worst {summary['worst_regret']:+.1%}", end=""
     )
     print(f"; worst against full attention {max(dense):+.1%}" if dense else "")
-    if options.out:
-        save(options, rows, summary=summary)
+    save(options, rows, summary=summary)
 
 
 def _line(row: Row, default: str) -> str:

@@ -56,8 +56,7 @@ def run(arguments: list[str]) -> None:
         rows.append(row)
         print_times(row, rows)
         keep(options, rows)
-    if options.out:
-        save(options, rows)
+    save(options, rows)
 
 
 LONG_TURN = 5_000
