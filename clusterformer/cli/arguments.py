@@ -20,6 +20,14 @@ def available_device(name: str) -> str:
     return name
 
 
+def set_threads(number: int | None) -> None:
+    """Set the number of CPU threads; None or 0 leaves it as it is."""
+    if number:
+        import torch  # slow
+
+        torch.set_num_threads(number)
+
+
 class Arguments(argparse.ArgumentParser):
     """A parser without abbreviations; its help is the command's HELP."""
 

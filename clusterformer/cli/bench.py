@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clusterformer.cli.arguments import Arguments, available_device
+from clusterformer.cli.arguments import Arguments, available_device, set_threads
 from clusterformer.errors import InputError
 from clusterformer.wording import counted
 
@@ -114,21 +114,14 @@ class BenchArguments(Arguments):
         if "d_model" in options and options.d_model % options.num_heads:
             sizes = f"{options.num_heads} and {options.d_model}"
             raise InputError(f"--num_heads must divide --d_model, got {sizes}")
-        _set_threads(options)
+        set_threads(options.threads)
         return options
 
     def parse_beside(self, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         """Parse likewise; the arguments that are no options of these are returned, too."""
         options, rest = self.parse_known_args(arguments)
-        _set_threads(options)
+        set_threads(options.threads)
         return options, rest
-
-
-def _set_threads(options: argparse.Namespace) -> None:
-    import torch
-
-    if options.threads:
-        torch.set_num_threads(options.threads)
 
 
 def run(arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterformer.cli import cluster_text
-from clusterformer.cli.arguments import Arguments, available_device
+from clusterformer.cli.arguments import Arguments, available_device, set_threads
 from clusterformer.errors import InputError
 from clusterformer.training.clustering_methods import COUNTING, METHODS
 
@@ -91,8 +91,6 @@ _PATHS = ("root", "runs")  # options that do not change the results
 
 def run(arguments: list[str]) -> None:
     """Cluster, print the table, write clusters, results and pictures."""
-    import torch
-
     from clusterformer.cli.logs import show_notes
 
     show_notes()
@@ -100,8 +98,7 @@ def run(arguments: list[str]) -> None:
         cluster_text.run(arguments)
         return
     options = _parse(arguments)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    set_threads(options.threads)
     if options.predict is not None:
         _predict(options)
         return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clusterformer.cli.arguments import Arguments, available_device
+from clusterformer.cli.arguments import Arguments, available_device, set_threads
 from clusterformer.errors import InputError, reading
 from clusterformer.whole_files import write_text
 from clusterformer.wording import counted
@@ -69,11 +69,8 @@ _LONGEST_EXAMPLE = 1000  # characters
 
 def run(arguments: list[str]) -> None:
     """Cluster texts, or label them with the model of an earlier run."""
-    import torch
-
     options = _parse(arguments)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    set_threads(options.threads)
     texts, ids = _read(options)
     work = _cluster if options.predict is None else _predict
     with new_run(options.runs, options.text) as found:

@@ -7,7 +7,7 @@ import logging
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from clusterformer.cli.arguments import Arguments, available_device
+from clusterformer.cli.arguments import Arguments, available_device, set_threads
 from clusterformer.errors import InputError, reading
 
 if TYPE_CHECKING:
@@ -80,8 +80,6 @@ def run(arguments: list[str]) -> None:
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Parse the options of the command, and those of the mechanism."""
-    import torch
-
     from clusterformer.training.config_files import load_yaml
 
     parser = Arguments("convert")
@@ -111,8 +109,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         with reading(f"{prefix}{name}", "a YAML value") as at:
             mechanism[name] = load_yaml(value, at)
     options = parser.parse_args(own)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    set_threads(options.threads)
     return options, mechanism
 
 
