@@ -232,7 +232,7 @@ class Run:
         Raises:
             InputError: if another process trains in it.
         """
-        lock = FileLock(self._lock, blocking=False)
+        lock = FileLock(self._lock, timeout=0)
         try:
             lock.acquire()
         except Timeout:
