@@ -87,17 +87,14 @@ def lock_comparison(folder: Path, shard: str | None) -> Iterator[None]:
     """
     part = f"-{shard.replace('/', '-of-')}" if shard else ""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / f".compare{part}.lock", timeout=0)
     try:
-        lock.acquire()
+        held = FileLock(folder / f".compare{part}.lock", timeout=0).acquire()
     except Timeout:
         raise InputError(
             f"{folder}: another compare is training it; wait for it, or choose another --out"
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def train_jobs(

@@ -42,14 +42,12 @@ def lock(path: Path, report: Callable[[str], None] = _log.info) -> Iterator[None
     """
     file_lock = _file_lock(path)
     try:
-        file_lock.acquire(timeout=0)
+        held = file_lock.acquire(timeout=0)
     except Timeout:
         report(f"{path.name}: another process prepares it, waiting")
-        file_lock.acquire()
-    try:
+        held = file_lock.acquire()
+    with held:
         yield
-    finally:
-        file_lock.release()
 
 
 def cached_folder(

@@ -232,17 +232,14 @@ class Run:
         Raises:
             InputError: if another process trains in it.
         """
-        lock = FileLock(self._lock, timeout=0)
         try:
-            lock.acquire()
+            held = FileLock(self._lock, timeout=0).acquire()
         except Timeout:
             raise InputError(
                 f"{self.folder}: another process trains in this run directory"
             ) from None
-        try:
+        with held:
             yield
-        finally:
-            lock.release()
 
     @property
     def _lock(self) -> Path:
