@@ -23,7 +23,7 @@ from clusterformer.data.text_rows import LabelledDataset, TextRows, row_tokenize
 from clusterformer.data.tokenizers import Tokenizer, TokenizerKind, WordTokenizer, learn_tokenizer
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
-from clusterformer.tasks.split_task import STAGE_SPLITS, LineTask
+from clusterformer.tasks.split_task import STAGE_SPLITS, LineTask, require_one_source
 from clusterformer.training.learnt import open_learnt
 
 _log = logging.getLogger(__name__)
@@ -87,10 +87,7 @@ class LabelledTexts(LineTask):
         tokens_per_batch: int | None = None,
     ) -> None:
         super().__init__()
-        if (name is None) == (train is None):
-            found = f"name {name!r} and train {train!r}"
-            either = "give either a named set (name) or own files (train), and null as the other"
-            raise InputError(f"{either}; got {found}")
+        require_one_source(name, train, "files")
         if vectors is not None and tokenizer != "word":
             raise InputError(f"word vectors need tokenizer: word, got {tokenizer}")
         require_at_least(

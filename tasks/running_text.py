@@ -28,7 +28,7 @@ from clusterformer.data.stream_tokenizers import (
 )
 from clusterformer.data.streams import token_stream
 from clusterformer.errors import InputError, require_at_least
-from clusterformer.tasks.split_task import STAGE_SPLITS, LineTask
+from clusterformer.tasks.split_task import STAGE_SPLITS, LineTask, require_one_source
 from clusterformer.training.learnt import open_learnt
 
 _log = logging.getLogger(__name__)
@@ -85,10 +85,7 @@ class RunningText(LineTask):
         batch_size: int = 8,
     ) -> None:
         super().__init__()
-        if (not name) == (train is None):
-            found = f"name {name!r} and train {train!r}"
-            either = "give either a named set (name) or own text (train), and null as the other"
-            raise InputError(f"{either}; got {found}")
+        require_one_source(name, train, "text")
         require_at_least(1, context=context, batch_size=batch_size)
         least = {kind: subwords.min_vocab_size for kind, subwords in _SUBWORDS.items()}
         minimum = {**least, "word": 3}.get(tokenizer)

@@ -32,7 +32,7 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.speech import SpecAugment, SpeechNetwork
 from clusterformer.plots import spectrogram_clusters
 from clusterformer.task import Output
-from clusterformer.tasks.split_task import STAGE_SPLITS, SplitTask
+from clusterformer.tasks.split_task import STAGE_SPLITS, SplitTask, require_one_source
 
 _log = logging.getLogger(__name__)
 
@@ -109,10 +109,7 @@ class SpeechRecognition(SplitTask):
         frames_per_batch: int | None = None,
     ) -> None:
         super().__init__()
-        if (name is None) == (train is None):
-            found = f"name {name!r} and train {train!r}"
-            either = "give either a named set (name) or own tables (train), and null as the other"
-            raise InputError(f"{either}; got {found}")
+        require_one_source(name, train, "tables")
         require_at_least(0, context_convolutions=context_convolutions)
         require_at_least(1, beam=beam, batch_size=batch_size, frames_per_batch=frames_per_batch)
         if strings is not None and name != "fsdd":

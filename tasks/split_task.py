@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from clusterformer.data.batches import BucketPlan, Integers, TextLines, make_loader, run_seed
 from clusterformer.data.named_sets import Split
+from clusterformer.errors import InputError
 from clusterformer.task import Task
 
 STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
@@ -19,6 +20,19 @@ STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
     "predict": (),
 }
 """Parts of the data that each stage of the trainer reads."""
+
+
+def require_one_source(name: object, train: str | None, files: str) -> None:
+    """Refuse a named set beside own files, and neither of them.
+
+    Raises:
+        InputError: with both.
+    """
+    if (not name) == (train is None):
+        raise InputError(
+            f"give either a named set (name) or own {files} (train), and null as the other; got "
+            f"name {name!r} and train {train!r}"
+        )
 
 
 class SplitTask(Task):
