@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from clusterformer.compare.planned_run import PlannedRun
+from clusterformer.compare.planned_run import PlannedRun, name_cell
 from clusterformer.compare.results import Result
 
 Scores = Mapping[int, tuple[float, Result]]
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     @property
     def cell(self) -> str:
         """Name of the row and column."""
-        return f"{self.row} on {self.column}" if self.column else self.row
+        return name_cell(self.row, self.column)
 
 
 def choose_by_validation(

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from clusterformer.compare.jobs import Job
-from clusterformer.compare.notes import MAX_NAMED, name_cell
+from clusterformer.compare.notes import MAX_NAMED
 from clusterformer.compare.plan_file import is_number
-from clusterformer.compare.planned_run import PlannedRun
+from clusterformer.compare.planned_run import PlannedRun, name_cell
 from clusterformer.data.word_vectors import find_vectors
 from clusterformer.errors import InputError, MissingDataError, making
 from clusterformer.module import ClusterFormer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from clusterformer.compare.configs import differences
-from clusterformer.compare.planned_run import PlannedRun
+from clusterformer.compare.planned_run import PlannedRun, name_cell
 from clusterformer.compare.results import Result
 from clusterformer.training.selection import name_stack, seen_by_stack
 
@@ -91,8 +91,3 @@ def _by_cell(results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in results:
         cells.setdefault(name_cell(result.row, result.column), []).append(result)
     return cells
-
-
-def name_cell(row: str, column: str) -> str:
-    """Name a row in a column, for people."""
-    return f"{row} on {column}" if column else row

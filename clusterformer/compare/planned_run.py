@@ -45,8 +45,7 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """Row, column and seed, for people."""
-        on = f" on {self.column}" if self.column else ""
-        return f"{self._row}{on}, seed {self.seed}"
+        return f"{name_cell(self._row, self.column)}, seed {self.seed}"
 
     @property
     def _row(self) -> str:
@@ -57,6 +56,11 @@ class PlannedRun:
         configs = [word for config in self.configs for word in ("--config", config)]
         values = [f"--{key}={_as_argument(value)}" for key, value in self.options.items()]
         return in_order([*configs, *values, f"--seed_everything={self.seed}"])
+
+
+def name_cell(row: str, column: str) -> str:
+    """Name a row in a column, for people."""
+    return f"{row} on {column}" if column else row
 
 
 def in_order(arguments: Sequence[str]) -> list[str]:

@@ -14,10 +14,9 @@ from clusterformer.compare.notes import (
     missing_runs,
     mixed_cells,
     mixed_columns,
-    name_cell,
     unselected_cells,
 )
-from clusterformer.compare.planned_run import PlannedRun
+from clusterformer.compare.planned_run import PlannedRun, name_cell
 from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
 from clusterformer.errors import InputError

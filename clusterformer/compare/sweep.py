@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import yaml
@@ -65,9 +66,7 @@ def _grid(plan: Plan) -> dict[str, list[Any]]:
                     f"a sweep is a grid: {run.name} has no {key!r}, which other runs have"
                 )
             _add(values.setdefault(key, []), _sweep_value(run.options[key]))
-    combinations = 1
-    for found in values.values():
-        combinations *= len(found)
+    combinations = math.prod(map(len, values.values()))
     if combinations != len(plan.runs):
         raise InputError(
             f"a sweep is a grid: its {combinations} combinations are not the {len(plan.runs)} runs"
