@@ -18,7 +18,7 @@ from clusterformer.errors import InputError
 
 ExampleT = TypeVar("ExampleT")
 
-_TENTHS = 10
+TENTHS = 10
 _MAX_LABELS = 100
 
 
@@ -36,7 +36,7 @@ def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid"
     firsts: dict[str | int, str] = {}
     for key, row in zip(keys, rows, strict=True):
         firsts.setdefault(key, row.label)
-    tenth_of = dict(zip(firsts, deal([*firsts.values()], _TENTHS), strict=True))
+    tenth_of = dict(zip(firsts, deal([*firsts.values()], TENTHS), strict=True))
     labels = [row.label for row in rows]
     tenths = _train_all_labels(keys, labels, [tenth_of[key] for key in keys], len(held_out))
     if rows and {*range(len(held_out))} - {*tenths}:
@@ -44,7 +44,7 @@ def hold_out(rows: list[Row], split: Split, held_out: Sequence[Split] = ("valid"
             f"{rows[0].where}: too few different texts, {len(firsts)} of {len(set(labels))} "
             f"labels, to hold some out to {' and '.join(held_out)}; give files for that"
         )
-    return _select(rows, tenths, split, held_out)
+    return select(rows, tenths, split, held_out)
 
 
 def hold_out_pairs(
@@ -77,7 +77,7 @@ def hold_out_pairs(
             f"{pairs[0].where}: too few pairs of a label, {len(pairs)} of {len(set(labels))} "
             f"labels, to hold some out to {' and '.join(held_out)}; give files for that"
         )
-    return _select(pairs, tenths, split, held_out)
+    return select(pairs, tenths, split, held_out)
 
 
 def _links(pair: TextPair) -> list[str]:
@@ -128,7 +128,7 @@ def _deal_groups(groups: Sequence[int], labels: Sequence[str]) -> list[int]:
     if len(names) > _MAX_LABELS:  # scores rather than labels
         return _deal_evenly(groups, alike)
     parts = _deal_evenly(groups, numbers)
-    if 2 * _smallest(parts) < len(parts) / _TENTHS:
+    if 2 * _smallest(parts) < len(parts) / TENTHS:
         others = _deal_evenly(groups, alike)
         if 2 * _smallest(parts) < _smallest(others):
             return others
@@ -148,7 +148,7 @@ def _deal_evenly(groups: Sequence[int], numbers: NDArray[np.integer]) -> list[in
     """
     counts = np.zeros((max(groups) + 1, int(numbers.max()) + 1), dtype=np.int64)
     np.add.at(counts, (np.asarray(groups), numbers), 1)
-    filled = np.zeros((min(_TENTHS, len(counts)), counts.shape[1]), dtype=np.int64)
+    filled = np.zeros((min(TENTHS, len(counts)), counts.shape[1]), dtype=np.int64)
     part_of = np.empty(len(counts), dtype=np.int64)
     shuffled = np.random.default_rng(0).permutation(len(counts))
     for group in shuffled[np.argsort(-counts[shuffled].sum(1), kind="stable")]:
@@ -165,13 +165,14 @@ def _train_all_labels(
     pairs = zip(labels, tenths, strict=True)
     trained = {label for label, tenth in pairs if tenth >= num_held_out}
     moved = {g for g, label in zip(groups, labels, strict=True) if label not in trained}
-    return [_TENTHS - 1 if g in moved else t for g, t in zip(groups, tenths, strict=True)]
+    return [TENTHS - 1 if g in moved else t for g, t in zip(groups, tenths, strict=True)]
 
 
-def _select(
-    examples: list[ExampleT], tenths: list[int], split: Split, held_out: Sequence[Split]
+def select(
+    examples: Sequence[ExampleT], tenths: list[int], split: Split, held_out: Sequence[Split]
 ) -> list[ExampleT]:
-    wanted = {held_out.index(split)} if split in held_out else set(range(len(held_out), _TENTHS))
+    """Choose the examples of a split: the first tenths are held out, the others train."""
+    wanted = {held_out.index(split)} if split in held_out else set(range(len(held_out), TENTHS))
     return [example for example, tenth in zip(examples, tenths, strict=True) if tenth in wanted]
 
 

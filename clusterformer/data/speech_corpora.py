@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from clusterformer.data.filter_banks import FilterBanks
-from clusterformer.data.holding_out import deal
+from clusterformer.data.holding_out import TENTHS, deal, select
 from clusterformer.data.named_sets import Split, data_folder, missing_file
 from clusterformer.data.output_units import OutputUnits, frames_needed
 from clusterformer.data.speech_batches import SpeechDataset
@@ -26,7 +26,6 @@ _log = logging.getLogger(__name__)
 SpeechCorpusName = Literal["fsdd", "librispeech", "wsj"]
 
 _MEASURED = 500  # training recordings from which mean and deviation of the features are learnt
-_TENTHS = 10
 
 
 class Part(NamedTuple):
@@ -97,14 +96,9 @@ class SpeechCorpus:
             )
         utterances = self._listed[table]
         everything = range(len(utterances.texts))
-        if split in held_out:
-            wanted = {held_out.index(split)}
-        elif split == "train":
-            wanted = set(range(len(held_out), _TENTHS))
-        else:
+        if split != "train" and split not in held_out:
             return Part(utterances, everything)
-        tenths = deal([""] * len(everything), _TENTHS)
-        kept = [index for index in everything if tenths[index] in wanted]
+        kept = select(everything, deal([""] * len(everything), TENTHS), split, held_out)
         if not kept:
             own = " and ".join(f"data.{part}" for part in held_out)
             raise InputError(f"{table}: too few recordings to hold some out; give {own}")
