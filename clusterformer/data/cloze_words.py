@@ -57,13 +57,7 @@ class BookWords(ClozeWords):
     @classmethod
     def learn(cls, books: Iterable[Book], vocab_size: int, num_names: int) -> BookWords:
         """Give the `vocab_size` commonest words of books, in lower case, a token id."""
-        counts = Counter(
-            word
-            for book in books
-            for word, is_name in zip(book.words, book.name, strict=True)
-            if not is_name
-        )
-        return cls(sorted(counts, key=lambda word: (-counts[word], word))[:vocab_size], num_names)
+        return cls(_commonest(books, names=False)[:vocab_size], num_names)
 
     def word(self, word: str) -> int:
         return self.ids.get(word, UNKNOWN)
@@ -94,14 +88,8 @@ class PretrainedWords(ClozeWords):
         Raises:
             InputError: if there are not more than candidates of a question.
         """
-        counts = Counter(
-            word
-            for book in books
-            for word, is_name in zip(book.words, book.name, strict=True)
-            if is_name
-        )
         names: dict[int, str] = {}
-        for name in sorted(counts, key=lambda name: (-counts[name], name)):
+        for name in _commonest(books, names=True):
             tokens = _tokens(tokenizer, name)
             if len(tokens) == 1 and tokens[0] != tokenizer.unknown:
                 names.setdefault(tokens[0], name)
@@ -124,6 +112,17 @@ class PretrainedWords(ClozeWords):
 
     def name(self, name: str) -> int:
         return self._rank.get(name, super().name(name))
+
+
+def _commonest(books: Iterable[Book], *, names: bool) -> list[str]:
+    """List the names of books, or all other words: the commonest first, equals by their letters."""
+    counts = Counter(
+        word
+        for book in books
+        for word, is_name in zip(book.words, book.name, strict=True)
+        if is_name == names
+    )
+    return sorted(counts, key=lambda word: (-counts[word], word))
 
 
 def _tokens(tokenizer: PretrainedTokenizer, word: str) -> list[int]:
