@@ -81,7 +81,7 @@ def _table(summary: Summary) -> str:
         )
         paper = "" if cells[0] in summary.costs else ' class="paper"'
         lines.append(f"<tr{paper}>{shown}</tr>")
-    return _wide(f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
+    return _html_table(heads, lines)
 
 
 def _exact(summary: Summary, row: str) -> list[float | None]:
@@ -122,10 +122,8 @@ def _choices(choices: Sequence[Choice]) -> str:
         return ""
     measures = ", ".join(dict.fromkeys(choice.measure for choice in choices))
     heads = "".join(f"<th>{_text(name)}</th>" for name in ("row", "column", *names))
-    return (
-        _wide(f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
-        + f'<p class="note">{_text(measures)}, mean over seeds; the choice is bold.</p>'
-    )
+    note = f'<p class="note">{_text(measures)}, mean over seeds; the choice is bold.</p>'
+    return _html_table(heads, lines) + note
 
 
 def _clusters(results: Sequence[Result]) -> str:
@@ -176,10 +174,8 @@ def _differences(results: Sequence[Result]) -> str:
         name = " / ".join(filter(None, (row, column)))
         options = "".join(f"<code>{_text(option)}</code><br>" for option in own) or "nothing"
         lines.append(f"<tr><td>{_text(name)}</td><td>{options}</td></tr>")
-    return _wide(
-        '<table class="words"><thead><tr><th>run</th><th>options that differ from the first run'
-        f"</th></tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    )
+    heads = "<th>run</th><th>options that differ from the first run</th>"
+    return _html_table(heads, lines, words=True)
 
 
 def _provenance(results: Sequence[Result]) -> str:
@@ -193,11 +189,8 @@ def _provenance(results: Sequence[Result]) -> str:
         lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in shown)}</tr>")
     names = ("run", "on", "seed", "commit", "machine", "command", "versions")
     heads = "".join(f"<th>{name}</th>" for name in names)
-    table = (
-        f'<table class="words"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table>"
-    )
-    return f"<details><summary>{counted(len(lines), 'run')}</summary>{_wide(table)}</details>"
+    table = _html_table(heads, lines, words=True)
+    return f"<details><summary>{counted(len(lines), 'run')}</summary>{table}</details>"
 
 
 def _section(title: str, content: str) -> str:
@@ -215,8 +208,11 @@ def _pair(figures: list[str]) -> str:
     return f'<div class="pair">{inside}</div>' if inside else ""
 
 
-def _wide(table: str) -> str:
-    return f'<div class="wide" tabindex="0">{table}</div>'
+def _html_table(heads: str, lines: Sequence[str], *, words: bool = False) -> str:
+    """Make a table, of numbers unless it is of words, that scrolls where it is too wide."""
+    kind = ' class="words"' if words else ""
+    rows = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="wide" tabindex="0"><table{kind}>{rows}</table></div>'
 
 
 def _text(text: str) -> str:
