@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 MAX_TABLE = 30
 """Number of labels up to which a table of them is printed, and cells hold their counts."""
 _MAX_CHARACTERS = 200  # of a text in the table of predictions
+_MEASURES = {"precision": "precision", "recall": "recall", "f1": "f1_score"}
+"""Measures of a label, and torchmetrics' names of them."""
 
 
 class LabelReport(Report):
@@ -105,23 +107,22 @@ class LabelFindings(Findings):
 
     def by_label(self) -> dict[str, dict[str, float]]:
         """Precision, recall, F1 and number of examples of each label."""
-        found = {
-            name: getattr(functional, name)(
-                self.predicted,
-                self.targets,
-                "multiclass",
-                num_classes=len(self.labels),
-                average="none",
-            ).tolist()
-            for name in ("precision", "recall", "f1_score")
-        }
-        counts = self.targets.bincount(minlength=len(self.labels)).tolist()
-        columns = zip(*found.values(), counts, strict=True)
-        names = ("precision", "recall", "f1", "count")
+        found = {name: self._measure(name, "none").tolist() for name in _MEASURES}
+        found["count"] = self.targets.bincount(minlength=len(self.labels)).tolist()
         return {
-            label: dict(zip(names, values, strict=True))
-            for label, values in zip(self.labels, columns, strict=True)
+            label: {name: values[number] for name, values in found.items()}
+            for number, label in enumerate(self.labels)
         }
+
+    def _measure(self, name: str, average: str) -> Tensor:
+        found: Tensor = getattr(functional, _MEASURES.get(name, name))(
+            self.predicted,
+            self.targets,
+            "multiclass",
+            num_classes=len(self.labels),
+            average=average,
+        )
+        return found
 
     def measures(self) -> dict[str, float]:
         """Measures of each label by name, such as `f1/pos`."""
@@ -140,7 +141,7 @@ class LabelFindings(Findings):
         rows = [
             [
                 label,
-                *(f"{values[n]:.3f}" for n in ("precision", "recall", "f1")),
+                *(f"{values[name]:.3f}" for name in _MEASURES),
                 str(values["count"]),
             ]
             for label, values in self.by_label().items()
@@ -163,18 +164,10 @@ class LabelFindings(Findings):
         report, table, picture = (
             folder / name for name in ("report.json", "predictions.csv", "confusion.png")
         )
-        options: dict[str, Any] = {"task": "multiclass", "num_classes": len(self.labels)}
-        given = (self.predicted, self.targets)
-        names = ("precision", "recall", "f1_score")
         content = {
             "examples": len(self.targets),
-            "accuracy": float(functional.accuracy(*given, average="micro", **options)),
-            "macro": {
-                name.removesuffix("_score"): float(
-                    getattr(functional, name)(*given, average="macro", **options)
-                )
-                for name in names
-            },
+            "accuracy": float(self._measure("accuracy", "micro")),
+            "macro": {name: float(self._measure(name, "macro")) for name in _MEASURES},
             "labels": self.by_label(),
             "confusion": {"labels": self.labels, "rows": self.confusion.tolist()},
         }
