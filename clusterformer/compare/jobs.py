@@ -69,7 +69,7 @@ class Job:
             if run := self.run:
                 read_config(run)
                 if read_outcome(run) is None:
-                    read_environment(run)  # to resume it
+                    read_environment(run.folder / "environment.json")  # to resume it
         except InputError as error:
             return str(error)
         return None

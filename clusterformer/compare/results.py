@@ -8,26 +8,28 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from clusterformer.attention import mechanisms
 from clusterformer.compare.configs import flatten, name_rows
-from clusterformer.errors import InputError, reading
+from clusterformer.errors import InputError, reading, require_positive
+from clusterformer.structure import require_structure
 from clusterformer.training.config_files import read_yaml
 from clusterformer.training.runs import Run
 from clusterformer.training.selection import DECODER, ENCODER, WHOLE, seen_by_stack
 
-OUTCOME_FIELDS: Mapping[str, Any] = {
-    "results": dict,
-    "monitor": str,
-    "mode": str,
-    "seconds_a_step": int | float,
-    "steps": int,
-    "epochs": int,
-    "parameters": int,
-    "peak_mib": int | float,
-}
-"""Parts of results.json that a comparison needs, and their types."""
+
+class Outcome(TypedDict):
+    """Parts of results.json that a comparison needs."""
+
+    results: dict[str, float]
+    monitor: str
+    mode: str
+    seconds_a_step: float
+    steps: int
+    epochs: int
+    parameters: int
+    peak_mib: float
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,11 @@ def read_outcome(run: Run) -> Mapping[str, Any] | None:
     Raises:
         InputError: if the file is damaged.
     """
-    with reading(run.folder / "results.json", "the results of a fit"):
+    path = run.folder / "results.json"
+    with reading(path, "the results of a fit"):
         outcome = run.results
         if outcome is not None:
-            _check_outcome(outcome)
+            check_outcome(outcome, path)
             if outcome.get("config", run.config.name) != run.config.name:
                 return None
     return outcome
@@ -128,16 +131,12 @@ def read_config(run: Run) -> dict[str, Any]:
     return flat
 
 
-def read_environment(run: Run) -> dict[str, Any]:
-    """Read the command, commit, versions and hardware of a run's first start.
+def read_environment(path: Path) -> dict[str, Any]:
+    """Read the command, commit, versions and hardware of a start.
 
     Raises:
         InputError: if the file is damaged.
     """
-    return _read_environment(run.folder / "environment.json")
-
-
-def _read_environment(path: Path) -> dict[str, Any]:
     with reading(path, "the environment of a run"):
         environment = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(environment, dict):
@@ -157,8 +156,8 @@ def read_result(run: Run, row: str, column: str, seed: int) -> Result:
     damage: list[str] = []
     environment: dict[str, Any] = {}
     try:
-        environment = read_environment(run)
-        starts = [environment, *map(_read_environment, run.environments[1:])]
+        environment = read_environment(run.folder / "environment.json")
+        starts = [environment, *map(read_environment, run.environments[1:])]
         commits = dict.fromkeys(str(start.get("commit") or "unknown") for start in starts)
         if len(commits) > 1:  # resumed with another
             environment["commit"] = ", then ".join(commits)
@@ -222,12 +221,7 @@ def result_of(
     folder: str,
     damage: Sequence[str] = (),
 ) -> Result:
-    """Make a result from the outcome that `fit` wrote when it ended, here or at W&B.
-
-    Raises:
-        InputError: if the outcome is no such.
-    """
-    _check_outcome(outcome)
+    """Make a result from the outcome that `fit` wrote when it ended, here or at W&B."""
     return Result(
         row=row,
         column=column,
@@ -254,19 +248,14 @@ def seed_of(config: Mapping[str, Any]) -> int:
     return int(config.get("seed_everything") or 0)
 
 
-def _check_outcome(outcome: Any) -> None:
-    if not isinstance(outcome, dict):
-        raise InputError("the results of a fit are no JSON object")
-    for name, kind in OUTCOME_FIELDS.items():
-        value = outcome.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(f"the results of a fit have {name} {value!r:.60}")
-    an_epoch = outcome.get("steps_an_epoch", 1)
-    if not isinstance(an_epoch, int | float) or not an_epoch > 0:
-        raise InputError(f"the results of a fit have steps_an_epoch {an_epoch!r:.60}")
-    for name, value in outcome["results"].items():
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InputError(f"the results of a fit have {name} {value!r:.60}")
+def check_outcome(outcome: Any, source: str | Path) -> None:
+    """Refuse what is no outcome that `fit` wrote when it ended.
+
+    Raises:
+        InputError: with the source, and the first value that does not fit.
+    """
+    require_structure(outcome, Outcome, f"{source}: refused, results")
+    require_positive(**{f"{source}: steps_an_epoch": outcome.get("steps_an_epoch", 1)})
 
 
 def _curve(metrics: Path, monitor: str, damage: list[str]) -> list[tuple[float, float]]:

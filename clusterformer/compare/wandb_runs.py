@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterformer.compare.configs import flatten, name_rows
-from clusterformer.compare.results import Result, result_of, seed_of
+from clusterformer.compare.results import Result, check_outcome, result_of, seed_of
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import body, header
 from clusterformer.errors import InputError, missing
@@ -42,6 +42,8 @@ def fetch_results(project: str, group: str) -> list[Result]:
         raise InputError(f"W&B project {project} is out of reach: {reason}") from error
     if not runs:
         raise InputError(f"W&B project {project} has no finished run in group {group!r}")
+    for run, outcome in zip(runs, outcomes, strict=True):
+        check_outcome(outcome, run.url)
     # a sweep adds its own parameters, dotted and as text, to the run's configuration
     configs = [
         flatten({key: value for key, value in run.config.items() if "." not in key}) for run in runs

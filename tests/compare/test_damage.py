@@ -49,8 +49,16 @@ def compare(runs: list[Path]) -> tuple[list[str], int]:
         ("results.json", json.dumps(OUTCOME)[:60], "left out: runs/a/2/results.json"),
         ("results.json", "[" * 5000, "nested too deeply"),
         ("results.json", "null", "runs/a/2: no results.json; finish it"),
-        ("results.json", json.dumps({**OUTCOME, "epochs": "2"}), "have epochs '2'"),
-        ("results.json", json.dumps({**OUTCOME, "monitor": None}), "have monitor None"),
+        (
+            "results.json",
+            json.dumps({**OUTCOME, "epochs": "2"}),
+            "runs/a/2/results.json: refused, results.epochs",
+        ),
+        (
+            "results.json",
+            json.dumps({**OUTCOME, "monitor": None}),
+            "runs/a/2/results.json: refused, results.monitor",
+        ),
         ("results.json", json.dumps({**OUTCOME, "results": {"val/x": 1}}), "seed 0 has no 'test/"),
         ("config.yaml", "", "left out: runs/a/2/config.yaml: holds no options"),
         ("config.yaml", "model: [", "left out: runs/a/2/config.yaml:1: not valid YAML"),
