@@ -36,7 +36,8 @@ from clusterformer.training.nonfinite import nonfinite_error
 from clusterformer.training.optimizer import (
     OptimizerName,
     gradient_norm,
-    plan_optimizer,
+    make_optimizer,
+    plan_schedule,
     take_up,
 )
 from clusterformer.training.schedule import Schedule
@@ -351,11 +352,14 @@ class ClusterFormer(LightningModule):
             self.log(name, value, sync_dist=True, prog_bar=name == self.task.monitor)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        return plan_optimizer(
-            self, self.optimizer, {"lr": self.lr, "pretrained_lr": self.pretrained_lr},
-            betas=self.betas, weight_decay=self.weight_decay, warmup=self.warmup,
-            schedule=self.schedule, floor=self.lr_floor,
+        optimizer = make_optimizer(
+            self, self.optimizer, lr=self.lr, pretrained_lr=self.pretrained_lr,
+            weight_decay=self.weight_decay, betas=self.betas,
+            fused=self.trainer.precision != "16-mixed",  # cannot be clipped under a loss scaler
         )  # fmt: skip
+        return plan_schedule(
+            optimizer, self.trainer, self.schedule, warmup=self.warmup, floor=self.lr_floor
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what prediction needs; plain values, so that the file loads with weights_only."""

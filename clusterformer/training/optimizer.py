@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -75,25 +74,14 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
-def plan_optimizer(
-    model: LightningModule,
-    name: OptimizerName,
-    rates: Mapping[str, float],
-    *,
-    weight_decay: float,
-    betas: tuple[float, float],
-    schedule: Schedule,
-    warmup: int | float,
-    floor: float,
+def plan_schedule(
+    optimizer: Optimizer, trainer: Trainer, schedule: Schedule, *, warmup: int | float, floor: float
 ) -> OptimizerLRScheduler:
-    """Make the optimiser and its schedule, as Lightning takes them.
+    """Give an optimiser its schedule, both as Lightning takes them.
 
     Args:
-        model: Model, attached to its trainer.
-        name: The optimiser.
-        rates: Peak learning rates, `lr` and `pretrained_lr`.
-        weight_decay: Weight decay of linear layers' weights.
-        betas: Decays of the moving averages of the gradient and of its square.
+        optimizer: The optimiser.
+        trainer: Trainer, about to train.
         schedule: Schedule after the warm-up.
         warmup: Number of steps of the warm-up, or a share of all steps.
         floor: Share of the peak at which the schedule "cosine" ends.
@@ -103,15 +91,8 @@ def plan_optimizer(
     """
     # counting the steps of an epoch plans its batches: only where the schedule needs it
     needed = schedule == "cosine" or 0 < warmup < 1
-    steps = step_limit(model.trainer) if needed else None
-    try:
-        optimizer = make_optimizer(
-            model, name, **rates, weight_decay=weight_decay, betas=betas,
-            fused=model.trainer.precision != "16-mixed",  # cannot be clipped under a loss scaler
-        )  # fmt: skip
-        rate = factor(schedule, warmup_steps(warmup, steps), steps, floor)
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    steps = step_limit(trainer) if needed else None
+    rate = factor(schedule, warmup_steps(warmup, steps), steps, floor)
     scheduler = LambdaLR(optimizer, rate)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

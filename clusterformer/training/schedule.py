@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+from clusterformer.errors import InputError
+
 Schedule = Literal["inverse-sqrt", "cosine", "constant"]
 
 ENDLESS_WARMUP = 200
@@ -40,10 +42,10 @@ def factor(
         floor: Factor at which "cosine" ends, 0..1.
 
     Raises:
-        ValueError: if "cosine" has no `total`.
+        InputError: if "cosine" has no `total`.
     """
     if schedule == "cosine" and total is None:
-        raise ValueError(
+        raise InputError(
             "schedule: cosine must know when training ends; give trainer.max_epochs or max_steps"
         )
 
