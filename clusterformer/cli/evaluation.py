@@ -9,7 +9,7 @@ from typing import Any, Literal
 from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
 from clusterformer.errors import InputError, making
-from clusterformer.training.config_files import parse_yaml
+from clusterformer.training.config_files import read_yaml
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
@@ -104,8 +104,7 @@ def _refuse_files(model: TrainedModel, options: Options, named: set[str]) -> Non
 def _own_options(checkpoint: Path) -> dict[str, Any]:
     """Read the options of the task in the configuration of the checkpoint's run directory."""
     try:
-        path = Run.open(checkpoint).config
-        own = parse_yaml(path.read_text(encoding="utf-8"), path)["data"]["init_args"]
-    except (InputError, OSError, KeyError, TypeError, UnicodeDecodeError):
+        own = read_yaml(Run.open(checkpoint).config)["data"]["init_args"]
+    except (InputError, KeyError, TypeError):
         return {}  # a checkpoint without its run directory
     return own if isinstance(own, dict) else {}
