@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -13,10 +14,9 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from clusterformer.data.batches import pad
-from clusterformer.data.bitext import Limits
+from clusterformer.data.bitext import Bitext, Limits, own_bitexts
 from clusterformer.data.fairseq import FairseqSource, refuse_ignored
 from clusterformer.data.named_sets import Split
-from clusterformer.data.own_bitexts import OwnBitexts
 from clusterformer.data.parallel import ParallelTextSource, TranslationSource
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.tokenizers import (
@@ -175,11 +175,13 @@ class Translation(LineTask):
         else:
             if name:
                 tokenised = translation_protocol(name, raw=raw).tokenised
+                find: Callable[[Split], Bitext | None] = partial(
+                    find_bitext, name, languages, root, raw
+                )
+            else:
+                find = own_bitexts(files).get
             folded = bool(name and tokenised) if lowercase is None else lowercase
             tokens = (bool(name) if moses is None else moses) or tokenised
-            find = (
-                partial(find_bitext, name, languages, root, raw) if name else OwnBitexts(files).find
-            )
             self.source = ParallelTextSource(
                 find,
                 *(TextForm(language, tokens, folded, split_hyphens) for language in languages),

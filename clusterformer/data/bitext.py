@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from clusterformer.data.holding_out import plain_words
-from clusterformer.data.named_sets import check_count
+from clusterformer.data.named_sets import Split, check_count
 from clusterformer.data.text_pieces import open_bytes
 from clusterformer.errors import InputError
 
@@ -168,6 +168,25 @@ class Bitext:
             f"{self.source} has {sources:,} lines, {self.target} has {targets:,}; "
             "parallel files need the same number"
         )
+
+
+def own_bitexts(files: Mapping[Split, tuple[str | None, str | None]]) -> dict[Split, Bitext]:
+    """Name the pairs in the user's own files, for each part that has such files.
+
+    Args:
+        files: Path of the sentences and path of their translations for each part; None where there
+            is no such file.
+
+    Raises:
+        InputError: if one file of a pair is missing, or training files where there are others.
+    """
+    found: dict[Split, Bitext] = {}
+    for split, (source, target) in files.items():
+        if source is not None and target is not None:
+            found[split] = Bitext(Path(source).expanduser(), Path(target).expanduser())
+        elif split == "train" or source or target:
+            raise InputError(f"own files need both {split}_source and {split}_target")
+    return found
 
 
 def _key(sentence: str) -> int:
