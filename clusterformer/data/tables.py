@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from clusterformer.data.text_pieces import open_bytes
+from clusterformer.data.text_pieces import decoding, open_bytes
 from clusterformer.errors import InputError, reading
 
 FORMATS = (".tsv", ".csv", ".jsonl")
@@ -78,21 +78,12 @@ def read_text(path: Path, encoding: str | None = None) -> str:
     Raises:
         InputError: if it is missing, damaged, or not in `encoding` (with the line).
     """
-    advice = "convert the file" if encoding is None else "convert the file or set encoding"
-    encoding = encoding or "utf-8"
-    with reading(path, f"text in {encoding}"):
+    known = encoding or "utf-8"
+    with reading(path, f"text in {known}"):
         with open_bytes(path) as file:
             content = file.read()
-        try:
-            text = content.decode(encoding).removeprefix("\ufeff")
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            found = error.object[error.start : min(error.end, error.start + 8)].hex(" ")
-            raise InputError(f"{path}:{line}: bytes {found} are not {encoding}; {advice}") from None
-        except LookupError:
-            raise InputError(
-                f"unknown encoding {encoding!r}, allowed are Python's, such as utf-8 and cp1252"
-            ) from None
+        with decoding(path, encoding):
+            text = content.decode(known).removeprefix("\ufeff")
         text.encode()  # some encodings can spell half a character
         return text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,26 +40,42 @@ def text_pieces(path: Path, encoding: str = "utf-8") -> Iterator[str]:
             yield "".join(waiting)
 
 
-def _decoded(path: Path, encoding: str) -> Iterator[str]:
+@contextmanager
+def decoding(path: Path, encoding: str | None, line: int = 1) -> Iterator[None]:
+    """Name the line at which a file is not in its encoding.
+
+    Args:
+        path: The file.
+        encoding: Encoding of the file; None for UTF-8, where no option names another.
+        line: Number of the line with which the bytes begin.
+
+    Raises:
+        InputError: with the bytes there, or for an encoding that Python does not know.
+    """
     try:
-        decoder = codecs.getincrementaldecoder(encoding)()
+        yield
+    except UnicodeDecodeError as error:
+        line += error.object.count(b"\n", 0, error.start)
+        found = error.object[error.start : min(error.end, error.start + 8)].hex(" ")
+        advice = "convert the file" if encoding is None else "convert the file or set encoding"
+        raise InputError(
+            f"{path}:{line}: bytes {found} are not {encoding or 'utf-8'}; {advice}"
+        ) from None
     except LookupError:
         raise InputError(
             f"unknown encoding {encoding!r}, allowed are Python's, such as utf-8 and cp1252"
         ) from None
+
+
+def _decoded(path: Path, encoding: str) -> Iterator[str]:
+    with decoding(path, encoding):
+        decoder = codecs.getincrementaldecoder(encoding)()
     line, first = 1, True
     with open_bytes(path) as file:
         while True:
             content = file.read(_SIZE)
-            try:
+            with decoding(path, encoding, line):
                 text = decoder.decode(content, final=not content)
-            except UnicodeDecodeError as error:
-                line += error.object.count(b"\n", 0, error.start)
-                found = error.object[error.start : min(error.end, error.start + 8)].hex(" ")
-                raise InputError(
-                    f"{path}:{line}: bytes {found} are not {encoding}; convert the file or set "
-                    "encoding"
-                ) from None
             text.encode()  # some encodings can spell half a character
             if text:
                 yield text.removeprefix("\ufeff") if first else text
