@@ -29,19 +29,7 @@ def train_word_pieces(
     lowercase: bool,
     space_before: bool,
 ) -> str:
-    """Learn word pieces.
-
-    Args:
-        texts: Training texts.
-        vocab_size: Number of tokens, special ones and single bytes included; fewer if the texts
-            have no more.
-        special_tokens: The first tokens, which no text spells.
-        lowercase: Whether to ignore case.
-        space_before: Whether to encode a text as if a space stood before it.
-
-    Returns:
-        The library's JSON of the trained tokenizer.
-    """
+    """Learn word pieces; arguments and result are those of `train_byte_pairs`."""
     library = tokenizers_library()
     split = library.pre_tokenizers
     made = library.Tokenizer(
