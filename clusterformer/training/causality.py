@@ -45,23 +45,20 @@ class Leak(NamedTuple):
         return self.changed / max(1, self.positions)
 
 
-def probe(
-    outputs: Callable[[Tensor], Tensor], inputs: Tensor, cuts: list[int] | None = None
-) -> Leak:
+def probe(outputs: Callable[[Tensor], Tensor], inputs: Tensor) -> Leak:
     """Replace all inputs from a cut on, and count the outputs before the cut that change.
 
-    With a causal mechanism none does, through selection, sorting or chunk borders either. Gradients
-    cannot show such leaks: sorting has none.
+    The cuts are a quarter, half and three quarters of N. With a causal mechanism no output changes,
+    through selection, sorting or chunk borders either. Gradients cannot show such leaks: sorting
+    has none.
 
     Args:
         outputs: Maps inputs to outputs (B, N, ...), without dropout.
         inputs: (B, N) tokens, replaced by others of the batch; or (B, N, E), replaced by noise.
-        cuts: First positions to replace, one after the other; None for a quarter, half and three
-            quarters of N.
     """
     length = inputs.shape[1]
     # of a short text some are the same: processes that divide a network read as often as each other
-    cuts = cuts or [max(1, length * part // 4) for part in (1, 2, 3)]
+    cuts = [max(1, length * part // 4) for part in (1, 2, 3)]
     generator = torch.Generator().manual_seed(0)
     expected = outputs(inputs).float()
     allowed = _ROUNDING * expected.abs().max()

@@ -32,12 +32,12 @@ LEAKING = {
 @pytest.mark.parametrize("kind", ["vectors", "tokens"])
 def test_it_counts_the_outputs_that_move(kind: str) -> None:
     inputs = torch.randn(3, 20, 5) if kind == "vectors" else torch.randint(999, (3, 20))
-    past = probe(lambda x: x.float().cumsum(1), inputs, [4, 9])
-    assert past == (0, 3 * (4 + 9))
-    everything = probe(lambda x: x.float() + x.float().mean(1, keepdim=True), inputs, [4, 9])
-    assert everything == (3 * (4 + 9), 3 * (4 + 9))
-    one_ahead = probe(lambda x: x.float().roll(-1, 1), inputs, [4, 9])
-    assert one_ahead.changed == 3 * 2
+    past = probe(lambda x: x.float().cumsum(1), inputs)
+    assert past == (0, 3 * (5 + 10 + 15))
+    everything = probe(lambda x: x.float() + x.float().mean(1, keepdim=True), inputs)
+    assert everything == (3 * (5 + 10 + 15), 3 * (5 + 10 + 15))
+    one_ahead = probe(lambda x: x.float().roll(-1, 1), inputs)
+    assert one_ahead.changed == 3 * 3
 
 
 @pytest.mark.parametrize("kind", [kind for kind in mechanisms() if True in kind.causal_forms])
