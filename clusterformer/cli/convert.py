@@ -159,10 +159,7 @@ def _teach(
 
 def _batch(rows: list[list[int]]) -> dict[str, Tensor]:
     """Pad token ids behind; a decoder's tokenizer may have no token for it, so it is token 0."""
-    import torch
+    from clusterformer.data.batches import pad
 
-    lengths = torch.tensor([len(row) for row in rows])
-    tokens = [torch.tensor(row) for row in rows]
-    ids = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    return {"input_ids": ids, "attention_mask": mask.long()}
+    tokens, mask = pad(rows)
+    return {"input_ids": tokens, "attention_mask": mask.long()}
