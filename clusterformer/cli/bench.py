@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -229,6 +229,22 @@ def print_times(row: Row, rows: Sequence[Row]) -> None:
         for key, (_, form) in columns.items()
     )
     print(f"{row['length']:>7}  {row['mechanism']:<28}{cells}{share:>11}", flush=True)
+
+
+def kept(
+    options: argparse.Namespace, measured: Iterable[Row], **sections: Any
+) -> Iterator[list[Row]]:
+    """Write each row to `--out` as it comes, and say so behind the last.
+
+    Yields:
+        All rows so far, the new one last.
+    """
+    rows: list[Row] = []
+    for row in measured:
+        rows.append(row)
+        yield rows
+        keep(options, rows, **sections)
+    save(options, rows, **sections)
 
 
 def save(options: argparse.Namespace, rows: Sequence[Row], **measured: Any) -> None:

@@ -6,13 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, keep, save
+from clusterformer.cli.bench import BenchArguments, kept
 from clusterformer.errors import InputError
 from clusterformer.wording import counted
 
 if TYPE_CHECKING:
     from clusterformer.bench.recording import Inputs
-    from clusterformer.bench.report import Row
 
 HELP = """
 usage: clusterformer bench approximation --model DIR --text FILE [options]
@@ -51,12 +50,12 @@ def run(arguments: list[str]) -> None:
         for name in options.mechanisms or approximation.DEFAULT[: 1 if options.causal else None]
         for form in approximation.forms_of(name, options.num_clusters, options.iterations)
     ]
-    rows: list[Row] = []
     if options.causal:
         block = {"block_size": options.block_size or max(1, options.length // 2)}
         forms = [(n, o | block if n == "MultipoleAttention" else o) for n, o in forms]
-    for row in approximation.measure(layers, forms, causal=options.causal, repeats=options.repeats):
-        rows.append(row)
+    found = approximation.measure(layers, forms, causal=options.causal, repeats=options.repeats)
+    for rows in kept(options, found, layers=len(layers)):
+        row = rows[-1]
         if len(rows) == 1:
             print(f"{counted(len(layers), 'layer')}, {options.texts} x {options.length} tokens")
             print(f"{'mechanism':<28}{'error':>8}{'ms':>9}{'of full':>9}  options")
@@ -64,8 +63,6 @@ def run(arguments: list[str]) -> None:
         chosen = ", ".join(f"{key}={value}" for key, value in row["options"].items())
         numbers = f"{error:>8.4f}{time:>9.1f}{time / rows[0]['median_ms']:>9.2f}"
         print(f"{row['mechanism']:<28}{numbers}  {chosen}", flush=True)
-        keep(options, rows, layers=len(layers))
-    save(options, rows, layers=len(layers))
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

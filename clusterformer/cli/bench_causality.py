@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, keep, save
+from clusterformer.cli.bench import BenchArguments, kept
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -45,12 +45,8 @@ def run(arguments: list[str]) -> None:
     print(f"{'mechanism':<28}{'causal':<9}{'moved':>11}{'no key':>8}{'keys':>7}{'loss':>9}", end="")
     print(f"  (ln 8 = {math.log(8):.4f})" if options.steps else "")
     sizes = {name: getattr(options, name) for name in ("length", "d_model", "num_heads", "steps")}
-    rows = []
-    for row in causality.measure(kinds, **sizes):
-        rows.append(row)
+    for *_, row in kept(options, causality.measure(kinds, **sizes)):
         print(_line(row), flush=True)
-        keep(options, rows)
-    save(options, rows)
 
 
 def _line(row: Row) -> str:

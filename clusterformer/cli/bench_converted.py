@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, keep, save
-
-if TYPE_CHECKING:
-    from clusterformer.bench.report import Row
+from clusterformer.cli.bench import BenchArguments, kept
 
 HELP = """
 usage: clusterformer bench converted --model DIR --text FILE ... --calibrate FILE ... [options]
@@ -66,14 +62,11 @@ def run(arguments: list[str]) -> None:
     calibration = calibration[torch.randperm(len(calibration), generator=order)]
     print(f"{len(texts)} texts of {options.length} tokens, clusters of {len(calibration)} others")
     print(f"{'form':<38}{'clusters':>9}{'keys':>7}{'text':>9}{'token':>9}")
-    rows: list[Row] = []
-    for row in converted.measure(
+    found = converted.measure(
         encoder, texts, calibration, options.keys,
         num_clusters=options.num_clusters, steps=options.steps, seed=options.seed,
-    ):  # fmt: skip
-        rows.append(row)
+    )  # fmt: skip
+    for *_, row in kept(options, found):
         kind = "-" if row["form"].startswith("a window") else ("random", "fitted")[row["fitted"]]
         means = "".join(f"{statistics.fmean(row[name]):>9.4f}" for name in ("text", "token"))
         print(f"{row['form']:<38}{kind:>9}{row['keys_seen']:>7.3f}{means}", flush=True)
-        keep(options, rows)
-    save(options, rows)

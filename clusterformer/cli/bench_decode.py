@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterformer.cli.bench import BenchArguments, keep, save
+from clusterformer.cli.bench import BenchArguments, kept
 from clusterformer.errors import InputError
 
 HELP = """
@@ -43,10 +43,6 @@ def run(arguments: list[str]) -> None:
             raise InputError(f"{name} has no strictly causal form, so it cannot decode")
     print(f"{'length':>7}  {'mechanism':<28}{'ms':>9}{'cache MiB':>11}")
     sizes = {name: getattr(options, name) for name in ("batch", "d_model", "num_heads", "repeats")}
-    rows = []
-    for row in decoding.measure(kinds, options.lengths, **sizes):
-        rows.append(row)
+    for *_, row in kept(options, decoding.measure(kinds, options.lengths, **sizes)):
         time, size = row["step_ms"], row["cache_mib"]
         print(f"{row['length']:>7}  {row['mechanism']:<28}{time:>9.3f}{size:>11.2f}", flush=True)
-        keep(options, rows)
-    save(options, rows)

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, keep, save
+from clusterformer.cli.bench import BenchArguments, kept
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -56,18 +56,15 @@ def run(arguments: list[str]) -> None:
     converted = options.converted
     options.model, options.pairs = options.model.name, options.pairs.name
     options.converted = [folder.name for folder in converted]
-    rows: list[Row] = []
-    for row in pretrained.measure(
+    found = pretrained.measure(
         encoder,
         draws,
         options.mechanisms,
         num_clusters=options.num_clusters,
         converted=converted,
-    ):
-        rows.append(row)
-        print(_line(row, rows[0]), flush=True)
-        keep(options, rows)
-    save(options, rows)
+    )
+    for rows in kept(options, found):
+        print(_line(rows[-1], rows[0]), flush=True)
 
 
 def _line(row: Row, full: Row) -> str:

@@ -6,12 +6,11 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, keep, print_times, save
+from clusterformer.cli.bench import BenchArguments, kept, print_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterformer.bench.report import Row
     from clusterformer.module import ClusterFormer
     from clusterformer.task import Task
 
@@ -45,18 +44,15 @@ def run(arguments: list[str]) -> None:
 
     makers = {name: partial(_make, options.config, changes, name) for name in options.mechanisms}
     options.changes = changes
-    rows: list[Row] = []
-    for row in steps.measure(
+    found = steps.measure(
         makers,
         dtype=options.dtype,
         repeats=options.repeats,
         memory=options.memory,
         report=_report_turn,
-    ):
-        rows.append(row)
-        print_times(row, rows)
-        keep(options, rows)
-    save(options, rows)
+    )
+    for rows in kept(options, found):
+        print_times(rows[-1], rows)
 
 
 LONG_TURN = 5_000
