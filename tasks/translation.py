@@ -17,7 +17,6 @@ from clusterformer.data.batches import pad
 from clusterformer.data.bitext import Bitext, Limits, own_bitexts
 from clusterformer.data.fairseq import FairseqSource, refuse_ignored
 from clusterformer.data.named_sets import Split
-from clusterformer.data.parallel import ParallelTextSource, TranslationSource
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.tokenizers import (
     BOS_EOS,
@@ -36,6 +35,7 @@ from clusterformer.data.translation_corpora import (
     find_bitext,
     translation_protocol,
 )
+from clusterformer.data.translation_sources import ParallelTextSource, TranslationSource
 from clusterformer.decoding import Hypothesis, Search, decode
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy

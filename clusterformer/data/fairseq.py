@@ -18,12 +18,7 @@ from numpy.typing import NDArray
 
 from clusterformer.data.bitext import NO_LIMITS, Limits
 from clusterformer.data.named_sets import Split
-from clusterformer.data.parallel import (
-    TranslationSource,
-    drop,
-    warn_no_test,
-    warn_of_dropped,
-)
+from clusterformer.data.parallel import drop, warn_of_dropped
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.tokenizers import (
     BOS_EOS,
@@ -33,6 +28,7 @@ from clusterformer.data.tokenizers import (
     Tokenizer,
 )
 from clusterformer.data.translation_batches import Reference, TranslationDataset
+from clusterformer.data.translation_sources import TranslationSource, warn_no_test
 from clusterformer.errors import InputError, reading
 from clusterformer.models.embeddings import PAD
 

@@ -1,7 +1,7 @@
-"""Training pairs for translation: parallel text, cleaned and encoded, or fairseq's binarised data.
+"""Parallel text for training, cleaned and encoded.
 
-Parallel text is prepared as a stream, so that millions of pairs need little memory, and only once:
-byte pairs and token ids are in the cache, under a hash of the files' contents and all options.
+It is prepared as a stream, so that millions of pairs need little memory, and only once: byte pairs
+and token ids are in the cache, under a hash of the files' contents and all options.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -22,7 +21,6 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from clusterformer.data.bitext import NO_LIMITS, Bitext, Limits, SentencePair
 from clusterformer.data.cache import cache_folder, cached_folder, hash_file
-from clusterformer.data.named_sets import Split
 from clusterformer.data.text_form import TextForm
 from clusterformer.data.token_store import TokenStore, TokenWriter
 from clusterformer.data.tokenizers import (
@@ -31,7 +29,6 @@ from clusterformer.data.tokenizers import (
     Tokenizer,
     tokenizer_from_state,
 )
-from clusterformer.data.translation_batches import Reference, TranslationDataset
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -168,132 +165,6 @@ class ParallelText:
         return [_hash_of(file) for file in self.bitext.files]
 
 
-class TranslationSource(ABC):
-    """Source of a translation task's pairs, as token ids.
-
-    Attributes:
-        source_form: Form of the sentences.
-        target_form: Form of the translations.
-        detokenises: Whether the form can be undone, which scores of plain text need.
-    """
-
-    source_form: TextForm
-    target_form: TextForm
-    detokenises = True
-
-    @abstractmethod
-    def learn_tokenizer(self) -> Tokenizer:
-        """Make the tokenizer of both languages from the training pairs."""
-
-    @abstractmethod
-    def training_pairs(self, tokenizer: Tokenizer) -> TranslationDataset:
-        """Return the pairs to train on."""
-
-    @abstractmethod
-    def evaluation_pairs(
-        self, split: Split, tokenizer: Tokenizer, num_references: int | None
-    ) -> TranslationDataset:
-        """Return all pairs of "valid" or "test".
-
-        Args:
-            split: "valid" or "test"; without a test split, "test" gives the validation pairs.
-            tokenizer: Tokenizer of both languages.
-            num_references: Number of pairs, the first ones, with a reference; None for all.
-        """
-
-    def encode(self, texts: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
-        """Encode texts in the form of the model, each ended by BOS_EOS."""
-        return [[*ids, BOS_EOS] for ids in tokenizer.encode_all(list(texts))]
-
-
-class ParallelTextSource(TranslationSource):
-    """Pairs of parallel text files, prepared here.
-
-    Args:
-        find: Function that finds the files of a split; None where there is no such split.
-        source: Form of the sentences.
-        target: Form of the translations.
-        tokenised: Whether the files hold Moses tokens already, where the form asks for them.
-        limits: Conditions on a training pair.
-        vocab_size: Number of tokens of the byte-pair encoding.
-    """
-
-    def __init__(
-        self,
-        find: Callable[[Split], Bitext | None],
-        source: TextForm,
-        target: TextForm,
-        *,
-        tokenised: bool,
-        limits: Limits,
-        vocab_size: int,
-    ) -> None:
-        self._find = find
-        self.source_form, self.target_form = source, target
-        self._tokenised, self._limits, self._vocab_size = tokenised, limits, vocab_size
-
-    @cached_property
-    def _training(self) -> ParallelText:
-        return self._text("train")
-
-    def learn_tokenizer(self) -> Tokenizer:
-        return self._training.learn_tokenizer(self._vocab_size)
-
-    def training_pairs(self, tokenizer: Tokenizer) -> TranslationDataset:
-        return TranslationDataset(*self._training.encode(tokenizer))
-
-    def evaluation_pairs(
-        self, split: Split, tokenizer: Tokenizer, num_references: int | None
-    ) -> TranslationDataset:
-        text = self._text(split)
-        pairs = list(text.bitext)
-        if text.bitext.part == "held out":
-            pairs = [pair for pair in pairs if pair.source.strip() and pair.target.strip()]
-        for pair in pairs:
-            if not pair.source.strip() or not pair.target.strip():
-                raise InputError(f"{text.where(pair)}: empty side, allowed is text")
-        texts = [text.preprocess(pair) for pair in pairs]
-        encoded = [self.encode(side, tokenizer) for side in zip(*texts, strict=True)]
-        dropped: Counter[str] = Counter()
-        rows = [
-            (pair.target, target, *ids)
-            for pair, (_, target), *ids in zip(pairs, texts, *encoded, strict=True)
-            if split == "test" or text.fits([side[:-1] for side in ids], pair.line, dropped)
-        ]
-        warn_of_dropped(text.bitext.source, dropped, "validation pairs")
-        if not rows:
-            raise InputError(f"{text.bitext.source}: no pair is fit for validation")
-        plain, tokenised, sources, targets = map(list, zip(*rows, strict=True))
-        if self._tokenised:
-            plain = [self.target_form.detokenise(target) for target in tokenised[:num_references]]
-        references = map(Reference, tokenised[:num_references], plain)
-        return TranslationDataset(sources, targets, list(references))
-
-    @cached_property
-    def _parts(self) -> tuple[Bitext, Bitext]:
-        """Pairs to train on and to validate on, where there is no validation file."""
-        bitext = self._find("train")
-        assert bitext is not None
-        rest, held_out = bitext.hold_out()
-        rank_zero_only(_log.info)(
-            f"{bitext.source}: {len(held_out.held_out):,} of its sentences validate instead of "
-            "training; data.valid_source and data.valid_target set files for that"
-        )
-        return rest, held_out
-
-    def _text(self, split: Split) -> ParallelText:
-        bitext = self._find(split)
-        if bitext is None and split == "test":
-            warn_no_test()
-            split, bitext = "valid", self._find("valid")
-        if split != "test" and self._find("valid") is None:
-            bitext = self._parts[split == "valid"]
-        assert bitext is not None
-        return ParallelText(
-            bitext, self.source_form, self.target_form, self._limits, self._tokenised
-        )
-
-
 def drop(violation: str, where: str, limits: Limits, dropped: Counter[str]) -> None:
     """Count an unfit pair, or raise InputError if these are an error."""
     if limits.unfit == "error":
@@ -306,11 +177,6 @@ def warn_of_dropped(path: Path, dropped: Mapping[str, int], pairs: str = "pairs"
     if dropped:
         reasons = ", ".join(f"{count:,} with {reason}" for reason, count in dropped.items())
         rank_zero_only(_log.warning)(f"{path}: {pairs} dropped: {reasons}")
-
-
-def warn_no_test() -> None:
-    """Warn that the validation pairs test."""
-    rank_zero_only(_log.warning)("there is no test part: the validation pairs test")
 
 
 def _hash_of(path: Path) -> str:

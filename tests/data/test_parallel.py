@@ -15,6 +15,7 @@ from clusterformer.data.text_form import TextForm
 from clusterformer.data.token_store import TokenStore, TokenWriter
 from clusterformer.data.tokenizers import BOS_EOS, BytePairTokenizer
 from clusterformer.data.translation_corpora import find_bitext
+from clusterformer.data.translation_sources import ParallelTextSource
 from clusterformer.errors import InputError
 
 LINES = [
@@ -64,7 +65,7 @@ def test_limits_may_count_subwords_and_then_hold_for_validation_too(tmp_path, ca
     assert [tokenizer.decode(sources[i]) for i in range(len(sources))] == ["a b"]
     assert len(targets) == 1
     assert len(text(tmp_path, lines, Limits(8, 2)).encode(tokenizer)[0]) == 3  # of words
-    source = parallel.ParallelTextSource(
+    source = ParallelTextSource(
         lambda split: prepared.bitext, AS_IT_IS, AS_IT_IS,
         tokenised=False, limits=prepared.limits, vocab_size=300,
     )  # fmt: skip
