@@ -80,6 +80,6 @@ def _decoded(path: Path, encoding: str) -> Iterator[str]:
             if text:
                 yield text.removeprefix("\ufeff") if first else text
                 first = False
-            line += content.count(b"\n")
+            line += text.count("\n")
             if not content:
                 return

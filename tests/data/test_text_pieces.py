@@ -56,6 +56,14 @@ def test_what_is_not_in_the_encoding_is_named_by_its_line(tmp_path: Path) -> Non
         list(text_pieces(path))
 
 
+def test_a_character_that_is_cut_off_stands_in_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("one\ntwo\n".encode("utf-16-le") + b"\n")
+    for read in (read_text, text_pieces):
+        with pytest.raises(InputError, match=r"a\.txt:3: bytes 0a are not utf-16-le"):
+            list(read(path, "utf-16-le"))
+
+
 PROGRAM = """
 import resource, sys
 from pathlib import Path
