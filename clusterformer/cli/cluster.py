@@ -76,7 +76,11 @@ In Python: NeuralClustering.load("runs/cluster-points/1/neural-20/model.npz").pr
 
 def help_for(arguments: list[str]) -> str:
     """Return the help of clustering texts, or of clustering points."""
-    return cluster_text.HELP if "--text" in arguments else HELP
+    return cluster_text.HELP if _of_texts(arguments) else HELP
+
+
+def _of_texts(arguments: list[str]) -> bool:
+    return any(argument.partition("=")[0] == "--text" for argument in arguments)
 
 
 _NEURAL = ("balance", "merge", "n_neighbors", "n_components", "n_init", "device")
@@ -94,7 +98,7 @@ def run(arguments: list[str]) -> None:
     from clusterformer.cli.logs import show_notes
 
     show_notes()
-    if any(argument.partition("=")[0] == "--text" for argument in arguments):
+    if _of_texts(arguments):
         cluster_text.run(arguments)
         return
     options = _parse(arguments)

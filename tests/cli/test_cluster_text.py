@@ -29,6 +29,12 @@ WORDS = {
 }
 
 
+@pytest.mark.parametrize("file", [["--text"], ["--text", "a.txt"], ["--text=a.txt"]])
+def test_its_help_is_that_of_texts(file: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", *file, "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: clusterformer cluster --text FILE")
+
+
 def posts(count: int, seed: int = 0) -> list[dict[str, str]]:
     random = np.random.default_rng(seed)
     rows = []
