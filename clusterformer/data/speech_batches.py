@@ -76,7 +76,7 @@ class SpeechDataset(Dataset[SpeechBatch]):
         banks: Features to compute.
         targets: Numbers of the units of each transcript.
         subsampling: Frames that the encoder reads as one.
-        kept: Numbers of the utterances of the set; all by default.
+        kept: Numbers of the utterances of the set.
 
     Attributes:
         lengths: Number of frames of each.
@@ -88,11 +88,10 @@ class SpeechDataset(Dataset[SpeechBatch]):
         banks: FilterBanks,
         targets: Sequence[Sequence[int]],
         subsampling: int,
-        kept: Sequence[int] | None = None,
+        kept: Sequence[int],
     ) -> None:
         self._utterances, self._banks, self._targets = utterances, banks, targets
-        self._subsampling = subsampling
-        self._kept = range(len(targets)) if kept is None else kept
+        self._subsampling, self._kept = subsampling, kept
         self.lengths = [banks.num_frames(utterances.num_samples[each]) for each in self._kept]
 
     def __getitem__(self, indices: list[int]) -> SpeechBatch:
