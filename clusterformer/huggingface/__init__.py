@@ -16,7 +16,7 @@ from clusterformer.huggingface.calibration import calibrate
 from clusterformer.huggingface.dispatch import groupings
 from clusterformer.huggingface.distillation import distill
 from clusterformer.huggingface.positions import extend_positions
-from clusterformer.huggingface.saving import load
+from clusterformer.huggingface.saving import from_config, load
 from clusterformer.huggingface.shared_heads import share_heads
 from clusterformer.huggingface.visibility import keys_seen
 
@@ -26,6 +26,7 @@ __all__ = [
     "detach",
     "distill",
     "extend_positions",
+    "from_config",
     "groupings",
     "is_attached",
     "keys_seen",

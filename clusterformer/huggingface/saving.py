@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
+from clusterformer.attention import AttentionCore
 from clusterformer.errors import InputError
 from clusterformer.huggingface.building import Mechanism, build, find_mechanism, install
 from clusterformer.huggingface.dispatch import IMPLEMENTATION, SLOT, register
@@ -38,6 +40,10 @@ class _Loader:
     @classmethod
     def from_pretrained(cls, folder, *args, **kwargs):
         return huggingface.load(folder, cls.__name__, **kwargs)
+
+    @classmethod
+    def _from_config(cls, config, **kwargs):
+        return huggingface.from_config(config, cls.__name__, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class):
@@ -75,39 +81,94 @@ def load(
     config = options.pop("config", None)
     if config is None:
         config, options = _read_config(folder, options)
-    saved = getattr(config, "clusterformer", None)
-    if not isinstance(saved, dict) or not isinstance(saved.get("options"), dict):
-        raise InputError(
-            f"{folder}: its config.json names no mechanism of clusterformer; "
-            "load it with transformers, and attach one"
-        )
-    kind = find_mechanism(mechanism or saved["mechanism"])
-    native = _native_class(folder, config, model_class)
-    other = options.pop("attn_implementation", None) or config._attn_implementation
-    if other not in (None, IMPLEMENTATION, SAVED_IMPLEMENTATION):
-        raise InputError(
-            f"{folder}: has {saved['mechanism']} for its attention; leave out "
-            f"attn_implementation={other!r}, or detach the mechanism after loading"
-        )
-    register()
-    config._attn_implementation = IMPLEMENTATION
-    config.attn_implementation = SAVED_IMPLEMENTATION
+    kind, core = _converted_class(folder, config, model_class, mechanism, options)
     from safetensors import SafetensorError
 
     asked = options.pop("output_loading_info", False)
     try:
-        model, found = saving_class(native).from_pretrained(
-            folder, config=config, mechanism=kind, output_loading_info=True, **options
+        model, found = kind.from_pretrained(
+            folder, config=config, mechanism=core, output_loading_info=True, **options
         )
     except (OSError, SafetensorError) as error:
         said = shorten(str(error), 250, placeholder=" ...")
         raise InputError(f"{folder}: no weights that transformers finds: {said}") from error
     missing = sorted(name for name in found["missing_keys"] if f".{SLOT}." in name)
     if missing:
-        raise InputError(f"{folder}: weights of {kind.__name__} are missing, such as {missing[0]}")
+        raise InputError(f"{folder}: weights of {core.__name__} are missing, such as {missing[0]}")
     mark(model)
     result: Any = (model, found) if asked else model  # as from_pretrained answers
     return result
+
+
+def from_config(
+    config: PreTrainedConfig,
+    model_class: str | type | None = None,
+    *,
+    mechanism: Mechanism | None = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """Make a model of random weights with the mechanism that its configuration names.
+
+    `AutoModel.from_config(config, trust_remote_code=True)` of transformers does the same.
+
+    Examples:
+        >>> config = AutoConfig.from_pretrained(folder)  # of a converted model
+        >>> model = huggingface.from_config(config)
+
+    Args:
+        config: Configuration of a converted model. The model gets a copy.
+        model_class: Class of the model, as `load` takes it.
+        mechanism: Class of the mechanism; needed only if it is your own.
+        **options: Options of transformers' `from_config`, such as `dtype`.
+
+    Raises:
+        ValueError: if the configuration names no mechanism, or another attention is asked for.
+    """
+    config = deepcopy(config)
+    name = config.name_or_path or type(config).__name__
+    kind, core = _converted_class(name, config, model_class, mechanism, options)
+    model: PreTrainedModel = kind._from_config(config, mechanism=core, **options)
+    mark(model)
+    return model
+
+
+def _converted_class(
+    source: str | os.PathLike[str],
+    config: PreTrainedConfig,
+    model_class: str | type | None,
+    mechanism: Mechanism | None,
+    options: dict[str, Any],
+) -> tuple[Any, type[AttentionCore]]:
+    """Find the class of a converted model and its mechanism, and set the attention of its config.
+
+    Args:
+        source: What has the configuration, for messages.
+        config: Configuration of the model, changed in place.
+        model_class: Class of the model, or its name; None: the one that was saved.
+        mechanism: Class of the mechanism; None: the one that was saved.
+        options: Options of the making of the model; `attn_implementation` is taken out.
+
+    Raises:
+        InputError: if the configuration names no mechanism, or another attention is asked for.
+    """
+    saved = getattr(config, "clusterformer", None)
+    if not isinstance(saved, dict) or not isinstance(saved.get("options"), dict):
+        raise InputError(
+            f"{source}: its config.json names no mechanism of clusterformer; "
+            "load it with transformers, and attach one"
+        )
+    core = find_mechanism(mechanism or saved["mechanism"])
+    native = _native_class(source, config, model_class)
+    other = options.pop("attn_implementation", None) or config._attn_implementation
+    if other not in (None, IMPLEMENTATION, SAVED_IMPLEMENTATION):
+        raise InputError(
+            f"{source}: has {saved['mechanism']} for its attention; leave out "
+            f"attn_implementation={other!r}, or detach the mechanism after loading"
+        )
+    register()
+    config._attn_implementation = IMPLEMENTATION
+    config.attn_implementation = SAVED_IMPLEMENTATION
+    return saving_class(native), core
 
 
 def _read_config(

@@ -129,6 +129,31 @@ def test_a_fresh_process_loads_the_folder_through_its_code(tiny, tmp_path) -> No
 
 
 @torch.no_grad()
+def test_a_configuration_makes_random_weights_with_the_mechanism(tiny, tmp_path) -> None:
+    model = tiny("Bert", "ForSequenceClassification")
+    huggingface.attach(model, "LocalAttention", window=3).save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    own = {"trust_remote_code": True}
+    tokens = torch.randint(3, 50, (2, 19))
+    for make in (
+        lambda **options: transformers.AutoModel.from_config(config, **own, **options),
+        lambda **options: huggingface.from_config(config, "AutoModel", **options),
+    ):
+        made = make(dtype=torch.bfloat16).eval()
+        assert type(made).__name__ == "BertModel"
+        assert huggingface.is_attached(made)
+        assert made.dtype == torch.bfloat16
+        huggingface.detach(made)(tokens)
+        with pytest.raises(ValueError, match="LocalAttention for its attention; leave out"):
+            make(attn_implementation="sdpa")
+    made = huggingface.from_config(config).eval()
+    made.load_state_dict(model.state_dict())
+    assert torch.equal(made(tokens).logits, model(tokens).logits)
+    with pytest.raises(ValueError, match="names no mechanism"):
+        huggingface.from_config(tiny("Bert").config)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("options", [{}, {"num_clusters": 3}, {"block_size": 4}])
 def test_a_folder_keeps_its_meaning_when_defaults_change(tiny, tmp_path, monkeypatch, options):
     model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", **options)
