@@ -269,6 +269,11 @@ class _Converted:
         kind = find_mechanism(mechanism or saved["mechanism"])
         install(model, layers, build(layers, kind, saved["options"]))
 
+    @property
+    def _is_stateful(self) -> bool:
+        """Tell transformers that this model cannot forget tokens, as assisted decoding does."""
+        return bool(self.config._attn_implementation == IMPLEMENTATION)
+
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> None:

@@ -103,6 +103,24 @@ def test_what_the_cache_cannot_do_is_refused(tiny) -> None:
         model(tokens[:, :1], past_key_values=own)
 
 
+@torch.no_grad()
+def test_assisted_decoding_is_refused_before_the_first_token(tiny) -> None:
+    model = decoder(tiny, "Llama", "FullAttention")
+    model.register_forward_pre_hook(lambda *_: pytest.fail("began"))
+    tokens = torch.randint(3, 50, (1, 9))
+    for assisted in (
+        {"assistant_model": tiny("Llama", "ForCausalLM")},
+        {"prompt_lookup_num_tokens": 2},
+    ):
+        with pytest.raises(ValueError, match="assisted generation is not supported"):
+            model.generate(tokens, max_new_tokens=3, **assisted, **GREEDY)
+    plain = huggingface.detach(decoder(tiny, "Llama", "FullAttention"))
+    passed = decoder(tiny, "Llama", "FullAttention")
+    passed.set_attn_implementation("sdpa")
+    for model in (plain, passed):
+        assert model.generate(tokens, max_new_tokens=3, **assisted, **GREEDY).shape == (1, 12)
+
+
 @pytest.mark.parametrize("window", [None, 5])
 @torch.no_grad()
 def test_tokens_of_the_cache_cannot_become_padding(tiny, batch, window: int | None) -> None:
