@@ -275,15 +275,28 @@ class _Converted:
         return bool(self.config._attn_implementation == IMPLEMENTATION)
 
     def save_pretrained(
-        self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         folder = Path(save_directory)
-        if not folder.is_file():  # which transformers reports
+        names = getattr(self.config, "auto_map", None)  # none after `detach`
+        if names and is_main_process and not folder.is_file():  # which transformers reports
             folder.mkdir(parents=True, exist_ok=True)
-            if names := getattr(self.config, "auto_map", None):  # none after `detach`
-                code = CODE.format(names=sorted(names))
-                (folder / CODE_FILE).write_text(code, encoding="utf-8")
-        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+            (folder / CODE_FILE).write_text(CODE.format(names=sorted(names)), encoding="utf-8")
+        super().save_pretrained(  # type: ignore[misc]
+            save_directory, is_main_process, *args, **kwargs
+        )
+
+    def _get_files_timestamps(self, working_dir: str | os.PathLike[str]) -> dict[str, float]:
+        """List the files before a saving; transformers uploads those that are new or newer.
+
+        The code, which is written before, counts as new.
+        """
+        found: dict[str, float] = super()._get_files_timestamps(working_dir)  # type: ignore[misc]
+        return {name: time for name, time in found.items() if name != CODE_FILE}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty, (type(self).__mro__[2],), self.__dict__

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -181,6 +183,34 @@ def test_a_detached_model_is_saved_as_it_was(tiny, tmp_path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     again = transformers.AutoModel.from_pretrained(tmp_path)
     assert torch.equal(again(tokens).last_hidden_state, expected)
+
+
+def test_the_code_is_uploaded_with_the_weights(tiny, tmp_path, monkeypatch) -> None:
+    """By `push_to_hub`, and where a folder is saved and uploaded at once, also a second time."""
+    uploaded: list[set[str]] = []
+
+    class Hub:
+        def create_repo(self, name: str, **_: object) -> SimpleNamespace:
+            return SimpleNamespace(repo_id=name)
+
+        def create_commit(self, operations: list[Any], **_: object) -> None:
+            uploaded.append({operation.path_in_repo for operation in operations})
+
+    for module in ("utils.hub", "modeling_utils"):
+        monkeypatch.setattr(f"transformers.{module}.hf_api", lambda *_, **__: Hub())
+    card = SimpleNamespace(save=lambda path: None)
+    for module in ("utils.hub", "modeling_utils"):
+        name = f"transformers.{module}.create_and_tag_model_card"
+        monkeypatch.setattr(name, lambda *_, **__: card)
+    model = huggingface.attach(tiny("Bert"), "LocalAttention")
+    model.push_to_hub("me/model")
+    for _ in range(2):
+        model.save_pretrained(tmp_path / "model", push_to_hub=True, repo_id="me/model")
+    assert len(uploaded) == 3
+    for files in uploaded:
+        assert {"config.json", "model.safetensors", "modeling_clusterformer.py"} <= files
+    model.save_pretrained(tmp_path / "other", is_main_process=False)
+    assert not list((tmp_path / "other").iterdir())
 
 
 class MyAttention(FullAttention):
