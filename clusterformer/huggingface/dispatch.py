@@ -34,6 +34,10 @@ _OTHER_MASK = (
     "a mask other than of padding cannot be combined with a mechanism; "
     "give one sequence a row, and an attention_mask"
 )
+_OFFLOADED = (
+    " reads its weights where they are, and some are offloaded; give a device_map by which every "
+    "layer with a mechanism stays on a device"
+)
 _LOST_LOSS = (
     " learns from a loss of its own what it chooses, and nothing adds that to the model's; add "
     "clusterformer.losses.mechanism_loss, as the guide to Hugging Face does under `Train it`"
@@ -98,7 +102,12 @@ class AttachedMechanism(nn.Module):
             hidden: Input of the layer, (B, N, E).
             mask: (B, M), True at real tokens; None means all real.
             past_layer: Layer of transformers' KV cache; None without one.
+
+        Raises:
+            ValueError: if weights of the mechanism are offloaded.
         """
+        if not q.is_meta and any(weight.is_meta for weight in self.core.parameters()):
+            raise ValueError(type(self.core).__name__ + _OFFLOADED)
         if self.training and not torch.compiler.is_compiling() and _has_adapters(self.core):
             _warn_once(_IDLE_ADAPTERS)  # a mechanism reads the weights themselves
         if past_layer is None:

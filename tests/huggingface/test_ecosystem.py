@@ -187,6 +187,24 @@ def test_sentence_transformers_load_a_converted_folder(tiny, tmp_path: Path) -> 
     assert len(huggingface.calibrate(encoder[0].auto_model, texts, tokenizer)) == 3
 
 
+def test_a_mechanism_whose_weights_are_offloaded_is_refused(tiny, tmp_path: Path) -> None:
+    """Accelerate brings weights to the module that is called; a mechanism reads them itself."""
+    pytest.importorskip("accelerate")
+    model = huggingface.attach(tiny("Llama"), "NeuralClusteringAttention", num_clusters=3)
+    model.save_pretrained(tmp_path)
+    places = {"embed_tokens": "cpu", "layers": "disk", "norm": "cpu", "rotary_emb": "cpu"}
+    offload = {"device_map": places, "offload_folder": str(tmp_path / "offloaded")}
+    again = huggingface.load(tmp_path, **offload)
+    for cached in (True, False):
+        with pytest.raises(ValueError, match=r"NeuralClusteringAttention reads .* are offloaded"):
+            again(torch.randint(3, 50, (2, 19)), use_cache=cached)
+    huggingface.attach(model, "LocalAttention").save_pretrained(tmp_path)  # has no weights
+    tokens = torch.randint(3, 50, (2, 19))
+    with torch.no_grad():
+        found = huggingface.load(tmp_path, **offload)(tokens).last_hidden_state
+        torch.testing.assert_close(found, model(tokens).last_hidden_state)
+
+
 NEAR = {"block_size": 4, "dense_length": 0, "global_tokens": 1, "local_heads": 1}
 
 
