@@ -169,7 +169,9 @@ class NeuralClusteringAttention(ClusterDecoding):
             )
         for name, count in (("look_ahead", look_ahead), ("global_tokens", global_tokens)):
             if causal and count:
-                raise ValueError(f"{name} must be 0 with causal={causal!r}, got {count}")
+                raise ValueError(
+                    f"{name} must be 0 with causal={causal!r}, as decoders have it, got {count}"
+                )
         if (num_heads - local_heads) % num_clusterings:
             raise ValueError(
                 f"num_clusterings must divide the {num_heads - local_heads} heads that cluster, "

@@ -138,5 +138,5 @@ def test_autocast_does_not_round_logits() -> None:
 
 
 def test_global_tokens_are_refused_where_later_tokens_may_not_be_seen() -> None:
-    with pytest.raises(ValueError, match="global_tokens must be 0 with causal=True, got 1"):
+    with pytest.raises(ValueError, match="global_tokens must be 0 with causal=True, as decoders"):
         NeuralClusteringAttention(32, 4, causal=True, global_tokens=1)
