@@ -122,8 +122,12 @@ def transformers_classes() -> tuple[type, type]:
             save_directory: str | os.PathLike[str],
             is_main_process: bool = True,
             state_dict: dict[str, Tensor] | None = None,
+            max_shard_size: int | str | None = None,
         ) -> None:
-            """Save the model as the folder that it came from, without tokenizer and card."""
+            """Save the model as the folder that it came from, without tokenizer and card.
+
+            The weights are one file of any size; `push_to_hub` gives a `max_shard_size`.
+            """
             if not is_main_process:
                 return
             folder = Path(save_directory)

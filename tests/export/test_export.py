@@ -6,6 +6,7 @@ import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,6 +128,19 @@ def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_pat
     again = load(tmp_path / "out" / "checkpoint-2")
     assert torch.equal(again(**batch).logits, model.eval()(**batch).logits)
     assert not torch.equal(again(**batch).logits, expected)
+
+    uploaded: list[str] = []
+    hub = SimpleNamespace(
+        create_repo=lambda name, **_: SimpleNamespace(repo_id=name),
+        create_commit=lambda operations, **_: uploaded.extend(o.path_in_repo for o in operations),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.utils.hub.hf_api", lambda *_, **__: hub)
+        card = SimpleNamespace(save=lambda path: None)
+        patch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: card)
+        again.push_to_hub("me/model")  # type: ignore[operator]
+    written = {path.name for path in (tmp_path / "third").iterdir()}
+    assert set(uploaded) == written
 
     config = again.config  # as it comes from huggingface.co
     config.auto_map = {name: f"me/model--{path}" for name, path in config.auto_map.items()}
