@@ -31,6 +31,9 @@ def tokenizer_files(
     if isinstance(tokenizer, PretrainedTokenizer):
         files = dict(tokenizer.files)
         config = json.loads(files.get(_CONFIG_FILE, "{}"))
+        config["padding_side"] = "right"  # as in training: a decoder's may pad on the left
+        if not config.get("pad_token"):  # nor has it always a token for it; any is masked
+            config["pad_token"] = config.get("eos_token") or config.get("unk_token")
         if pairs and tokenizer.pair.second is not None:  # not every class gives them by itself
             config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     else:

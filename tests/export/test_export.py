@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from tiny_pretrained import WORDS, write_bert
+from tiny_pretrained import WORDS, write_bert, write_gpt2
 from toy_command import TOY
 
 pytest.importorskip("transformers")
 
 import clusterformer
 from clusterformer.cli.main import main
+from clusterformer.data.pretrained_tokenizer import PretrainedTokenizer
 from clusterformer.data.tokenizers import UNK, BytePairTokenizer, Tokenizer, WordTokenizer
 from clusterformer.errors import InputError
 from clusterformer.export.modeling import rebuild
@@ -228,6 +229,25 @@ def test_the_card_imports_classes_of_ones_own(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     exec(code, {"FOLDER": "exported", "TEXT": "1 2 3"})
+
+
+def test_texts_are_padded_behind_also_where_a_decoder_has_no_padding(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    files = PretrainedTokenizer.read(write_gpt2(tmp_path / "gpt2")).files
+    settings = json.loads(files["tokenizer_config.json"]) | {"padding_side": "left"}
+    for end in ("[SEP]", None):
+        settings |= {"pad_token": None, "eos_token": end}
+        tokenizer = PretrainedTokenizer(files | {"tokenizer_config.json": json.dumps(settings)})
+        folder = tmp_path / str(end)
+        folder.mkdir()
+        for name, text in tokenizer_files(tokenizer, None).items():
+            (folder / name).write_text(text, encoding="utf-8")
+        theirs = AutoTokenizer.from_pretrained(folder)
+        assert theirs.pad_token == (end or "[UNK]")
+        mask = theirs(["a fine film", "fine"], padding=True)["attention_mask"]
+        assert mask[1] == sorted(mask[1], reverse=True)
+        assert sum(mask[1]) == len(mask[0]) - 2
 
 
 def test_words_are_split_alike(tmp_path: Path) -> None:
