@@ -57,8 +57,8 @@ def assign(
 def explore(points: Tensor, anchors: Tensor, scale: float) -> Tensor:
     """Draw a cluster for each token, (B, N): argmax_i S_ij + scale * g_ij with Gumbel noise g.
 
-    With scale 1, cluster i has the probability of U_ij (Gumbel-max trick). Each token draws for
-    itself, so strict causality holds.
+    With scale 1, cluster i has the probability softmax_i S_ij (Gumbel-max trick). Each token draws
+    for itself, without the normalizer over tokens of eq. 2, so strict causality holds.
 
     Args:
         points: X, (B, N, F).

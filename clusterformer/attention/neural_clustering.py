@@ -107,9 +107,11 @@ class NeuralClusteringAttention(ClusterDecoding):
         local_window: Number of tokens in a chunk of the local heads.
         global_tokens: Number of tokens at each end of a text, such as [CLS] and [SEP], that all
             tokens see and that see all (`causal=False` only).
-        exploration: Scale of the Gumbel noise by which a token tries other clusters in training; 1
-            draws its cluster from its memberships U of eq. 2, 0 takes the nearest. So tokens meet
-            that need each other and that their clusters keep apart.
+        exploration: Scale of the Gumbel noise by which a token tries other clusters in training, 0
+            for none. 1 draws its cluster i by softmax_i S_ij of the similarities of eq. 2. So
+            tokens meet that need each other and that their clusters keep apart. A token draws
+            without regard to others; eq. 4 weighs clusters over all tokens where not strictly
+            causal, so there a small scale does not come near to 0.
         clusters: "learnt" by the loss, or for comparison: "random", W and centroids stay as they
             start; "k-means", the centroids follow the tokens of each cluster, and W stays.
 

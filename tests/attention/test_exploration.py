@@ -47,6 +47,18 @@ def test_only_training_explores(causal) -> None:
     assert torch.equal(exploring(x).values, first)
 
 
+@pytest.mark.parametrize("causal", [False, True, "masked"])
+def test_hardly_any_noise_takes_the_nearest_centroid(causal) -> None:
+    """The largest S, where evaluation of the forms that are not strict takes the largest U."""
+    exploring, x = layer(1e-6, causal=causal).train(), torch.randn(2, 40, 16)
+    points, anchors = exploring.core.anchors(x, None)
+    nearest = (points @ anchors.T).argmax(2)
+    found, expected = exploring(x).grouping.blocks, exploring.core.blocks_of(nearest, None)
+    assert torch.equal(found.members, expected.members)
+    evaluated = exploring.eval()(x).grouping.assignment
+    assert torch.equal(evaluated, nearest) is (causal is True)
+
+
 def test_a_strict_layer_that_explores_does_not_read_ahead() -> None:
     exploring = layer(3.0, causal=True)
     x = torch.randn(1, 40, 16)
