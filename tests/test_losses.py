@@ -43,6 +43,17 @@ def test_sorting_loss_is_equation_11(similarity: str) -> None:
         torch.testing.assert_close(sorting_loss(g)[row], expected / 4)
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_contrastive_loss_is_cross_entropy_at_a_temperature_of_a_tenth(similarity: str) -> None:
+    g, mask = grouping(similarity)
+    for row, length in enumerate([9, 5]):
+        expected = torch.tensor(0.0)
+        for j in range(length):
+            with_each = phi(similarity, g.points[row, j], g.centroids[row]) / 0.1
+            expected -= with_each[g.assignment[row, j]] - with_each.logsumexp(0)
+        torch.testing.assert_close(clustering_loss(g, mask)[row], expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", ["contrastive", "bare", "bounded"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
