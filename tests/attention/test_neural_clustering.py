@@ -13,6 +13,7 @@ from clusterformer.attention import (
     NeuralClusteringAttention,
 )
 from clusterformer.kernels import dense_attention
+from clusterformer.losses import clustering_loss
 
 
 def paper_attention(
@@ -60,6 +61,20 @@ def test_the_papers_form_is_the_papers_equations(causal, length: int, clusters: 
         assert grouping.assignment[row].tolist() == assignment
         torch.testing.assert_close(grouping.centroids[row], updated)
         torch.testing.assert_close(values[row], expected)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 2.0])
+def test_the_cosine_is_divided_by_the_temperature_in_equations_2_to_4(temperature: float) -> None:
+    core = NeuralClusteringAttention(16, 2, num_clusters=4, temperature=temperature)
+    x = torch.randn(2, 13, 16)
+    grouping = MultiHeadAttention(core)(x).grouping
+    for row in range(2):
+        z, c = (
+            torch.nn.functional.normalize(y, dim=-1) for y in (core.space(x[row]), core.centroids)
+        )
+        memberships = (c @ z.T / temperature).softmax(1)
+        assert torch.equal(grouping.assignment[row], memberships.argmax(0))
+        torch.testing.assert_close(grouping.centroids[row], memberships @ z)
 
 
 @pytest.mark.parametrize("length", [7, 23])
@@ -124,7 +139,11 @@ def test_short_texts_have_full_attention_in_any_batch(causal) -> None:
 
 def test_a_width_in_tokens_is_the_same_in_any_text() -> None:
     """And a number of clusters without it divides any text, as in the paper."""
-    for options, tokens in (({"block_size": 4, "dense_length": 0}, [12, 12]), ({}, [9, 18])):
+    for options, tokens in (
+        ({"block_size": 4, "dense_length": 0}, [12, 12]),
+        ({}, [9, 18]),
+        ({"min_width": 6}, [18, 18]),
+    ):
         core = NeuralClusteringAttention(32, 4, num_clusters=8, **options)
         for length, expected in zip((24, 48), tokens, strict=True):
             mask = torch.ones(1, length, dtype=torch.bool)
@@ -198,10 +217,17 @@ def test_the_strict_form_is_its_definition(options) -> None:
         32, 4, causal=True, **{"num_clusters": 3, "chunk_size": 4} | options
     )
     layer = MultiHeadAttention(core)
-    x = torch.randn(2, 45, 32)
+    x = torch.randn(2, 45, 32, requires_grad=True)
     values = layer(x).values
-    for row in range(2):
-        torch.testing.assert_close(values[row], strict_attention(layer, x[row]))
+    expected = torch.stack([strict_attention(layer, row) for row in x])
+    torch.testing.assert_close(values, expected)
+    weight, inputs = torch.randn_like(values), [x, *layer.parameters()]
+    ours, theirs = (
+        torch.autograd.grad((out * weight).sum(), inputs, allow_unused=True, materialize_grads=True)
+        for out in (values, expected)
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -249,6 +275,12 @@ def test_the_masked_form_leaks_as_its_docstring_says() -> None:
     assert moved.any()
 
 
+@pytest.mark.parametrize("alpha", [0.5, 3.0])
+def test_the_coupling_begins_at_alpha(alpha: float) -> None:
+    core = NeuralClusteringAttention(32, 4, num_clusters=4, alpha=alpha)
+    assert core.log_alpha.exp().item() == pytest.approx(alpha)
+
+
 def test_the_task_loss_reaches_the_clustering_only_through_coupling() -> None:
     x = torch.randn(2, 24, 32)
     for coupling in (False, True):
@@ -267,8 +299,15 @@ def test_centroids_go_up() -> None:
     with pytest.raises(ValueError, match="no centroids of its own"):
         above(x)
     grouping = below(x).grouping
-    above(x, previous=grouping).values.sum().backward()
+    out = above(x, previous=grouping)
+    z, c = (
+        torch.nn.functional.normalize(y, dim=-1) for y in (above.core.space(x), grouping.centroids)
+    )
+    memberships = (c @ z.mT / above.core.temperature).softmax(2)
+    assert torch.equal(out.grouping.assignment, memberships.argmax(1))
     assert "core.centroids" not in dict(above.named_parameters())
+    clustering_loss(out.grouping, torch.ones(2, 24, dtype=torch.bool)).sum().backward()
+    assert below.core.centroids.grad.any()
 
 
 def test_a_strict_layer_keeps_its_own_centroids() -> None:
