@@ -7,15 +7,16 @@ from torch import Tensor
 from clusterformer.attention import BlockTopKAttention, FullAttention
 
 
-def literal(q: Tensor, k: Tensor, v: Tensor, size: int, top_k: int) -> Tensor:
-    """Causal MoBA of one head (N, D), token by token: eq. 5-6 of arXiv 2502.13189."""
+def literal(q: Tensor, k: Tensor, v: Tensor, size: int, top_k: int, causal: bool) -> Tensor:
+    """MoBA of one head (N, D), token by token: eq. 5-6 of arXiv 2502.13189, if causal."""
     length, width = q.shape
     mixed = []
     for t in range(length):
-        own = t // size
-        gate = {i: float(q[t] @ k[i * size : (i + 1) * size].mean(0)) for i in range(own)}
+        own, last = t // size, t if causal else length - 1
+        others = set(range(last // size + 1)) - {own}
+        gate = {i: float(q[t] @ k[i * size : (i + 1) * size].mean(0)) for i in others}
         best = sorted(gate, key=gate.__getitem__, reverse=True)[: top_k - 1]
-        keys = [j for i in [*best, own] for j in range(i * size, (i + 1) * size) if j <= t]
+        keys = [j for i in [*best, own] for j in range(i * size, (i + 1) * size) if j <= last]
         weights = (k[keys] @ q[t] / width**0.5).softmax(0)
         mixed.append(weights @ v[keys])
     return torch.stack(mixed)
@@ -24,14 +25,15 @@ def literal(q: Tensor, k: Tensor, v: Tensor, size: int, top_k: int) -> Tensor:
 @pytest.mark.parametrize(
     ("length", "size", "top_k"), [(23, 4, 3), (24, 4, 1), (7, 3, 2), (5, 8, 2)]
 )
-def test_equals_the_published_selection(length: int, size: int, top_k: int) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_the_published_selection(causal: bool, length: int, size: int, top_k: int) -> None:
     q, k, v = torch.randn(3, 2, 2, length, 8, dtype=torch.float64)
-    core = BlockTopKAttention(16, 2, causal=True, block_size=size, top_k=top_k)
+    core = BlockTopKAttention(16, 2, causal=causal, block_size=size, top_k=top_k)
     found, _ = core(q, k, v, hidden=torch.zeros(2, length, 16))
     for row in range(2):
         for head in range(2):
             heads = (x[row, head] for x in (q, k, v))
-            expected = literal(*heads, size, top_k)
+            expected = literal(*heads, size, top_k, causal)
             torch.testing.assert_close(found[row, head].float(), expected.float())
 
 

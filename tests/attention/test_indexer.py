@@ -20,7 +20,7 @@ def turned(x: Tensor, position: int, base: float) -> Tensor:
 
 
 def literal(core: IndexerAttention, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-    """Causal attention (H, N, D) to the keys of best index score, token by token (eq. 1-2)."""
+    """Attention (H, N, D) to the keys of best index score, token by token (eq. 1-2)."""
     keys = core.index_norm(core.index_keys(x))
     if base := core.rotary_base:
         keys = torch.stack([turned(key, s, base) for s, key in enumerate(keys)])
@@ -31,8 +31,9 @@ def literal(core: IndexerAttention, q: Tensor, k: Tensor, v: Tensor, x: Tensor) 
         if base:
             queries = turned(queries, t, base)
         weights = core.index_weights(x[t]) * scale
-        scores = [float(sum(weights * (queries @ keys[s]).relu())) for s in range(t + 1)]
-        best = sorted(range(t + 1), key=lambda s: (scores[s], s), reverse=True)[: core.top_k]
+        seen = range(t + 1 if core.causal else len(x))
+        scores = [float(sum(weights * (queries @ keys[s]).relu())) for s in seen]
+        best = sorted(seen, key=lambda s: (scores[s], s), reverse=True)[: core.top_k]
         for head in range(len(q)):
             logits = k[head, best] @ q[head, t] / q.shape[-1] ** 0.5
             mixed[head, t] = logits.softmax(0) @ v[head, best]
@@ -41,8 +42,9 @@ def literal(core: IndexerAttention, q: Tensor, k: Tensor, v: Tensor, x: Tensor) 
 
 @pytest.mark.parametrize("base", [None, 100.0])
 @pytest.mark.parametrize("top_k", [1, 5])
-def test_equals_the_published_choice(top_k: int, base: float | None) -> None:
-    core = IndexerAttention(16, 2, causal=True, top_k=top_k, index_heads=3, index_width=8).eval()
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_the_published_choice(causal: bool, top_k: int, base: float | None) -> None:
+    core = IndexerAttention(16, 2, causal=causal, top_k=top_k, index_heads=3, index_width=8).eval()
     core.rotary_base = base
     x = torch.randn(2, 17, 16)
     q, k, v = torch.randn(3, 2, 2, 17, 8).unbind()
