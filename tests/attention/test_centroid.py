@@ -66,6 +66,24 @@ def test_the_loss_of_its_own_balances_the_groups() -> None:
     assert largest() < 0.5
 
 
+def test_the_loss_compares_memberships_with_balanced_ones_of_the_real_tokens() -> None:
+    core = CentroidAttention(16, 2, num_clusters=3, balance=0.3)
+    q, k, v = torch.randn(3, 2, 2, 19, 8).unbind()
+    x, mask = torch.randn(2, 19, 16), torch.rand(2, 19) < 0.6
+    found = core(q, k, v, hidden=x, key_mask=mask)[1].loss
+    for row in range(2):
+        points, centroids = (
+            torch.nn.functional.normalize(y, dim=-1) for y in (x[row, mask[row]], core.centroids)
+        )
+        scores = points @ centroids.T / core.temperature
+        balanced = scores.exp().detach()
+        for _ in range(3):  # Sinkhorn
+            balanced = balanced / balanced.sum(0)
+            balanced = balanced / balanced.sum(1, keepdim=True)
+        expected = -0.3 * (balanced * scores.log_softmax(1)).sum()
+        torch.testing.assert_close(found[row], expected)
+
+
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"balance": -1.0}, {"window": 0}])
 def test_impossible_options_are_refused(options) -> None:
     ((name, value),) = options.items()
