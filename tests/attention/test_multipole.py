@@ -33,22 +33,43 @@ def error(core: AttentionCore, *inputs: Tensor) -> float:
     return float((found - full).square().sum() / full.square().sum())
 
 
-def literal(q: Tensor, k: Tensor, v: Tensor, of_q: Tensor, of_k: Tensor) -> Tensor:
-    """Algorithms 3, 5 and 4, cluster by cluster, of one head."""
+def literal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    of_q: Tensor,
+    of_k: Tensor,
+    *,
+    damped: bool = False,
+    exact_clusters: int = 0,
+) -> Tensor:
+    """Algorithms 3, 5 and 4, cluster by cluster, of one head, and what goes beyond the paper."""
     out = torch.zeros_like(q)
     q = q * q.shape[-1] ** -0.5
+    clusters = of_k.unique().tolist()
     for i in of_q.unique():
         point = q[of_q == i].mean(0)
-        mass, keys, values, spread = [], [], [], []
-        for j in of_k.unique():
+        weight = (k @ point).softmax(0)
+        share = {j: weight[of_k == j].sum() for j in clusters}
+        exact = sorted(clusters, key=share.__getitem__)[len(clusters) - exact_clusters :]
+        mass, keys, values = [], [], []
+        dipole = torch.zeros(q.shape[1], q.shape[1])
+        for j in clusters:
             own_k, own_v = k[of_k == j], v[of_k == j]
             scores = own_k @ point
+            p = scores.softmax(0)
+            if j in exact:
+                mass += scores.unbind()
+                keys += own_k.unbind()
+                values += own_v.unbind()
+                continue
             mass.append(scores.logsumexp(0))
-            keys.append(scores.softmax(0) @ own_k)
-            values.append(scores.softmax(0) @ own_v)
-            spread.append((own_v - own_v.mean(0)).T @ (own_k - own_k.mean(0)) / len(own_k))
+            keys.append(p @ own_k)
+            values.append(p @ own_v)
+            spread = (own_v - own_v.mean(0)).T @ (own_k - own_k.mean(0)) / len(own_k)
+            with_weight = 1 / p.square().sum() / len(own_k) if damped else 1.0
+            dipole += share[j] * with_weight * spread
         masses = torch.stack(mass)
-        dipole = (masses.softmax(0)[:, None, None] * torch.stack(spread)).sum(0)
         for n in (of_q == i).nonzero()[:, 0]:
             residual = q[n] - point
             weights = (torch.stack(keys) @ residual + masses).softmax(0)
@@ -87,15 +108,20 @@ def test_with_all_clusters_exact_it_is_full_attention(causal: bool) -> None:
     torch.testing.assert_close(layer(x, mask).values[mask], full(x, mask).values[mask])
 
 
-def test_the_algorithms_literally() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"damped": True}, {"exact_clusters": 2}, {"damped": True, "exact_clusters": 1}],
+    ids=str,
+)
+def test_the_algorithms_literally(options: dict) -> None:
     q, k, v = rows(length=40)
-    core = MultipoleAttention(WIDTH, HEADS, num_clusters=5, cap=1.5)
+    core = MultipoleAttention(WIDTH, HEADS, num_clusters=5, cap=1.5, **options)
     found, grouping = core(q, k, v, hidden=q)
     of_k = kmeans(k.flatten(0, 1), 5, core.offset, iterations=3, cap=1.5).view(2, HEADS, 40)
     for b in range(2):
         for h in range(HEADS):
             assigned = grouping.assignment[b, h], of_k[b, h]
-            expected = literal(q[b, h], k[b, h], v[b, h], *assigned)
+            expected = literal(q[b, h], k[b, h], v[b, h], *assigned, **options)
             torch.testing.assert_close(found[b, h], expected)
 
 
