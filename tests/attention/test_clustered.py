@@ -11,6 +11,7 @@ from clusterformer.attention import (
     MultiHeadAttention,
 )
 from clusterformer.attention.base import AttentionCore
+from clusterformer.clustering.hamming import hamming_kmeans
 
 WIDTH, HEADS = 16, 2
 
@@ -117,6 +118,15 @@ def test_gradients_are_those_of_a_constant_assignment(top_k: int) -> None:
     expected = torch.autograd.grad(torch.stack(matrices) @ v, inputs, grad[0])
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 8])
+def test_queries_are_clustered_in_that_many_iterations(iterations: int) -> None:
+    q = torch.randn(1, HEADS, 60, WIDTH // HEADS)
+    core = ClusteredAttention(WIDTH, HEADS, num_clusters=7, iterations=iterations)
+    _, grouping = core(q, q, q, hidden=q)
+    expected = hamming_kmeans(core.hash(q[0]), 7, iterations=iterations)
+    assert torch.equal(grouping.assignment[0], expected)
 
 
 def test_memory_of_another_length() -> None:

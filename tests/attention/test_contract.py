@@ -169,6 +169,19 @@ def test_same_state_gives_the_same_bits(cls, causal) -> None:
     assert torch.equal(first(x).values, second(x).values)
 
 
+@pytest.mark.parametrize(
+    "cls", [cls for cls in mechanisms() if "seed" in inspect.signature(cls).parameters], ids=name
+)
+def test_a_seed_draws_the_random_buffers_and_nothing_else_does(cls) -> None:
+    def drawn(seed: int) -> list[Tensor]:
+        buffers = dict(cls(WIDTH, HEADS, seed=seed).named_buffers())
+        return [buffer.flatten() for buffer in buffers.values() if buffer.is_floating_point()]
+
+    first, again, other = (torch.cat(drawn(seed)) for seed in (5, 5, 6))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
 @every_form
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_gradients_are_finite(cls, causal, dtype: torch.dtype) -> None:

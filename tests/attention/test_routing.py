@@ -136,6 +136,16 @@ def test_centroids_follow_real_tokens_alone(causal) -> None:
     torch.testing.assert_close(core.means.observed.sum(1), expected)
 
 
+def test_centroids_that_do_not_decay_forget_all_but_the_last_batch() -> None:
+    core = RoutingAttention(32, 4, causal=True, num_clusters=1, local_heads=0, decay=0.0)
+    for _ in range(3):
+        q, k, v = torch.randn(3, 2, 4, 19, 8)
+        core(q, k, v, hidden=torch.randn(2, 19, 32))
+    core.means.move()
+    expected = F.normalize(F.layer_norm(q, (8,)).sum((0, 2)), dim=-1)
+    torch.testing.assert_close(core.means.centroids[:, 0], expected)
+
+
 def test_the_masked_form_leaks_as_its_docstring_says() -> None:
     """If this ever fails the docstring's warning is out of date."""
     layer = MultiHeadAttention(RoutingAttention(32, 4, causal="masked", num_clusters=8))

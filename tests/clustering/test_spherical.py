@@ -127,6 +127,7 @@ def test_they_move_in_training_alone_and_not_by_gradients(causal) -> None:
     for _ in range(2):
         layer(torch.randn(2, 20, 16))
     assert torch.equal(layer.core.means.centroids, before)
+    assert not layer.core.means.observed.any()
     layer.train()
     for _ in range(2):
         layer(torch.randn(2, 20, 16)).values.sum().backward()
