@@ -252,7 +252,8 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         count = min(_COMPONENT_SAMPLE, max(1, 8 * ENTRIES // X.shape[1]))
         if len(rows) > count:
             chosen = np.sort(random.permutation(len(rows))[:count])
-            rows, weights = rows[chosen], None if weights is None else weights[chosen]
+            rows = rows[chosen]
+            weights = None if weights is None else weights[chosen] / weights[chosen].mean()
         sample = torch.cat(list(row_chunks(X, first_clusters(self), self.device, rows)))
         each = None if weights is None else torch.as_tensor(weights).to(sample)
         return PrincipalComponents(X.shape[1], self.n_components).learn(sample, each)

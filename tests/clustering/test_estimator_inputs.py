@@ -68,6 +68,20 @@ def test_only_ratios_of_weights_count(
     np.testing.assert_array_equal(scaled.predict_proba(x), usual.predict_proba(x))
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_the_offset_of_data_does_not_matter_where_some_of_many_points_give_the_components(
+    repeated: bool, blobs: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of some points have another mean than those of all, also of equal points joined."""
+    monkeypatch.setattr(estimator, "_COMPONENT_SAMPLE", 60)
+    x, y = blobs
+    weights = np.random.default_rng(0).choice([1, 9], len(x))
+    if repeated:
+        x, y, weights = np.repeat(x, weights, axis=0), np.repeat(y, weights), None
+    fitted = small().fit(x + 1e5, sample_weight=weights)
+    assert adjusted_rand_score(y, fitted.labels_) > 0.95
+
+
 @pytest.mark.parametrize("largest", [1e100, 1e300])
 def test_one_weight_far_above_the_others_leaves_all_finite(largest: float) -> None:
     x = make_blobs(3000, n_features=3, random_state=0)[0].astype(np.float32)
