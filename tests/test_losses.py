@@ -46,12 +46,16 @@ def test_sorting_loss_is_equation_11(similarity: str) -> None:
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_contrastive_loss_is_cross_entropy_at_a_temperature_of_a_tenth(similarity: str) -> None:
     g, mask = grouping(similarity)
+    inputs = [g.points.requires_grad_(), g.centroids.requires_grad_()]
     for row, length in enumerate([9, 5]):
-        expected = torch.tensor(0.0)
+        found, expected = clustering_loss(g, mask)[row], torch.tensor(0.0)
         for j in range(length):
             with_each = phi(similarity, g.points[row, j], g.centroids[row]) / 0.1
-            expected -= with_each[g.assignment[row, j]] - with_each.logsumexp(0)
-        torch.testing.assert_close(clustering_loss(g, mask)[row], expected)
+            expected = expected - with_each[g.assignment[row, j]] + with_each.logsumexp(0)
+        torch.testing.assert_close(found, expected)
+        gradients = (torch.autograd.grad(loss, inputs) for loss in (found, expected))
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

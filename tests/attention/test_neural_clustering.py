@@ -74,7 +74,15 @@ def test_the_cosine_is_divided_by_the_temperature_in_equations_2_to_4(temperatur
         )
         memberships = (c @ z.T / temperature).softmax(1)
         assert torch.equal(grouping.assignment[row], memberships.argmax(0))
-        torch.testing.assert_close(grouping.centroids[row], memberships @ z)
+        found, expected = grouping.centroids[row], memberships @ z
+        torch.testing.assert_close(found, expected)
+        weight, weights = torch.randn_like(found), [core.space.weight, core.centroids]
+        gradients = (
+            torch.autograd.grad((updated * weight).sum(), weights, retain_graph=True)
+            for updated in (found, expected)
+        )
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [7, 23])
