@@ -15,8 +15,8 @@ class GroupingStatistics(NamedTuple):
     """Statistics of a grouping, as means over the sequences of a batch.
 
     Attributes:
-        entropy: Entropy of the cluster sizes, as a share of log C: 1 if all are equal, 0 if one has
-            all.
+        entropy: Entropy of the cluster sizes, as a share of log min(C, tokens): 1 if all are equal,
+            0 if one has all.
         largest: Share of tokens in the largest cluster.
         dead: Number of clusters without a token, as a share of min(C, tokens).
         purity: Share of visible query-key pairs that are of one cluster; None without blocks.

@@ -50,6 +50,12 @@ def test_one_cluster_for_all_is_dead_elsewhere() -> None:
     assert found.dead.item() == pytest.approx((3 / 4 + 1 / 2) / 2)  # 2 tokens fill 2 of 4 at most
 
 
+def test_few_tokens_apart_are_fully_entropic() -> None:
+    found = grouping_statistics(torch.tensor([[3, 1]]), 4, torch.ones(1, 2, dtype=torch.bool))
+    assert found.entropy.item() == pytest.approx(1)
+    assert found.dead.item() == 0
+
+
 def test_padding_does_not_count() -> None:
     mask = torch.tensor([[True, True, False]])
     assert cluster_sizes(torch.tensor([[1, 1, 0]]), 2, mask).tolist() == [[0, 2]]
