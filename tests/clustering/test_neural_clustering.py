@@ -256,6 +256,32 @@ def test_neighbor_loss_is_the_likelihood_of_pairs_written_out() -> None:
     assert neighbor_loss(logits, neighbor_logits).item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("balance", [0.0, 0.5, 2.0])
+def test_neighbor_loss_divides_by_a_power_of_the_mean(balance: float) -> None:
+    logits, neighbor_logits = torch.randn(2, 5, 3)
+    p, q = logits.softmax(-1), neighbor_logits.softmax(-1)
+    mean = torch.cat([p, q]).mean(0)
+    expected = -sum((p[i] * q[i] / mean**balance).sum().log() for i in range(5)) / 5
+    torch.testing.assert_close(neighbor_loss(logits, neighbor_logits, balance), expected)
+
+
+@pytest.mark.parametrize("balance", [0.5, 1.0])
+def test_a_weight_in_neighbor_loss_is_that_many_pairs(balance: float) -> None:
+    logits, weights = torch.randn(2, 5, 3, requires_grad=True), torch.tensor([1, 4, 2, 1, 3])
+    one = neighbor_loss(*logits, balance, weights.float())
+    other = neighbor_loss(*logits.repeat_interleave(weights, 1), balance)
+    torch.testing.assert_close(one, other)
+    gradients = (torch.autograd.grad(loss, logits)[0] for loss in (one, other))
+    torch.testing.assert_close(*gradients)
+
+
+def test_parts_of_a_batch_with_the_mean_of_all_have_the_loss_of_all() -> None:
+    logits = torch.randn(2, 6, 3)
+    mean = logits.softmax(-1).mean((0, 1))
+    parts = [neighbor_loss(*logits[:, part], mean=mean) for part in (slice(2), slice(2, 6))]
+    torch.testing.assert_close((2 * parts[0] + 4 * parts[1]) / 6, neighbor_loss(*logits))
+
+
 def test_autocast_rounds_no_cosine_and_no_count() -> None:
     network, points = NeuralClusters(4, 5, merge_at=2), torch.randn(600, 4)
     expected = network(points)
