@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from clusterformer.attention import Grouping
-from clusterformer.losses import auxiliary, clustering_loss, mechanism_loss, sorting_loss
+from clusterformer.losses import (
+    IGNORE,
+    auxiliary,
+    clustering_loss,
+    cross_entropy,
+    mechanism_loss,
+    sorting_loss,
+)
 
 
 def grouping(similarity: str, scale: float = 1.0) -> tuple[Grouping, torch.Tensor]:
@@ -19,6 +26,21 @@ def grouping(similarity: str, scale: float = 1.0) -> tuple[Grouping, torch.Tenso
 
 def phi(similarity: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return F.cosine_similarity(a, b, dim=-1) if similarity == "cosine" else (a * b).sum(-1)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_cross_entropy_is_summed_over_the_targets_that_count(smoothing: float) -> None:
+    logits, target = torch.randn(2, 3, 4), torch.tensor([[0, 3, IGNORE], [1, IGNORE, 3]])
+    for weights in (None, torch.tensor([1.0, 3.0, 0.5, 2.0])):
+        each = torch.ones(4) if weights is None else weights
+        expected = torch.tensor(0.0)
+        for logit, label in zip(logits.flatten(0, 1), target.flatten().tolist(), strict=True):
+            if label != IGNORE:
+                surprise = -each * logit.log_softmax(0)
+                expected += (1 - smoothing) * surprise[label] + smoothing * surprise.mean()
+        found, count = cross_entropy(logits, target, smoothing, weights)
+        torch.testing.assert_close(found, expected)
+        assert count == 4
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

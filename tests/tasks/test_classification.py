@@ -180,6 +180,19 @@ def test_label_smoothing_is_that_of_cross_entropy(train_file):
     torch.testing.assert_close(total / count, expected)
 
 
+def test_balanced_class_weights_weigh_the_loss(tmp_path):
+    path = tmp_path / "train.tsv"
+    rows = [f"{'neg' if i < 10 else 'pos'}\tfilm {i}" for i in range(40)]
+    path.write_text("\n".join(["label\ttext", *rows]) + "\n")
+    task = ready(train=str(path), valid=str(path), class_weights="balanced")
+    batch = next(iter(task.train_dataloader()))
+    output = task.build(CONFIG)(batch)
+    expected = torch.nn.functional.cross_entropy(
+        output.logits, batch.target, torch.tensor([2.0, 2 / 3]), reduction="sum"
+    )
+    torch.testing.assert_close(task.loss(output, batch, 0.0)[0], expected)
+
+
 def test_user_text_streams_in_order_and_empty_lines_keep_their_row(train_file):
     task = ready(train=train_file)
     lines = io.StringIO("".join(f"{'' if i == 70 else f'film {i}'}\n" for i in range(150)))
