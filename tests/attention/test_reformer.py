@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clusterformer.attention import MultiHeadAttention, ReformerAttention
 from clusterformer.attention.base import Cache
+from clusterformer.attention.reformer import MAX_BUCKETS
 
 
 def hashed(core: ReformerAttention, q: Tensor, turn: int, head: int) -> list[int]:
@@ -132,6 +133,9 @@ def test_the_number_of_buckets_comes_from_the_real_tokens() -> None:
     assert grouping.assignment[0].max() > 8
     assert grouping.assignment[1][:, :9].max() < 4
     assert grouping.num_clusters == 16
+    q = torch.randn(1, 1, 600, 8)
+    _, grouping = ReformerAttention(8, 1, chunk_size=1)(q, q, q, hidden=q[:, 0])
+    assert 256 < grouping.assignment.max() < grouping.num_clusters == MAX_BUCKETS == 512
 
 
 def test_more_rounds_come_closer_to_full_attention() -> None:
