@@ -296,6 +296,36 @@ def test_autocast_rounds_no_cosine_and_no_count() -> None:
     assert not joint[0].equal(joint[1])
 
 
+def test_the_temperature_rises_if_neighbours_disagree_and_falls_if_they_agree() -> None:
+    network, points = NeuralClusters(4, 3), torch.randn(300, 4)
+    logits = network(points)
+    for neighbors, rises in ((logits, False), (logits[torch.randperm(300)], True)):
+        loss = neighbor_loss(logits, neighbors)
+        (gradient,) = torch.autograd.grad(loss, network.sharpness, retain_graph=True)
+        assert (gradient > 0) == rises
+
+
+def test_a_weight_is_that_many_pairs_where_clusters_are_counted() -> None:
+    weights, points = torch.randint(1, 5, (40,)), torch.randn(40, 4)
+    network = NeuralClusters(4, 3, merge_at=9)
+    logits = network(points).detach()
+    pairs, twin = (points, logits, logits.roll(1, 0)), copy.deepcopy(network)
+    network.watch(*pairs, weights.float())
+    twin.watch(*(x.repeat_interleave(weights, 0) for x in pairs))
+    assert network.joint.any()
+    torch.testing.assert_close(network.joint, twin.joint)
+    torch.testing.assert_close(network.joint, network.joint.T)
+
+
+def test_centroids_start_at_points_of_weight() -> None:
+    network, points = NeuralClusters(4, 9), torch.randn(60, 4)
+    weights = torch.where(torch.arange(60) < 12, 1.0, 1e-12)
+    network.seed(points, torch.Generator().manual_seed(0), weights)
+    start = (network.centroids @ network.embed(points).T).argmax(1)
+    assert (start[1:] < 12).all()
+    assert len(start.unique()) == 9
+
+
 def test_a_cluster_without_points_is_given_some_of_the_largest() -> None:
     x = torch.randn(2000, 4)
     network = NeuralClusters(4, 5)
@@ -310,6 +340,30 @@ def test_a_cluster_without_points_is_given_some_of_the_largest() -> None:
     after = network(x)
     assert 2 in after.argmax(1)
     assert before[after[:, 2].argmax()].argmax() == sizes.argmax()
+
+
+@pytest.mark.parametrize(("third", "from_"), [(4, 0), (6, 2)])
+def test_empty_clusters_are_given_different_points_and_halve_the_largest(
+    third: int, from_: int
+) -> None:
+    x, network = torch.randn(500, 3), NeuralClusters(3, 4)
+    similarity, cluster = network.similarities(x).max(1)
+    similarity.detach_()
+    network.revive(x, torch.tensor([10, 0, third, 0]))
+    first = int(similarity.where(cluster == 0, torch.inf).argmin())
+    similarity[first] = torch.inf
+    second = int(similarity.where(cluster == from_, torch.inf).argmin())
+    torch.testing.assert_close(network.centroids[[1, 3]], network.embed(x[[first, second]]))
+
+
+def test_a_merged_centroid_is_the_mean_weighted_by_points() -> None:
+    network = NeuralClusters(2, 1, merge_at=1, first=3)
+    before, sizes = network.centroids.detach().clone(), torch.tensor([70, 25, 5])
+    logits = 50 * torch.eye(3).repeat_interleave(sizes, 0)
+    network.watch(torch.randn(100, 2), logits, logits)
+    directions = torch.nn.functional.normalize(before, dim=1)
+    expected = torch.nn.functional.normalize(sizes.float() @ directions, dim=0)
+    torch.testing.assert_close(network.centroids[network.alive][0], expected)
 
 
 def test_merging_joins_the_clusters_that_share_their_neighbors() -> None:
@@ -358,6 +412,15 @@ def test_features_undo_any_rotation_and_scale() -> None:
     other = PrincipalComponents(3, 3).learn(7 * x @ rotation + 5)(7 * x @ rotation + 5)
     torch.testing.assert_close(one.abs(), other.abs())
     assert one.square().sum(1).mean().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("columns", [3, 50])
+def test_a_weight_is_that_many_points_in_principal_components(columns: int) -> None:
+    x, weights = torch.randn(40, columns, dtype=torch.float64), torch.randint(1, 9, (40,))
+    weighted = PrincipalComponents(columns, 3).learn(x, weights / weights.double().mean())
+    copied = PrincipalComponents(columns, 3).learn(x.repeat_interleave(weights, 0))
+    torch.testing.assert_close(weighted.center, copied.center)
+    torch.testing.assert_close(weighted.projection.abs(), copied.projection.abs())
 
 
 def test_measures_of_a_perfect_and_a_useless_clustering() -> None:
