@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clusterformer.attention import FullAttention, IndexerAttention, MultiHeadAttention
+from clusterformer.kernels import index_scores as index_scores_kernel
 from clusterformer.kernels.index_scores import index_scores
 
 
@@ -119,6 +120,22 @@ def test_the_loss_is_the_divergence_from_attention(target: str, block_size: int)
             )
         total += float((p * (p.log() - score.log_softmax(0))).sum().detach())
     assert float(grouping.loss[0].detach()) == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_long_texts_are_read_in_pieces_as_at_once(
+    block_size: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = IndexerAttention(16, 2, causal=causal, top_k=3, block_size=block_size)
+    x, (q, k, v) = torch.randn(2, 23, 16), torch.randn(3, 2, 2, 23, 8).unbind()
+    mask, found = torch.arange(23) < torch.tensor([[23], [14]]), []
+    for piece in (index_scores_kernel.PIECE, 2 * 4 * 23 * 5):  # five queries at a time
+        monkeypatch.setattr(index_scores_kernel, "PIECE", piece)
+        values, grouping = core(q, k, v, hidden=x, key_mask=mask)
+        found.append((values.transpose(1, 2)[mask], grouping.loss, grouping.counts[mask]))
+    for whole, pieces in zip(*found, strict=True):
+        torch.testing.assert_close(pieces, whole)
 
 
 def test_the_loss_is_the_same_in_half_precision() -> None:

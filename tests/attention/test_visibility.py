@@ -22,6 +22,7 @@ from clusterformer.attention import (
     RoutingAttention,
     SharedQKAttention,
     mechanisms,
+    visibility,
 )
 from clusterformer.attention.visibility import sees
 
@@ -137,6 +138,15 @@ def test_other_options_are_counted_too(core, padded: bool) -> None:
     x = torch.randn(4, 23, 32)
     mask = torch.rand(4, 23) < 0.7 if padded else torch.ones(4, 23, dtype=torch.bool)
     torch.testing.assert_close(measured(layer, x, mask), influence(layer, x, mask))
+
+
+def test_pairs_are_counted_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = RoutingAttention(32, 4, num_clusters=5, window=9, causal="masked", local_heads=1)
+    layer = MultiHeadAttention(core).eval()
+    x, mask = torch.randn(3, 29, 32), mask_of([29, 17, 1], 29)
+    expected = measured(layer, x, mask)
+    monkeypatch.setattr(visibility, "MAX_PAIRS", 2 * 5 * 9 * 9)  # two heads at a time
+    assert torch.equal(measured(layer, x, mask), expected)
 
 
 def test_two_blocks_of_three_are_two_thirds() -> None:

@@ -15,7 +15,7 @@ from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import check_estimator
 
-from clusterformer.clustering import NeuralClustering, estimator
+from clusterformer.clustering import NeuralClustering, estimator, evaluation, fitting
 
 
 def small(n_clusters: int | str = 3, **options: object) -> NeuralClustering:
@@ -80,6 +80,30 @@ def test_the_offset_of_data_does_not_matter_where_some_of_many_points_give_the_c
         x, y, weights = np.repeat(x, weights, axis=0), np.repeat(y, weights), None
     fitted = small().fit(x + 1e5, sample_weight=weights)
     assert adjusted_rand_score(y, fitted.labels_) > 0.95
+
+
+@pytest.mark.parametrize("min_probability", [0.0, 0.9])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_many_points_are_answered_in_chunks_as_at_once(
+    weighted: bool,
+    min_probability: float,
+    blobs: tuple[np.ndarray, np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weights = blobs[0], np.arange(150.0) if weighted else None
+    whole = small(min_probability=min_probability).fit(x, sample_weight=weights)
+    expected = whole.predict(x), whole.predict_proba(x), whole.transform(x), [whole.score(x)]
+    monkeypatch.setattr(evaluation, "ENTRIES", 23 * 3)  # 23 rows for three clusters
+    monkeypatch.setattr(evaluation, "_ROWS", 11)
+    monkeypatch.setattr(evaluation, "_BLOCK", 7)
+    monkeypatch.setattr(fitting, "_ROWS", 13)
+    found = whole.predict(x), whole.predict_proba(x), whole.transform(x), [whole.score(x)]
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
+    pieces = small(min_probability=min_probability).fit(x, sample_weight=weights)
+    np.testing.assert_array_equal(pieces.labels_, whole.labels_)
+    np.testing.assert_allclose(pieces.cluster_centers_, whole.cluster_centers_, rtol=1e-5)
+    np.testing.assert_allclose(pieces.linkage_, whole.linkage_, rtol=1e-5)
 
 
 @pytest.mark.parametrize("largest", [1e100, 1e300])
