@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention import BlockTopKAttention, FullAttention
+from clusterformer.kernels import selected_blocks
 
 
 def literal(q: Tensor, k: Tensor, v: Tensor, size: int, top_k: int, causal: bool) -> Tensor:
@@ -51,6 +52,22 @@ def test_enough_blocks_are_full_attention(causal: bool) -> None:
         found.append((mixed, *torch.autograd.grad(mixed.square().sum(), (q, k, v))))
     for ours, full in zip(*found, strict=True):
         torch.testing.assert_close(ours, full)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_block_is_met_by_any_number_of_queries(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 2, 29, 8).unbind())
+    mask, weight, found = torch.rand(2, 29) < 0.8, torch.randn(2, 2, 29, 8), []
+    core = BlockTopKAttention(16, 2, causal=causal, block_size=4, top_k=3)
+    for group in (selected_blocks.GROUP, 5):
+        monkeypatch.setattr(selected_blocks, "GROUP", group)
+        mixed, _ = core(q, k, v, hidden=torch.zeros(2, 29, 16), key_mask=mask)
+        mixed = (mixed * weight).transpose(1, 2)[mask]
+        found.append((mixed, *torch.autograd.grad(mixed.sum(), (q, k, v))))
+    for whole, groups in zip(*found, strict=True):
+        torch.testing.assert_close(groups, whole)
 
 
 def test_without_causality_a_later_block_may_be_chosen() -> None:

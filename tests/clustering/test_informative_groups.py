@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from clusterformer.clustering import informative_groups as module
 from clusterformer.clustering.informative_groups import informative_groups
 from clusterformer.clustering.merging import merges
 from clusterformer.clustering.neighbors import mutual_pairs
@@ -62,6 +63,24 @@ def test_a_search_from_merges_alone_that_ends_too_early_is_not_the_last() -> Non
     joint = random_joint(24, 6)
     stuck = 0.10492  # where moves and exchanges from the groups of `merges` end
     assert information(joint, informative_groups(joint, 5)) > stuck + 0.01
+
+
+def test_more_clusters_are_searched_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By moves alone, then by merges alone; each result is no better than the one before."""
+    joint = random_joint(24, 6)
+    found = [information(joint, informative_groups(joint, 5))]
+    monkeypatch.setattr(module, "_EXCHANGES", 24 * 5**2 - 1)
+    moved = informative_groups(joint, 5)
+    found.append(information(joint, moved))
+    for cluster, to in itertools.product(range(24), range(5)):
+        group = moved.clone()
+        group[cluster] = to
+        assert information(joint, group) <= found[1] + 1e-9
+    monkeypatch.setattr(module, "_MOVES", 24 * 5**2 - 1)
+    assert torch.equal(informative_groups(joint, 5), greedy(joint, 5))
+    found.append(information(joint, greedy(joint, 5)))
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[2]
 
 
 def test_empty_clusters_and_extreme_counts() -> None:

@@ -71,10 +71,12 @@ def test_pieces_are_the_reference(
     ("extra", "padded", "self_bias", "prefix"),
     [(0, True, -2.0, 0), (4, False, 0.0, 25), (4, True, 0.0, 0), (0, True, 0.0, 9)],
 )
+@pytest.mark.parametrize("light", [_cluster_chunks_cpu.LIGHT, 2000])
 def test_chunks_of_sorted_tokens_are_the_reference(
-    rows, length, extra, padded, self_bias, prefix
+    light, rows, length, extra, padded, self_bias, prefix, monkeypatch
 ) -> None:
     """Also where the first tokens attend to all before them; they are still keys of others."""
+    monkeypatch.setattr(_cluster_chunks_cpu, "LIGHT", light)
     mask = torch.arange(length) < torch.tensor([length, length // 2, 0])[:, None]
     if not prefix:
         mask = torch.rand(3, length) < 0.8
