@@ -104,6 +104,12 @@ def test_merging_does_not_stop_because_clusters_have_become_large() -> None:
     assert natural_count([Merge(0, 1, loss, loss, 1.0) for loss in losses]) == 10
 
 
+def test_merging_does_not_stop_because_the_first_merges_join_single_points() -> None:
+    shares = [1e-9 if count > 10 else 0.1 if count > 3 else 1.0 for count in range(40, 1, -1)]
+    losses = [share / count for share, count in zip(shares, range(40, 1, -1), strict=True)]
+    assert natural_count([Merge(0, 1, loss, loss, 1.0) for loss in losses]) == 3
+
+
 def test_modularity_decides_where_no_merge_loses_clearly_more() -> None:
     # (number of clusters, share of what the merge could lose, modularity)
     rows = [
