@@ -27,15 +27,16 @@ def test_up_to_three_clusters_are_full_attention(clusters: int, keys: int) -> No
 
 
 @pytest.mark.parametrize("keys", [6, 23, 31])
-def test_it_is_its_definition(keys: int) -> None:
+@pytest.mark.parametrize("min_width", [1, 3])
+def test_it_is_its_definition(min_width: int, keys: int) -> None:
     clusters = 5
     q, k, v = heads(11), heads(keys), heads(keys)
     mask = torch.arange(keys) < torch.tensor([keys, keys - 2])[:, None]
-    core = KeyClusteringAttention(H * D, H, num_clusters=clusters, min_width=1)
+    core = KeyClusteringAttention(H * D, H, num_clusters=clusters, min_width=min_width)
     found = run(core, q, k, v, mask)
     for b in range(B):
         real = int(mask[b].sum())
-        width = -(-real // clusters)
+        width = max(min_width, -(-real // clusters))
         used = -(-real // width)
         for h in range(H):
             of_key = [int((core.anchors[h] @ key).argmax()) for key in k[b, h, :real]]

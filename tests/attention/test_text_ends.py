@@ -29,7 +29,7 @@ def defined(layer: MultiHeadAttention, x: Tensor, cluster: list[int]) -> Tensor:
                     near = abs(t // core.local_window - s // core.local_window) <= 1
                 else:
                     apart = (rank[t] // core.block_size - rank[s] // core.block_size) % blocks
-                    near = apart in (0, 1, blocks - 1)
+                    near = apart <= core.look_back or -apart % blocks <= core.look_ahead
                 if near or t in ends or s in ends:
                     seen.append(s)
             logits = k[seen, h] @ q[t, h] / core.head_width**0.5
@@ -45,6 +45,8 @@ def defined(layer: MultiHeadAttention, x: Tensor, cluster: list[int]) -> Tensor:
         {"global_tokens": 1},
         {"global_tokens": 2, "coupling": False},
         {"local_heads": 2},
+        {"look_back": 2, "look_ahead": 0},
+        {"look_back": 0},
         {"global_tokens": 1, "local_heads": 1},
         {"global_tokens": 1, "local_heads": 4},
     ],
