@@ -76,8 +76,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             drawn, and the logits are q . k / sqrt(D) + r log(1 + t). Then a head learns how to
             attend, but not to whom.
         shift_keys: Whether a key is found by the token before it: its z_k is W_k x of that one,
-            and W_k = W_q at the start. So a token finds what followed its like from the first step
-            on (`clusterformer.attention.shifted_keys`).
+            and W_k = W_q at the start. So a token finds what followed an equal one before any
+            training (`clusterformer.attention.shifted_keys`).
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
     Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.
