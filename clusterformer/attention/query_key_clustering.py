@@ -24,7 +24,7 @@ from clusterformer.kernels.ordering import ceil_div, count_up_to, stable_order
 from clusterformer.kernels.rows import repeat_rows
 from clusterformer.seeded import draw_seeded
 
-Origin = Literal["learnt", "random"]
+Origin = Literal["learnt", "frozen", "random"]
 
 
 class QueryKeyClusteringAttention(QueryKeyDecoding):
@@ -72,8 +72,10 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             one before it and, unless causal, the one after it.
         alpha: Strength of z_q . z_k, above 0. Some more than log(dense_length): less cannot single
             out one of that many keys, and with much more z_q and z_k may stay farther apart.
-        clusters: "learnt" by the loss, or for comparison: "random", W_q and W_k stay as they are
-            drawn, and the logits are q . k / sqrt(D) + r log(1 + t). Then a head learns how to
+        clusters: "learnt" by the loss, or for comparison: "frozen", tokens stay in the clusters of
+            W_q and W_k as they are drawn, and the logits learn as before: what is missing then is
+            what learning does for the selection. "random", W_q and W_k themselves stay as they are
+            drawn, and the logits are q . k / sqrt(D) + r log(1 + t). In both a head learns how to
             attend, but not to whom.
         shift_keys: Whether a key is found by the token before it: its z_k is W_k x of that one,
             and W_k = W_q at the start. So a token finds what followed an equal one before any
@@ -128,6 +130,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         self.shift_keys = shift_keys
         self.slow_recency = nn.Parameter(torch.zeros(self.num_clusterings))
         self.alpha, self.clusters = alpha, clusters
+        if clusters == "frozen":
+            drawn = torch.stack([self.query_space.weight, self.key_space.weight]).detach()
+            self.register_buffer("drawn_spaces", drawn)
         if clusters == "random":
             self.query_space.requires_grad_(False)
             self.key_space.requires_grad_(False)
@@ -181,7 +186,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         """Attend to keys of the queries' clusters.
 
         Args:
-            z_q, z_k: Points that are clustered, (B, H - L, N, D).
+            z_q, z_k: Points that are clustered, (B, H - L, N, D or 2 D).
             far_q, far_k, value: Queries, keys and values, (B, H - L, N, D + 1).
             key_mask: (B, N), True at real tokens; None means all real.
 
@@ -217,7 +222,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             allowed = allowed & (seen[:, :, None] <= members[..., None])
         keyless = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
         allowed = allowed | keyless[..., None]
-        if self.clusters == "learnt":
+        if self.clusters != "random":
             far_q, far_k = far_q.detach(), far_k.detach()
         q, k, v = (x.flatten(0, 1) for x in (far_q, far_k, value))
         scale = q.shape[-1] ** -0.5

@@ -41,17 +41,28 @@ class QueryKeyDecoding(LocalHeads):
     key_space: nn.Linear
     slow_recency: nn.Parameter
     anchors: Tensor
+    drawn_spaces: Tensor
 
     def points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute z_q and z_k, (B, H - L, N, D), in float32."""
-        spaces = (self.query_space.weight, self.key_space.weight)
-        rows = (F.linear(hidden.float(), weight.float()) for weight in spaces)
-        heads = (x.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2) for x in rows)
-        query, key = (F.normalize(x, dim=-1) for x in heads)
+        """Compute z_q and z_k, (B, H - L, N, D), in float32.
+
+        Where clusters are frozen, (B, H - L, N, 2 D): of W_q and W_k, then of these as drawn.
+        """
+        query, key = (
+            self._directions(hidden, x.weight) for x in (self.query_space, self.key_space)
+        )
+        if self.clusters == "frozen":
+            places = (self._directions(hidden, weight) for weight in self.drawn_spaces)
+            query, key = (torch.cat(pair, -1) for pair in zip((query, key), places, strict=True))
         return query, key
 
+    def _directions(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """Compute the unit vectors W x / |W x| of each head, (B, H - L, N, D)."""
+        rows = F.linear(hidden.float(), weight.float())
+        return F.normalize(rows.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2), dim=-1)
+
     def found_by(self, z_k: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Choose the points by which keys are found, of z_k (B, H - L, N, D) and mask (B, N)."""
+        """Choose the points by which keys are found, of z_k, and of a mask (B, N)."""
         return shift_rows(z_k, key_mask) if self.shift_keys else z_k
 
     @property
@@ -67,21 +78,21 @@ class QueryKeyDecoding(LocalHeads):
         Their last columns are 1 and r log(1 + t).
 
         Args:
-            z_q, z_k: Points, (B, H - L, N, D).
+            z_q, z_k: Points, (B, H - L, N, D or 2 D).
             q, k: Queries and keys of the same heads, (B, H - L, N, D); used if clusters are random.
             position: t of each key, (B, N) or (N,).
         """
         if self.clusters == "random":
             query, key = q.float() * self.head_width**-0.5, k.float()
         else:
-            query, key = self.alpha * z_q, z_k
+            query, key = self.alpha * z_q[..., : self.head_width], z_k[..., : self.head_width]
         bias = self.recency[:, None] * position.float().log1p()[..., None, :]
         bias = bias.expand(key.shape[:3])[..., None]
         return torch.cat([query, torch.ones_like(query[..., :1])], -1), torch.cat([key, bias], -1)
 
     def nearest(self, points: Tensor, count: int = 1) -> Tensor:
-        """Find the `count` nearest anchors, (R, N, count), of points (B, H - L, N, D)."""
-        similarity = points.detach() @ self.anchors.float().transpose(1, 2)
+        """Find the `count` nearest anchors, (R, N, count), of points, by their last D columns."""
+        similarity = points[..., -self.head_width :].detach() @ self.anchors.float().transpose(1, 2)
         return similarity.topk(count).indices.flatten(0, 1)
 
     def cache(self, like: Tensor) -> Cache:
@@ -96,7 +107,8 @@ class QueryKeyDecoding(LocalHeads):
         keys = F.pad(values.float(), (0, 1))
         far = make_ring_cache(batch * heads, self.num_clusters, size, (keys, values))
         length = like.new_zeros(batch, dtype=torch.long)
-        last = values.float().new_zeros(batch, heads, 1, self.head_width)
+        width = (2 if self.clusters == "frozen" else 1) * self.head_width
+        last = values.float().new_zeros(batch, heads, 1, width)
         return ClusterCache(length, (keys, values, last), far, self.near_ring(like)).flat(heads)
 
     def step(

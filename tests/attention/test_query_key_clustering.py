@@ -23,9 +23,13 @@ def literal(
     key = F.normalize((hidden @ core.key_space.weight.T).view(-1, *heads), dim=-1)
     if core.shift_keys:
         key = torch.stack([key[max(0, t - 1)] for t in range(length)])
+    by, of = query, key
+    if core.clusters == "frozen":
+        by, of = ((hidden @ weight.T).view(-1, *heads) for weight in core.drawn_spaces)
+        of = torch.stack([of[max(0, t - core.shift_keys)] for t in range(length)])
     for h in range(core.num_clusterings):
-        wanted = (query[:, h] @ core.anchors[h].T).argmax(-1)
-        offered = (key[:, h] @ core.anchors[h].T).topk(core.key_clusters).indices
+        wanted = (by[:, h] @ core.anchors[h].T).argmax(-1)
+        offered = (of[:, h] @ core.anchors[h].T).topk(core.key_clusters).indices
         for t in range(length):
             if (t if causal else length - 1) < core.dense_length:
                 seen = list(range(t + 1 if causal else length))
@@ -59,12 +63,15 @@ def literal(
         {"clusters": "random"},
         {"shift_keys": True},
         {"shift_keys": True, "clusters": "random"},
+        {"clusters": "frozen"},
+        {"shift_keys": True, "clusters": "frozen"},
     ],
     ids=str,
 )
 def test_equals_the_equations(causal: bool, options: dict) -> None:
     core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=causal, **{**SMALL, **options})
     core.slow_recency.data = 3 * torch.randn(core.num_clusterings)
+    core.query_space.weight.data += torch.randn(core.query_space.weight.shape)  # has learnt
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
     hidden = torch.randn(2, LENGTH, WIDTH)
     values, _ = core(q, k, v, hidden=hidden)
@@ -128,10 +135,20 @@ def test_shifted_keys_find_what_followed_a_token_without_training() -> None:
 
 
 @pytest.mark.parametrize("prefilled", [0, 1, 12])
-@pytest.mark.parametrize("options", [{}, {"clusters": "random"}, {"shift_keys": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clusters": "random"},
+        {"shift_keys": True},
+        {"shift_keys": True, "clusters": "frozen"},
+    ],
+    ids=str,
+)
 def test_decoding_knows_the_logits(prefilled: int, options: dict) -> None:
     core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, **SMALL, **options).eval()
     core.slow_recency.data = 3 * torch.randn(core.num_clusterings)
+    core.key_space.weight.data += torch.randn(core.key_space.weight.shape)  # has learnt
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
     hidden = torch.randn(2, LENGTH, WIDTH)
     expected, _ = core(q, k, v, hidden=hidden)
@@ -267,6 +284,32 @@ def test_random_clusters_learn_how_to_attend_and_not_to_whom() -> None:
     assert hidden.grad is None
 
 
+@pytest.mark.parametrize("shift_keys", [False, True])
+def test_frozen_clusters_stay_while_the_logits_learn(shift_keys: bool) -> None:
+    """They begin as learnt ones, have the same gradients, and select as before after any step."""
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    hidden, found = torch.randn(2, LENGTH, WIDTH), []
+    for clusters in ("learnt", "frozen"):
+        torch.manual_seed(0)
+        core = QueryKeyClusteringAttention(
+            WIDTH, HEADS, causal=True, clusters=clusters, shift_keys=shift_keys, **SMALL
+        )
+        values, before = core(q, k, v, hidden=hidden)
+        values.square().sum().backward()
+        for weight in (core.query_space.weight, core.key_space.weight):
+            assert weight.grad is not None
+            weight.data -= weight.grad
+        moved, after = core(q, k, v, hidden=hidden)
+        assert before is not None
+        assert after is not None
+        same = torch.equal(before.assignment, after.assignment)
+        assert same == (clusters == "frozen")
+        assert not torch.equal(values, moved)
+        found.append((values, core.query_space.weight.grad, core.key_space.weight.grad))
+    for learnt, frozen in zip(*found, strict=True):
+        torch.testing.assert_close(learnt, frozen)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -274,7 +317,7 @@ def test_random_clusters_learn_how_to_attend_and_not_to_whom() -> None:
         ({"alpha": 0.0}, "alpha must be"),
         ({"key_clusters": 0}, "key_clusters must be at least 1, got 0"),
         ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
-        ({"clusters": "k-means"}, "clusters must be one of learnt, random; got 'k-means'"),
+        ({"clusters": "k-means"}, "clusters must be one of learnt, frozen, random; got 'k-means'"),
         ({"dense_length": -1}, "dense_length must be at least 0, got -1"),
     ],
 )
