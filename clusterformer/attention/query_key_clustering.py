@@ -122,22 +122,24 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         self.chunk_size = chunk_size
         self.dense_length, self.probes = dense_length, probes
         self.num_clusterings = num_heads - self.local_heads
-        width = self.num_clusterings * self.head_width
-        self.query_space = nn.Linear(d_model, width, bias=False)  # W_q of each head
-        self.key_space = nn.Linear(d_model, width, bias=False)
-        if shift_keys:
-            self.key_space.load_state_dict(self.query_space.state_dict())
-        self.shift_keys = shift_keys
+        self.shift_keys, self.alpha, self.clusters = shift_keys, alpha, clusters
+        self.read_width(d_model)
         self.slow_recency = nn.Parameter(torch.zeros(self.num_clusterings))
-        self.alpha, self.clusters = alpha, clusters
-        if clusters == "frozen":
-            drawn = torch.stack([self.query_space.weight, self.key_space.weight]).detach()
-            self.register_buffer("drawn_spaces", drawn)
-        if clusters == "random":
-            self.query_space.requires_grad_(False)
-            self.key_space.requires_grad_(False)
         shape = self.num_clusterings, num_clusters, self.head_width
         self.register_buffer("anchors", draw_seeded(seed, partial(_axes, *shape)))
+
+    def read_width(self, width: int) -> None:
+        heads = self.num_clusterings * self.head_width
+        self.query_space = nn.Linear(width, heads, bias=False)  # W_q of each head
+        self.key_space = nn.Linear(width, heads, bias=False)
+        if self.shift_keys:
+            self.key_space.load_state_dict(self.query_space.state_dict())
+        if self.clusters == "frozen":
+            drawn = torch.stack([self.query_space.weight, self.key_space.weight]).detach()
+            self.register_buffer("drawn_spaces", drawn)
+        if self.clusters == "random":
+            self.query_space.requires_grad_(False)
+            self.key_space.requires_grad_(False)
 
     def forward(
         self,

@@ -310,6 +310,19 @@ def test_frozen_clusters_stay_while_the_logits_learn(shift_keys: bool) -> None:
         torch.testing.assert_close(learnt, frozen)
 
 
+@pytest.mark.parametrize("clusters", ["learnt", "frozen", "random"])
+def test_keys_are_shifted_and_frozen_for_hidden_states_of_another_width(clusters: str) -> None:
+    """As in models whose heads are wider or narrower than their hidden states."""
+    core = QueryKeyClusteringAttention(WIDTH, HEADS, clusters=clusters, shift_keys=True, **SMALL)
+    core.read_width(2 * WIDTH)
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
+    values, _ = core(q, k, v, hidden=torch.randn(2, LENGTH, 2 * WIDTH))
+    assert values.shape == v.shape
+    assert torch.equal(core.query_space.weight, core.key_space.weight)
+    learns = [weight.requires_grad for weight in (core.query_space.weight, core.key_space.weight)]
+    assert learns == 2 * [clusters != "random"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
