@@ -49,6 +49,23 @@ def mixed_cells(results: Sequence[Result]) -> list[str]:
     return notes
 
 
+def twin_rows(results: Sequence[Result]) -> list[str]:
+    """Name the networks of a column that have the same options, so are one model twice.
+
+    It happens unseen: a mechanism keeps what a configuration gives to the one that it replaces.
+    """
+    models: dict[tuple[str, str], list[str]] = {}
+    for cell, (first, *_) in _by_cell(results).items():
+        if not first.config.get("method"):
+            options = {key: value for key, value in first.config.items() if key not in NO_OPTIONS}
+            models.setdefault((first.column, repr(sorted(options.items()))), []).append(cell)
+    return [
+        f"{' and '.join(cells)} have the same options, so they are one model"
+        for cells in models.values()
+        if len(cells) > 1
+    ]
+
+
 def unselected_cells(results: Sequence[Result]) -> list[str]:
     """Name the cells in which every token saw everything, under mechanisms that select keys."""
     notes = []

@@ -14,6 +14,7 @@ from clusterformer.compare.notes import (
     missing_runs,
     mixed_cells,
     mixed_columns,
+    twin_rows,
     unselected_cells,
 )
 from clusterformer.compare.planned_run import PlannedRun, name_cell
@@ -142,7 +143,7 @@ def summarise(
             notes.append(f"left out: {name} has another run of seed {result.seed}")
     results = list(latest.values())
     notes += missing_runs(unfinished) + mixed_columns(results) + mixed_cells(results)
-    notes += unselected_cells(results) + absent_measures(results, also)
+    notes += twin_rows(results) + unselected_cells(results) + absent_measures(results, also)
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
     metrics = {column: metrics[column] for column in columns}

@@ -177,6 +177,19 @@ def test_rows_on_other_data_in_one_column_are_named() -> None:
     ]
 
 
+def test_two_rows_with_the_same_options_are_named() -> None:
+    def run(row: str, column: str, seed: int, shift: bool, **config: Any) -> Result:
+        options = {"model.shift": shift, "seed_everything": seed, "runs": row, **config}
+        return result(row, column, seed, 0.5, config=options)
+
+    others = [run("c", "MR", 0, True), run("a", "CR", 0, False)]
+    methods = [run(row, "MR", 0, False, method=row) for row in ("SVM", "majority")]
+    rows = [run(row, "MR", seed, False) for row in "ab" for seed in (0, 1)]
+    told = "a on MR and b on MR have the same options, so they are one model"
+    assert summarise([*rows, *others, *methods]).notes == [told]
+    assert summarise([*rows[:2], *others, *methods]).notes == []
+
+
 def test_a_second_run_of_a_seed_is_left_out_and_named() -> None:
     runs = [result("a", "", 0, value, peak_mib=peak) for value, peak in ((0.5, 1.0), (0.7, 3.0))]
     summary = summarise([*runs, result("a", "", 1, 0.9, peak_mib=5.0)])
