@@ -77,9 +77,9 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             what learning does for the selection. "random", W_q and W_k themselves stay as they are
             drawn, and the logits are q . k / sqrt(D) + r log(1 + t). In both a head learns how to
             attend, but not to whom.
-        shift_keys: Whether a key is found by the token before it: its z_k is W_k x of that one,
-            and W_k = W_q at the start. So a token finds what followed an equal one before any
-            training (`clusterformer.attention.shifted_keys`).
+        shift_keys: Whether a key is found by the token before it: its z_k is z_q of that one, and
+            there is no W_k. So a token finds what followed an equal one before any training, and
+            in the first layer after it too (`clusterformer.attention.shifted_keys`).
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
     Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.
@@ -131,15 +131,14 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
     def read_width(self, width: int) -> None:
         heads = self.num_clusterings * self.head_width
         self.query_space = nn.Linear(width, heads, bias=False)  # W_q of each head
-        self.key_space = nn.Linear(width, heads, bias=False)
-        if self.shift_keys:
-            self.key_space.load_state_dict(self.query_space.state_dict())
+        self.key_space = None if self.shift_keys else nn.Linear(width, heads, bias=False)
+        spaces = [space for space in (self.query_space, self.key_space) if space is not None]
         if self.clusters == "frozen":
-            drawn = torch.stack([self.query_space.weight, self.key_space.weight]).detach()
+            drawn = torch.stack([space.weight for space in spaces]).detach()
             self.register_buffer("drawn_spaces", drawn)
         if self.clusters == "random":
-            self.query_space.requires_grad_(False)
-            self.key_space.requires_grad_(False)
+            for space in spaces:
+                space.requires_grad_(False)
 
     def forward(
         self,

@@ -38,7 +38,7 @@ class QueryKeyDecoding(LocalHeads):
     clusters: str
     shift_keys: bool
     query_space: nn.Linear
-    key_space: nn.Linear
+    key_space: nn.Linear | None
     slow_recency: nn.Parameter
     anchors: Tensor
     drawn_spaces: Tensor
@@ -46,15 +46,15 @@ class QueryKeyDecoding(LocalHeads):
     def points(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Compute z_q and z_k, (B, H - L, N, D), in float32.
 
-        Where clusters are frozen, (B, H - L, N, 2 D): of W_q and W_k, then of these as drawn.
+        With shifted keys z_k is z_q. Where clusters are frozen, (B, H - L, N, 2 D): of W_q and W_k,
+        then of these as drawn.
         """
-        query, key = (
-            self._directions(hidden, x.weight) for x in (self.query_space, self.key_space)
-        )
+        spaces = [space for space in (self.query_space, self.key_space) if space is not None]
+        points = [self._directions(hidden, space.weight) for space in spaces]
         if self.clusters == "frozen":
-            places = (self._directions(hidden, weight) for weight in self.drawn_spaces)
-            query, key = (torch.cat(pair, -1) for pair in zip((query, key), places, strict=True))
-        return query, key
+            places = [self._directions(hidden, weight) for weight in self.drawn_spaces]
+            points = [torch.cat(pair, -1) for pair in zip(points, places, strict=True)]
+        return points[0], points[-1]
 
     def _directions(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Compute the unit vectors W x / |W x| of each head, (B, H - L, N, D)."""

@@ -20,13 +20,14 @@ def literal(
     out = torch.zeros(core.num_clusterings, length, core.head_width)
     heads = (core.num_clusterings, core.head_width)
     query = F.normalize((hidden @ core.query_space.weight.T).view(-1, *heads), dim=-1)
-    key = F.normalize((hidden @ core.key_space.weight.T).view(-1, *heads), dim=-1)
-    if core.shift_keys:
-        key = torch.stack([key[max(0, t - 1)] for t in range(length)])
+    key_space = core.query_space if core.shift_keys else core.key_space
+    key = F.normalize((hidden @ key_space.weight.T).view(-1, *heads), dim=-1)
     by, of = query, key
     if core.clusters == "frozen":
-        by, of = ((hidden @ weight.T).view(-1, *heads) for weight in core.drawn_spaces)
-        of = torch.stack([of[max(0, t - core.shift_keys)] for t in range(length)])
+        drawn = [(hidden @ weight.T).view(-1, *heads) for weight in core.drawn_spaces]
+        by, of = drawn[0], drawn[-1]
+    if core.shift_keys:
+        key, of = (torch.stack([x[max(0, t - 1)] for t in range(length)]) for x in (key, of))
     for h in range(core.num_clusterings):
         wanted = (by[:, h] @ core.anchors[h].T).argmax(-1)
         offered = (of[:, h] @ core.anchors[h].T).topk(core.key_clusters).indices
@@ -148,7 +149,7 @@ def test_shifted_keys_find_what_followed_a_token_without_training() -> None:
 def test_decoding_knows_the_logits(prefilled: int, options: dict) -> None:
     core = QueryKeyClusteringAttention(WIDTH, HEADS, causal=True, **SMALL, **options).eval()
     core.slow_recency.data = 3 * torch.randn(core.num_clusterings)
-    core.key_space.weight.data += torch.randn(core.key_space.weight.shape)  # has learnt
+    core.query_space.weight.data += torch.randn(core.query_space.weight.shape)  # has learnt
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
     hidden = torch.randn(2, LENGTH, WIDTH)
     expected, _ = core(q, k, v, hidden=hidden)
@@ -296,31 +297,32 @@ def test_frozen_clusters_stay_while_the_logits_learn(shift_keys: bool) -> None:
         )
         values, before = core(q, k, v, hidden=hidden)
         values.square().sum().backward()
-        for weight in (core.query_space.weight, core.key_space.weight):
-            assert weight.grad is not None
-            weight.data -= weight.grad
+        for weight in core.parameters():
+            if weight.grad is not None:
+                weight.data -= weight.grad
         moved, after = core(q, k, v, hidden=hidden)
         assert before is not None
         assert after is not None
         same = torch.equal(before.assignment, after.assignment)
         assert same == (clusters == "frozen")
         assert not torch.equal(values, moved)
-        found.append((values, core.query_space.weight.grad, core.key_space.weight.grad))
+        found.append((values, *(weight.grad for weight in core.parameters())))
     for learnt, frozen in zip(*found, strict=True):
         torch.testing.assert_close(learnt, frozen)
 
 
 @pytest.mark.parametrize("clusters", ["learnt", "frozen", "random"])
-def test_keys_are_shifted_and_frozen_for_hidden_states_of_another_width(clusters: str) -> None:
+def test_shifted_keys_have_no_map_of_their_own_at_any_width(clusters: str) -> None:
     """As in models whose heads are wider or narrower than their hidden states."""
     core = QueryKeyClusteringAttention(WIDTH, HEADS, clusters=clusters, shift_keys=True, **SMALL)
     core.read_width(2 * WIDTH)
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH // HEADS)
-    values, _ = core(q, k, v, hidden=torch.randn(2, LENGTH, 2 * WIDTH))
+    hidden = torch.randn(2, LENGTH, 2 * WIDTH)
+    values, _ = core(q, k, v, hidden=hidden)
     assert values.shape == v.shape
-    assert torch.equal(core.query_space.weight, core.key_space.weight)
-    learns = [weight.requires_grad for weight in (core.query_space.weight, core.key_space.weight)]
-    assert learns == 2 * [clusters != "random"]
+    assert torch.equal(*core.points(hidden))
+    assert core.key_space is None
+    assert core.query_space.weight.requires_grad == (clusters != "random")
 
 
 @pytest.mark.parametrize(
