@@ -201,7 +201,7 @@ COLUMNS = {
     "data_ms": ("data", "{:.1f}"),
     "peak_mib": ("MiB", "{:.0f}"),
     "times_floor": ("x floor", "{:.2f}"),
-    "keys_seen": ("keys", "{:.3f}"),
+    "keys_seen": ("keys", "{:.3g}"),
 }
 """Key of a row to the heading and format of its column."""
 

@@ -72,7 +72,7 @@ def _line(row: Row, full: Row) -> str:
     differences = [a - b for a, b in zip(row["spearman"], full["spearman"], strict=True)]
     spread = f" ±{statistics.stdev(differences):.4f}" if len(differences) > 1 else ""
     options = ", ".join(f"{key}={value}" for key, value in row["options"].items())
-    seen = "-" if row["keys_seen"] is None else f"{row['keys_seen']:.3f}"
+    seen = "-" if row["keys_seen"] is None else f"{row['keys_seen']:.3g}"
     return (
         f"{row['mechanism']:<28}{statistics.fmean(row['spearman']):>9.4f}"
         f"{f'{statistics.fmean(differences):+.4f}{spread}':>18}"
