@@ -62,6 +62,8 @@ class ClusterFormer(LightningModule):
         norm: Layer norm before each part of a layer ("pre") or after it ("post", as in the paper).
         positions: Kind of positions that tokens are given.
         rotary_base: Longest wavelength of rotary positions over 2 pi, in tokens.
+        short_convolution: Number of tokens, the token itself and those before it, that a
+            convolution mixes before each self-attention; 0 for none.
         outer_attention: Mechanism of all layers but the central one; `attention` by default.
         pooling: Reduction of a text's tokens to one vector, in classifiers.
         recompute: Recomputation of attention in the backward pass: less memory, more time.
@@ -111,6 +113,7 @@ class ClusterFormer(LightningModule):
         norm: Literal["pre", "post"] = "pre",
         positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal",
         rotary_base: float = 10_000.0,
+        short_convolution: int = 0,
         outer_attention: Callable[[int, int], AttentionCore] | None = None,
         pooling: Literal["mean", "max", "first"] = "mean",
         recompute: bool = False,
@@ -157,6 +160,7 @@ class ClusterFormer(LightningModule):
             norm=norm,
             positions=positions,
             rotary_base=rotary_base,
+            short_convolution=short_convolution,
             outer_attention=outer_attention,
             pooling=pooling,
             recompute=recompute,

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from clusterformer.attention.base import AttentionCore, Cache
 from clusterformer.attention.grouping import Grouping
 from clusterformer.attention.rotary import rotate
-from clusterformer.errors import require_positive
+from clusterformer.attention.short_convolution import ShortConvolution
+from clusterformer.errors import require_positive, require_whole
 
 
 class Attended(NamedTuple):
@@ -48,9 +49,13 @@ class MultiHeadAttention(nn.Module):
     Args:
         core: Mechanism; it gives the widths.
         rotary_base: Base of rotary positions in self-attention; None for no positions.
+        short_convolution: Number of tokens, the token itself and those before it, that a
+            convolution mixes before self-attention (`short_convolution`); 0 for none.
     """
 
-    def __init__(self, core: AttentionCore, rotary_base: float | None = None) -> None:
+    def __init__(
+        self, core: AttentionCore, rotary_base: float | None = None, short_convolution: int = 0
+    ) -> None:
         super().__init__()
         if not isinstance(core, AttentionCore):
             raise ValueError(
@@ -61,9 +66,11 @@ class MultiHeadAttention(nn.Module):
             require_positive(rotary_base=rotary_base)
             if core.head_width % 2:
                 raise ValueError(f"rotary positions need an even head width, got {core.head_width}")
+        require_whole(0, short_convolution=short_convolution)
         self.core = core
         self.rotary_base = core.rotary_base = rotary_base
         width = core.d_model
+        self.convolution = ShortConvolution(width, short_convolution) if short_convolution else None
         self.q_proj = nn.Linear(width, width)
         if not core.shared_qk:
             self.k_proj = nn.Linear(width, width)
@@ -104,6 +111,8 @@ class MultiHeadAttention(nn.Module):
         if memory is None:
             if memory_mask is not None:
                 raise ValueError("got memory_mask without memory; pass memory too")
+            if self.convolution is not None:
+                x = self.convolution(x, key_mask)
             source, source_mask = x, key_mask
         else:
             self._check_cross()
@@ -142,10 +151,13 @@ class MultiHeadAttention(nn.Module):
     def cache(self, like: Tensor) -> Cache:
         """Make an empty cache for `step`; `like` (B, ...) gives batch size, dtype and device.
 
-        Its first tensor, (B,), counts the tokens that were read.
+        Its first tensor, (B,), counts the tokens that were read; the second, (B, K - 1, E), holds
+        the last ones for the convolution of K tokens.
         """
         read = torch.zeros(like.shape[0], dtype=torch.long, device=like.device)
-        return read, *self.core.cache(like)
+        held = 0 if self.convolution is None else len(self.convolution.weight) - 1
+        last = like.new_zeros(like.shape[0], held, self.core.d_model)
+        return read, last, *self.core.cache(like)
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Decode one token: x (B, 1, E) -> its values (B, 1, E) and the cache of the next step.
@@ -179,19 +191,23 @@ class MultiHeadAttention(nn.Module):
     def _decode(
         self, read: Callable[..., tuple[Tensor, Cache]], x: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        before, *own = cache
+        before, last, *own = cache
         if len(before) != len(x):
             raise ValueError(f"x must have {len(before)} rows like the cache, got {len(x)}")
         x = _as_autocast(x)
         if not x.numel():
             return self.out_proj(x), cache
+        if self.convolution is not None:
+            text = torch.cat([last.to(x.dtype), x], 1)
+            x, last = self.convolution.mix(text), text[:, x.shape[1] :]
         q, v = self._split(self.q_proj(x)), self._split(self.v_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(x))
         if self.rotary_base is not None:
             positions = before[:, None, None] + torch.arange(x.shape[1], device=x.device)
             q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
         mixed, rest = read(q, k, v, hidden=x, cache=tuple(own))
-        return self.out_proj(mixed.transpose(1, 2).flatten(2)), (before + x.shape[1], *rest)
+        values = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        return values, (before + x.shape[1], last, *rest)
 
     def project_memory(self, memory: Tensor, memory_mask: Tensor | None = None) -> Memory:
         """Project `memory` (B, M, E) once, for many calls of `cross_attend`.

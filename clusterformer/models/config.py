@@ -39,6 +39,8 @@ class TransformerConfig:
         norm: "pre" or "post".
         positions: "sinusoidal", "learned", "rotary" or "none".
         rotary_base: Longest wavelength of rotary positions over 2 pi, tokens.
+        short_convolution: Number of tokens, the token itself and those before it, that a
+            convolution mixes before each self-attention; 0 for none.
         pooling: "mean", "max" or "first": how a text becomes one vector.
         recompute: Compute self-attention again in the backward pass instead of keeping what is
             inside it: less memory for the time of one more forward pass.
@@ -69,6 +71,7 @@ class TransformerConfig:
     norm: Norm = "pre"
     positions: Positions = "sinusoidal"
     rotary_base: float = 10_000.0
+    short_convolution: int = 0
     pooling: Pooling = "mean"
     recompute: bool = False
     decoder_attention: MakeCore | None = None
@@ -88,7 +91,9 @@ class TransformerConfig:
             d_ff=self.d_ff,
             rotary_base=self.rotary_base,
         )
-        require_at_least(0, calibration_texts=self.calibration_texts)
+        require_at_least(
+            0, calibration_texts=self.calibration_texts, short_convolution=self.short_convolution
+        )
         require_share(dropout=self.dropout)
         for name in ("attention", "decoder_attention", "cross_attention", "outer_attention"):
             found = getattr(self, name)

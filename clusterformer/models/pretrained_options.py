@@ -18,7 +18,13 @@ PRETRAINED_LR = 5e-5
 """Default of the peak learning rate of a pretrained model's weights."""
 
 _IGNORED = ("d_model", "num_heads", "num_layers", "norm", "positions", "rotary_base")
-_OWN_NETWORKS = ("outer_attention", "decoder_attention", "cross_attention", "recompute")
+_OWN_NETWORKS = (
+    "outer_attention",
+    "decoder_attention",
+    "cross_attention",
+    "recompute",
+    "short_convolution",
+)
 
 
 def refuse_own_networks(config: TransformerConfig) -> None:

@@ -31,12 +31,14 @@ def parallelize(network: Network, group: SequenceGroup) -> Network:
         group: The processes.
 
     Raises:
-        ValueError: if an attention has global tokens, exploration, several clusterings or
-            clusters="k-means", or is causal="masked", or is neither full attention nor neural
-            clustering attention, or if the processes do not divide the heads of full attention.
-            Nothing has changed then.
+        ValueError: if an attention has a short convolution, global tokens, exploration, several
+            clusterings or clusters="k-means", or is causal="masked", or is neither full attention
+            nor neural clustering attention, or if the processes do not divide the heads of full
+            attention. Nothing has changed then.
     """
     layers = [module for module in network.modules() if isinstance(module, MultiHeadAttention)]
+    if any(layer.convolution is not None for layer in layers):
+        raise ValueError("a shared sequence needs short_convolution=0")
     kinds = [_parallel(layer.core, group) for layer in layers]
     for layer, kind in zip(layers, kinds, strict=True):  # the weights and their names stay
         layer.core.__class__ = kind

@@ -231,4 +231,6 @@ def refuse(rank: int, store: str) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             parallelize(MultiHeadAttention(core), SequenceGroup())
+    with pytest.raises(ValueError, match="short_convolution=0"):
+        parallelize(MultiHeadAttention(clusters(), short_convolution=2), SequenceGroup())
     dist.destroy_process_group()

@@ -106,9 +106,8 @@ def draw_case(form: Form, seed: int) -> Case:
     if "global_tokens" in known and not causal:
         options["global_tokens"] = draw([0, 0, 1, 2])
     dtype = draw([torch.float64, torch.float32])
-    layer = MultiHeadAttention(
-        cls(width, heads, causal=causal, **options), rotary_base=draw([None, 100.0])
-    )
+    core = cls(width, heads, causal=causal, **options)
+    layer = MultiHeadAttention(core, draw([None, 100.0]), short_convolution=seed % 3)
     batch, length = draw([1, 2, 4]), draw([1, 2, 3, 5, 8, 13, 24, 37])
 
     def texts(length: int) -> tuple[Tensor, Tensor]:
