@@ -199,7 +199,8 @@ class MultiHeadAttention(nn.Module):
             return self.out_proj(x), cache
         if self.convolution is not None:
             text = torch.cat([last.to(x.dtype), x], 1)
-            x, last = self.convolution.mix(text), text[:, x.shape[1] :]
+            last = text[:, x.shape[1] :].clone()  # a view would keep the whole text
+            x = self.convolution.mix(text)
         q, v = self._split(self.q_proj(x)), self._split(self.v_proj(x))
         k = q if self.core.shared_qk else self._split(self.k_proj(x))
         if self.rotary_base is not None:

@@ -74,12 +74,12 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             out one of that many keys, and with much more z_q and z_k may stay farther apart.
         clusters: "learnt" by the loss, or for comparison: "frozen", tokens stay in the clusters of
             W_q and W_k as they are drawn, and the logits learn as before, so only the selection
-            does not learn. "random", W_q and W_k themselves stay as they are
-            drawn, and the logits are q . k / sqrt(D) + r log(1 + t). In both a head learns how to
-            attend, but not to whom.
+            does not learn. "random", W_q and W_k themselves stay as they are drawn, and the logits
+            are q . k / sqrt(D) + r log(1 + t). In both a head learns how to attend, but not to
+            whom.
         shift_keys: Whether a key is found by the token before it: its z_k is z_q of that one, and
-            there is no W_k. Equal hidden states have equal z, so a token finds what followed
-            its equal, before training and after it (`clusterformer.attention.shifted_keys`).
+            there is no W_k. Equal hidden states have equal z, so a token finds what followed its
+            equal, before training and after it (`clusterformer.attention.shifted_keys`).
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
     Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.

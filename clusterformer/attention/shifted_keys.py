@@ -22,8 +22,14 @@ def shift_rows(rows: Tensor, key_mask: Tensor | None) -> Tensor:
     """
     if key_mask is None:
         return torch.cat([rows[:, :, :1], rows[:, :, :-1]], 2)
+    before = token_before(key_mask)
     position = torch.arange(rows.shape[2], device=rows.device)
-    last = torch.where(key_mask, position, -1).cummax(1).values  # real token up to each one
-    before = F.pad(last, (1, 0), value=-1)[:, :-1]
     source = torch.where(before < 0, position, before)
     return rows.gather(2, source[:, None, :, None].expand_as(rows))
+
+
+def token_before(key_mask: Tensor) -> Tensor:
+    """Find the real token before each one, (B, N) -> (B, N); -1 where there is none."""
+    position = torch.arange(key_mask.shape[1], device=key_mask.device)
+    last = torch.where(key_mask, position, -1).cummax(1).values  # real token up to each one
+    return F.pad(last, (1, 0), value=-1)[:, :-1]

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clusterformer.attention.shifted_keys import token_before
+
 
 class ShortConvolution(nn.Module):
     """Depthwise causal convolution with a residual connection: x_t + sum_i w_i * x_(t - i), i < K.
@@ -31,9 +33,7 @@ class ShortConvolution(nn.Module):
         """Mix x (B, N, E); mask (B, N), True at real tokens, the only ones read or changed."""
         if key_mask is None:
             return self.mix(F.pad(x, (0, 0, len(self.weight) - 1, 0)))
-        position = torch.arange(x.shape[1], device=x.device)
-        last = torch.where(key_mask, position + 1, 0).cummax(1).values  # 0: none yet
-        before = F.pad(last, (1, 0))[:, :-1, None].expand_as(x)
+        before = token_before(key_mask)[..., None].expand_as(x) + 1  # 0: the row of zeros
         mixed, past = x + self.weight[0] * x, x
         for weight in self.weight[1:]:
             past = F.pad(past, (0, 0, 1, 0)).gather(1, before)
