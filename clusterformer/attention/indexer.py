@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
+from clusterformer.attention.dense_phase import DensePhase
 from clusterformer.attention.rotary import rotate
 from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
-from clusterformer.backward_pass import BackwardPass, in_backward
 from clusterformer.errors import require_one_of, require_whole
 from clusterformer.kernels.index_scores import attention_mass, index_scores, select_keys
 from clusterformer.kernels.top_k import top_k_indices
 
 
-class IndexerAttention(TextCaching):
+class IndexerAttention(DensePhase, TextCaching):
     """Attention to the tokens of highest index score (the lightning indexer of DeepSeek-V3.2-Exp).
 
     The index score of a key s for a query t is I_ts = sum_j w_tj ReLU(q_tj . k_s) with I small
@@ -66,7 +66,6 @@ class IndexerAttention(TextCaching):
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
-    passes: Tensor
 
     def __init__(
         self,
@@ -89,16 +88,12 @@ class IndexerAttention(TextCaching):
             index_width=index_width,
             block_size=block_size,
         )
-        require_whole(0, dense_steps=dense_steps)
         require_one_of(("chosen", "all"), target=target)
         self.top_k = top_k
         self.index_heads = index_heads
         self.block_size = block_size
         self.target = target
-        self.dense_steps = dense_steps
-        if dense_steps:
-            self.register_buffer("passes", torch.zeros((), dtype=torch.long))
-        self._backward_pass = BackwardPass()
+        self.plan_dense_phase(dense_steps)
         self.index_norm = nn.LayerNorm(index_width)
         self.read_width(d_model)
 
@@ -124,7 +119,7 @@ class IndexerAttention(TextCaching):
         with torch.autocast(q.device.type, enabled=False):
             index = self._index(packed.pack(hidden))
             learning = self.training and torch.is_grad_enabled()
-            dense = learning and self._is_dense(hidden)
+            dense = self.is_dense(hidden)
             if dense:
                 position, mask = self._all_keys(key, packed.mask)
             else:
@@ -139,19 +134,6 @@ class IndexerAttention(TextCaching):
         assignment = torch.zeros_like(counts)
         grouping = Grouping(assignment, 1, counts=counts, loss=loss)
         return packed.unpack(mixed).to(q.dtype), grouping
-
-    def _is_dense(self, hidden: Tensor) -> bool:
-        """Tell whether this pass of training belongs to the warm-up, and count it.
-
-        All passes before one backward pass count once, also those that it repeats to save memory:
-        they decide alike.
-        """
-        if not self.dense_steps:
-            return False
-        if not in_backward():
-            self.passes += not self._backward_pass.awaited
-            self._backward_pass.await_gradient(hidden)
-        return int(self.passes) <= self.dense_steps
 
     def _index(self, hidden: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Index queries (B, N, I, F), weights (B, N, I) and keys (B, N, F), in float32.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import Causal, Grouping
+from clusterformer.attention.dense_phase import DensePhase
 from clusterformer.attention.query_key_decoding import QueryKeyDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.visibility import share_of_tokens
@@ -27,7 +28,7 @@ from clusterformer.seeded import draw_seeded
 Origin = Literal["learnt", "frozen", "random"]
 
 
-class QueryKeyClusteringAttention(QueryKeyDecoding):
+class QueryKeyClusteringAttention(DensePhase, QueryKeyDecoding):
     """Attention of each query to keys of its cluster, where a token has two clusters (ours).
 
     As a query a token looks for something, as a key it offers something else: in `a b ... a` the
@@ -47,8 +48,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
     alpha is no weight: one that learns grows, and then tokens need not come near one another.
     Inside clusters the same would teach z to flee from the mean of its own cluster. So z learns
     where nothing is selected: the first `dense_length` tokens of any text attend to all (before
-    them), and in training so do `probes` other tokens, drawn anew each time. The rest take z as it
-    is.
+    them), and in training so do `probes` other tokens, drawn anew each time, or all tokens in the
+    first `dense_steps` steps. The rest take z as it is.
 
     Args:
         d_model: Width of the hidden states (E).
@@ -66,6 +67,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             of a text that has no more. `keys_seen` does not count what they see, except in a
             training batch whose texts all have up to `probes` tokens: these heads select nothing
             there, and count as seeing all.
+        dense_steps: Number of first passes of training in which every token attends to all (before
+            it): what takes long to learn is learnt sooner. Evaluation always selects.
         local_heads: Number of heads that attend to near tokens instead; None: half of them,
             rounded down.
         local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the
@@ -82,7 +85,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             equal, before training and after it (`clusterformer.attention.shifted_keys`).
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
-    Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more.
+    Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more,
+    in its dense phase O(N^2 D).
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
@@ -98,6 +102,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         chunk_size: int = 32,
         dense_length: int = 128,
         probes: int = 64,
+        dense_steps: int = 0,
         local_heads: int | None = None,
         local_window: int = 64,
         alpha: float = 7.0,
@@ -121,6 +126,7 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
         self.num_clusters, self.key_clusters = num_clusters, min(key_clusters, num_clusters)
         self.chunk_size = chunk_size
         self.dense_length, self.probes = dense_length, probes
+        self.plan_dense_phase(dense_steps)
         self.num_clusterings = num_heads - self.local_heads
         self.shift_keys, self.alpha, self.clusters = shift_keys, alpha, clusters
         self.read_width(d_model)
@@ -162,7 +168,8 @@ class QueryKeyClusteringAttention(QueryKeyDecoding):
             far_q, far_k = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], position)
             far_q = far_q * far_q.shape[-1] ** 0.5  # by which attention divides
             value = F.pad(v[:, local:].float(), (0, 1))  # fused kernels want one width
-            if not exporting and hidden.shape[1] <= max(limit, probes):
+            short = not exporting and hidden.shape[1] <= max(limit, probes)
+            if self.is_dense(hidden) or short:
                 far = full_attention(far_q, far_k, value, key_mask, causal=causal)
             else:
                 far, grouping = self._select(z_q, z_k, far_q, far_k, value, key_mask)

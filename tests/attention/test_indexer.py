@@ -4,7 +4,6 @@ import pytest
 import torch
 from default_dtype import default_dtype
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from clusterformer.attention import FullAttention, IndexerAttention, MultiHeadAttention
 from clusterformer.kernels import index_scores as index_scores_kernel
@@ -199,61 +198,6 @@ def test_positions_reach_the_index_where_the_layer_has_them() -> None:
     layer = MultiHeadAttention(IndexerAttention(32, 4, causal=True, top_k=3), rotary_base=100.0)
     padded = layer(x, mask[None]).values[:, mask]
     torch.testing.assert_close(padded, layer(x[:, mask]).values)
-
-
-def test_attention_is_dense_in_the_warm_up_of_training_alone() -> None:
-    core = IndexerAttention(32, 4, causal=True, top_k=3, dense_steps=2)
-    q, k, v = torch.randn(3, 2, 4, 29, 8).unbind()
-    hidden, mask = torch.randn(2, 29, 32), torch.arange(29) < torch.tensor([[29], [20]])
-    full, _ = FullAttention(32, 4, causal=True)(q, k, v, hidden=hidden, key_mask=mask)
-
-    def is_dense() -> bool:
-        mixed, _ = core(q, k, v, hidden=hidden, key_mask=mask)
-        return torch.allclose(*(x.transpose(1, 2)[mask] for x in (mixed, full)), atol=1e-5)
-
-    assert not core.eval()(q, k, v, hidden=hidden)[0].allclose(full, atol=1e-3)
-    assert [is_dense() for _ in range(2)] == [False, False]
-    core.train()
-    assert [is_dense() for _ in range(3)] == [True, True, False]
-    core.load_state_dict({**core.state_dict(), "passes": torch.tensor(1)})
-    assert [is_dense(), is_dense()] == [True, False]
-
-
-def test_a_pass_that_is_repeated_to_save_memory_counts_once() -> None:
-    x = torch.randn(2, 19, 32)
-    gradients = []
-    for again in (False, True):
-        torch.manual_seed(0)
-        layer = MultiHeadAttention(IndexerAttention(32, 4, causal=True, top_k=3, dense_steps=2))
-        found = []
-        for _ in range(3):
-            out = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
-            loss = out.values.square().sum() + out.grouping.loss.sum()
-            found += torch.autograd.grad(loss, list(layer.parameters()))
-        gradients.append(found)
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_all_passes_before_a_backward_pass_count_once() -> None:
-    """As of a layer that is used twice; one step between them has no backward pass."""
-    inputs = [torch.randn(2, 19, 32, requires_grad=True) for _ in range(2)]
-    gradients = []
-    for again in (False, True):
-        torch.manual_seed(0)
-        layer = MultiHeadAttention(IndexerAttention(32, 4, causal=True, top_k=3, dense_steps=2))
-        found = []
-        for step in range(4):
-            outs = [
-                checkpoint(layer, x, use_reentrant=False) if again else layer(x) for x in inputs
-            ]
-            if step != 1:
-                loss = sum(out.values.square().sum() + out.grouping.loss.sum() for out in outs)
-                found += torch.autograd.grad(loss, [*layer.parameters(), *inputs])
-        gradients.append(found)
-        assert int(layer.core.passes) == 3
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 def test_an_unknown_target_is_refused() -> None:

@@ -1,0 +1,37 @@
+"""A dense phase: in its first steps of training a mechanism attends to all keys."""
+
+import torch
+from torch import Tensor, nn
+
+from clusterformer.backward_pass import BackwardPass, in_backward
+from clusterformer.errors import require_whole
+
+
+class DensePhase(nn.Module):
+    """A mechanism whose first `dense_steps` passes of training are dense.
+
+    Attributes:
+        passes: Number of such passes so far, a buffer; there is none if `dense_steps` is 0.
+    """
+
+    passes: Tensor
+
+    def plan_dense_phase(self, dense_steps: int) -> None:
+        require_whole(0, dense_steps=dense_steps)
+        self.dense_steps = dense_steps
+        if dense_steps:
+            self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self._backward_pass = BackwardPass()
+
+    def is_dense(self, hidden: Tensor) -> bool:
+        """Tell whether this pass of training belongs to the dense phase, and count it.
+
+        All passes before one backward pass count once, also those that it repeats to save memory:
+        they decide alike.
+        """
+        if not (self.dense_steps and self.training and torch.is_grad_enabled()):
+            return False
+        if not in_backward():
+            self.passes += not self._backward_pass.awaited
+            self._backward_pass.await_gradient(hidden)
+        return int(self.passes) <= self.dense_steps
