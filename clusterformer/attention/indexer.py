@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
-from clusterformer.attention.dense_phase import DensePhase
+from clusterformer.attention.dense_warm_up import DenseWarmUp
 from clusterformer.attention.rotary import rotate
 from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
 from clusterformer.errors import require_one_of, require_whole
@@ -20,7 +20,7 @@ from clusterformer.kernels.index_scores import attention_mass, index_scores, sel
 from clusterformer.kernels.top_k import top_k_indices
 
 
-class IndexerAttention(DensePhase, TextCaching):
+class IndexerAttention(DenseWarmUp, TextCaching):
     """Attention to the tokens of highest index score (the lightning indexer of DeepSeek-V3.2-Exp).
 
     The index score of a key s for a query t is I_ts = sum_j w_tj ReLU(q_tj . k_s) with I small
@@ -93,7 +93,7 @@ class IndexerAttention(DensePhase, TextCaching):
         self.index_heads = index_heads
         self.block_size = block_size
         self.target = target
-        self.plan_dense_phase(dense_steps)
+        self.plan_warm_up(dense_steps)
         self.index_norm = nn.LayerNorm(index_width)
         self.read_width(d_model)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clusterformer.attention.base import Causal, Grouping
-from clusterformer.attention.dense_phase import DensePhase
+from clusterformer.attention.dense_warm_up import DenseWarmUp
 from clusterformer.attention.query_key_decoding import QueryKeyDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.visibility import share_of_tokens
@@ -28,7 +28,7 @@ from clusterformer.seeded import draw_seeded
 Origin = Literal["learnt", "frozen", "random"]
 
 
-class QueryKeyClusteringAttention(DensePhase, QueryKeyDecoding):
+class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
     """Attention of each query to keys of its cluster, where a token has two clusters (ours).
 
     As a query a token looks for something, as a key it offers something else: in `a b ... a` the
@@ -86,7 +86,7 @@ class QueryKeyClusteringAttention(DensePhase, QueryKeyDecoding):
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
     Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more,
-    in its dense phase O(N^2 D).
+    in its dense warm-up O(N^2 D).
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
@@ -126,7 +126,7 @@ class QueryKeyClusteringAttention(DensePhase, QueryKeyDecoding):
         self.num_clusters, self.key_clusters = num_clusters, min(key_clusters, num_clusters)
         self.chunk_size = chunk_size
         self.dense_length, self.probes = dense_length, probes
-        self.plan_dense_phase(dense_steps)
+        self.plan_warm_up(dense_steps)
         self.num_clusterings = num_heads - self.local_heads
         self.shift_keys, self.alpha, self.clusters = shift_keys, alpha, clusters
         self.read_width(d_model)

@@ -1,4 +1,4 @@
-"""A dense phase: in its first steps of training a mechanism attends to all keys."""
+"""A dense warm-up: in its first steps of training a mechanism attends to all keys."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from clusterformer.backward_pass import BackwardPass, in_backward
 from clusterformer.errors import require_whole
 
 
-class DensePhase(nn.Module):
+class DenseWarmUp(nn.Module):
     """A mechanism whose first `dense_steps` passes of training are dense.
 
     Attributes:
@@ -16,7 +16,7 @@ class DensePhase(nn.Module):
 
     passes: Tensor
 
-    def plan_dense_phase(self, dense_steps: int) -> None:
+    def plan_warm_up(self, dense_steps: int) -> None:
         require_whole(0, dense_steps=dense_steps)
         self.dense_steps = dense_steps
         if dense_steps:
@@ -24,7 +24,7 @@ class DensePhase(nn.Module):
         self._backward_pass = BackwardPass()
 
     def is_dense(self, hidden: Tensor) -> bool:
-        """Tell whether this pass of training belongs to the dense phase, and count it.
+        """Tell whether this pass of training belongs to the dense warm-up, and count it.
 
         All passes before one backward pass count once, also those that it repeats to save memory:
         they decide alike.

@@ -1,4 +1,4 @@
-"""The dense phase: who attends to all keys when, and what counts as a step of training."""
+"""The dense warm-up: who attends to all keys when, and what counts as a step of training."""
 
 from functools import partial
 
@@ -92,7 +92,7 @@ def test_all_passes_before_a_backward_pass_count_once(name: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_clusters_learn_from_every_token_in_the_dense_phase() -> None:
+def test_clusters_learn_from_every_token_in_the_dense_warm_up() -> None:
     core = MECHANISMS["clusters"](dense_steps=1)
     q, k, v = torch.randn(3, 2, 4, 29, 8, requires_grad=True).unbind()
     gradients = []
