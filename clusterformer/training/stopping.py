@@ -16,11 +16,12 @@ from clusterformer.training.runs import first_process
 class Stopping(Callback):
     """A callback that ends a training in order.
 
-    After the last step there is a validation, also where the steps end within an epoch, and where
-    the last epoch ends between two validations within it. The first Ctrl-C lets the running step
-    end, all of its accumulated batches, and its validation, and writes `last.ckpt`, so that
-    resuming repeats nothing; the second one stops at once. SIGTERM does what the first Ctrl-C does,
-    in all processes if one of them gets it: Lightning's own handler lets them wait for each other.
+    After the last step there is a validation, also where the steps end within an epoch, where the
+    last epoch ends between two validations within it, and where not every epoch has one. The first
+    Ctrl-C lets the running step end, all of its accumulated batches, and its validation, and writes
+    `last.ckpt`, so that resuming repeats nothing; the second one stops at once. SIGTERM does what
+    the first Ctrl-C does, in all processes if one of them gets it: Lightning's own handler lets
+    them wait for each other.
 
     Args:
         last: Callback that writes the checkpoint.
@@ -42,8 +43,9 @@ class Stopping(Callback):
         ends = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         if ends or trainer.global_step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates before it stops
-            # unless a minimum is not reached, which does not matter here
+            # unless a minimum is not reached or this epoch has none, which does not matter here
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+            trainer.check_val_every_n_epoch = 1
         # it ends the training with its next checkpoint
         self._last.interrupted = self._is_interrupted(trainer)
 

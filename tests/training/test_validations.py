@@ -60,6 +60,7 @@ def rows(run: Run) -> list[dict[str, str]]:
         ({"max_epochs": 2, "val_check_interval": 2}, 2),
         ({"max_steps": 3}, 1),  # after the last step, within an epoch
         ({"max_steps": 8, "val_check_interval": 2}, 3),
+        ({"max_epochs": 3, "check_val_every_n_epoch": 2}, 2),
     ],
 )
 def test_ctrl_c_in_a_validation_changes_nothing(
@@ -92,6 +93,18 @@ def test_a_training_shorter_than_its_minimum_ends_in_a_validation(
 ) -> None:
     found = train(Run.create(tmp_path, "short"), {"max_steps": 3, **least})
     assert {"val/accuracy", "test/accuracy"} <= set(found.results)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"max_epochs": 3}, ["9", "14"]), ({"max_steps": 12}, ["9", "11"])],  # 5 batches an epoch
+)
+def test_a_last_epoch_is_validated_where_not_every_epoch_is(
+    options: dict[str, Any], steps: list[str], tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path, "rare")
+    train(run, {**options, "check_val_every_n_epoch": 2})
+    assert [row["step"] for row in rows(run) if row["val/accuracy"]] == steps
 
 
 @pytest.mark.parametrize(
