@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score, MulticlassMatthewsCorrCoef
 
 from clusterformer.data.stream_tokenizers import StreamTokenizer, StreamWordTokenizer
@@ -70,17 +70,6 @@ class CorpusScore(Metric):
         return self._score._extract_corpus_statistics(hypotheses, [references])
 
 
-class Perplexity(MeanMetric):
-    """Exponential of the mean loss of a token in nats, from mean losses and their weights."""
-
-    def __init__(self) -> None:
-        super().__init__(nan_strategy="ignore")
-
-    def compute(self) -> torch.Tensor:
-        """Perplexity over all tokens counted, by all processes."""
-        return super().compute().exp()
-
-
 def _split_compounds(sentences: Sequence[str]) -> list[str]:
     """Split words at hyphens, as is usual for WMT14 English-German (Vaswani et al., 2017)."""
     return [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", sentence) for sentence in sentences]
@@ -98,7 +87,7 @@ _SPACES = b" \t\n\r\v\f"
 
 
 class CodeLength(Metric):
-    """Length of the code that predictions make of a text (Shannon), for each unit of text.
+    """Length of the code that predictions make of a text (Shannon), for each unit of it or token.
 
     Args:
         scale: "bits" for log2 per unit, "perplexity" for the exponential of nats per unit.
@@ -114,7 +103,7 @@ class CodeLength(Metric):
         self.add_state("units", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, nats: Tensor, units: Tensor) -> None:
-        """Count the summed loss of some predicted tokens, and the units of text in them."""
+        """Count the summed loss of some predicted tokens, and the number of their units."""
         self.nats += nats.double()
         self.units += units
 

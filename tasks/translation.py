@@ -45,7 +45,7 @@ from clusterformer.models.decoder import State
 from clusterformer.models.inputs import TextInput
 from clusterformer.models.seq2seq import Seq2Seq
 from clusterformer.task import IGNORE, Output
-from clusterformer.tasks.metrics import CorpusScore, Perplexity, Score
+from clusterformer.tasks.metrics import CodeLength, CorpusScore, Score
 from clusterformer.tasks.split_task import LineTask
 
 _VOCAB_SIZE, _MAX_LENGTH = 8000, 250
@@ -254,7 +254,7 @@ class Translation(LineTask):
         accuracy = MulticlassAccuracy(
             self.tokenizer.vocab_size, average="micro", ignore_index=IGNORE
         )
-        metrics: dict[str, Any] = {"accuracy": accuracy, "perplexity": Perplexity()}
+        metrics: dict[str, Any] = {"accuracy": accuracy, "perplexity": CodeLength("perplexity")}
         return MetricCollection(metrics | self._corpus_scores(), compute_groups=False)
 
     @property
@@ -274,8 +274,7 @@ class Translation(LineTask):
         self, metrics: MetricCollection, output: Output, batch: TranslationBatch, network: nn.Module
     ) -> None:
         """Count tokens; translate the rows that have a reference, and count these."""
-        total, count = self.loss(output, batch, 0.0)
-        metrics["perplexity"].update(total / count.clamp(min=1), count)
+        metrics["perplexity"].update(*self.loss(output, batch, 0.0))
         metrics["accuracy"].update(output.logits.argmax(-1), batch.target)
         rows = [row for row, reference in enumerate(batch.references) if reference]
         if not rows:

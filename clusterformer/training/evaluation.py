@@ -19,9 +19,9 @@ from clusterformer.task import Output, Task
 
 
 class WeightedMean(Metric):
-    """Mean of means, by the number of things of each; one that is NaN does not count.
+    """Mean of means, by the number of things of each; one over nothing, NaN or not, does not count.
 
-    torchmetrics' MeanMetric asks at every update whether there is a NaN, and a GPU waits for that.
+    torchmetrics' MeanMetric leaves out every NaN, also that of a loss, and a GPU waits for it.
     Sums are in float32 under `trainer.precision` bf16-true too, in which they would stop to grow.
     """
 
@@ -36,9 +36,7 @@ class WeightedMean(Metric):
 
     def update(self, mean: Tensor, number: Tensor) -> None:
         """Add a mean over so many things, both of no dimension."""
-        absent = mean.isnan()
-        number = number.masked_fill(absent, 0)
-        self.total += mean.float().masked_fill(absent, 0.0) * number
+        self.total += (mean.float() * number).masked_fill(number == 0, 0.0)
         self.number += number
 
     def compute(self) -> Tensor:

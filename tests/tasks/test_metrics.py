@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import matthews_corrcoef
 
 from clusterformer.task import IGNORE
-from clusterformer.tasks.metrics import CorpusScore, MatthewsCorrelation, Perplexity
+from clusterformer.tasks.metrics import CodeLength, CorpusScore, MatthewsCorrelation
 
 RNG = random.Random(0)
 WORDS = ["a", "well-known", "Man", "saw", "the", "dog", ",", "and", "(", "again", ")", "left", "."]
@@ -82,7 +82,7 @@ def test_signatures_tell_the_scores_apart():
 
 
 def test_perplexity_weighs_tokens_not_batches():
-    metric = Perplexity()
-    metric.update(1.0, 30)
-    metric.update(4.0, 10)
+    metric = CodeLength("perplexity")
+    metric.update(torch.tensor(30 * 1.0), torch.tensor(30))
+    metric.update(torch.tensor(10 * 4.0), torch.tensor(10))
     assert float(metric.compute()) == pytest.approx(2.718281828 ** ((30 + 40) / 40))

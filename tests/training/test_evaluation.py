@@ -8,19 +8,32 @@ from default_dtype import default_dtype
 from toy_task import Net, Toy
 from waits import Waits
 
-from clusterformer.attention import ClusteredAttention, NeuralClusteringAttention
+from clusterformer.attention import ClusteredAttention, FullAttention, NeuralClusteringAttention
 from clusterformer.models.config import TransformerConfig
 from clusterformer.training.evaluation import Evaluation, WeightedMean
 
 
 def test_a_mean_of_means_leaves_out_what_is_not_there() -> None:
     mean, nothing = WeightedMean(), torch.tensor(float("nan"))
-    for value, number in ((torch.tensor(1.0), 3), (nothing, 5), (torch.tensor(5.0), 1)):
+    for value, number in ((torch.tensor(1.0), 3), (nothing, 0), (torch.tensor(5.0), 1)):
         mean.update(value, torch.tensor(number))
     assert mean.compute() == 2
     empty = WeightedMean()
-    empty.update(nothing, torch.tensor(2))
+    empty.update(nothing, torch.tensor(0))
     assert empty.compute().isnan()
+
+
+@torch.no_grad()
+def test_a_batch_without_a_loss_is_not_left_out_of_the_mean() -> None:
+    network = Net(TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1)).eval()
+    task = Unmeasured()
+    task.setup("fit")
+    evaluation = Evaluation(task, torch.device("cpu"))
+    for number, batch in enumerate(task.val_dataloader()):
+        output = network(batch)
+        output = output._replace(logits=output.logits * (torch.nan if number == 1 else 1.0))
+        evaluation.add(network, output, batch)
+    assert evaluation.compute()["loss"].isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
