@@ -113,16 +113,14 @@ def read_plan(path: Path) -> Plan:
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
     stands_in = {row: read_columns_of(file, row, rows[row], list(columns)) for row in rows}
-    _refuse_overridden(
-        file,
-        grid,
-        {
-            "choose": choose,
-            "seed_options": dict.fromkeys(follow),
-            **{f"columns: {column}": keys for column, keys in columns.items()},
-            **{f"columns: {column}: rows: {row}": keys for (column, row), keys in cells.items()},
-        },
-    )
+    of_rows = {f"rows: {row}": keys for row, keys in rows.items()}
+    others = {
+        "seed_options": dict.fromkeys(follow),
+        **{f"columns: {column}": keys for column, keys in columns.items()},
+        **{f"columns: {column}: rows: {row}": keys for (column, row), keys in cells.items()},
+    }
+    _refuse_twice(file, "grid", grid, {**of_rows, "choose": choose, **others})
+    _refuse_twice(file, "choose", choose, {**of_rows, **others})
     expanded = expand(file, rows, grid)
     choices = combinations(file, choose, "choose")
     unchosen: dict[str, FitOptions] = {"": {}}
@@ -176,14 +174,15 @@ def _planned(name: tuple[str, str, int, str], *layers: FitOptions) -> PlannedRun
     return PlannedRun(row, column, seed, options, tuple(configs), choice)
 
 
-def _refuse_overridden(
-    file: PlanFile, grid: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]
+def _refuse_twice(
+    file: PlanFile, name: str, values: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Refuse a key of the grid, which names rows, where something else would set it over that."""
-    for name, options in others.items():
-        for key in grid:
+    """Refuse a key of `grid` or `choose` that something else sets too: one would be ignored."""
+    why = {"grid": "names rows", "choose": "is chosen by validation"}[name]
+    for other, options in others.items():
+        for key in values:
             if key in options and key != "config":  # configurations add up
-                file.refuse(f"grid: {key} names rows, and {name} sets it too", "grid", key)
+                file.refuse(f"{name}: {key} {why}, and {other} sets it too", name, key)
 
 
 def _refuse_duplicates(file: PlanFile, runs: list[PlannedRun]) -> None:

@@ -141,6 +141,7 @@ def test_what_is_wrong_gets_one_line(content: dict, printed: str, tmp_path: Path
     ("other", "named"),
     [
         ({"choose": {"model.lr": [0.3]}}, "choose"),
+        ({"rows": {"ours": {"model.lr": 0.3}}}, "rows: ours"),
         ({"seed_options": ["model.lr"]}, "seed_options"),
         ({"columns": {"a": {}, "b": {"model.lr": 0.3}}}, "columns: b"),
         ({"columns": {"b": {"rows": {"ours": {"model.lr": 0.3}}}}}, "columns: b: rows: ours"),
@@ -152,8 +153,25 @@ def test_a_row_is_trained_with_the_value_that_it_is_named_by(
     content = {"config": "partner.yaml", "rows": {"ours": {}}, "grid": {"model.lr": [0.1, 0.2]}}
     path = write(tmp_path / "grid.yaml", content)
     assert [run.options["model.lr"] for run in read_plan(path).runs] == [0.1, 0.2]
-    with pytest.raises(InputError, match=f"grid.yaml:5: grid: model.lr names rows, and {named} s"):
+    with pytest.raises(InputError, match=f"grid: model.lr names rows, and {named} sets it too"):
         read_plan(write(path, content | other))
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"rows": {"ours": {"model.lr": 0.3}}}, "rows: ours"),
+        ({"seed_options": ["model.lr"]}, "seed_options"),
+        ({"columns": {"b": {"model.lr": 0.3}}}, "columns: b"),
+        ({"columns": {"b": {"rows": {"ours": {"model.lr": 0.3}}}}}, "columns: b: rows: ours"),
+    ],
+)
+def test_what_validation_chooses_is_set_nowhere_else(
+    other: dict, named: str, tmp_path: Path
+) -> None:
+    content = {"config": "partner.yaml", "rows": {"ours": {}}, "choose": {"model.lr": [0.1, 0.2]}}
+    with pytest.raises(InputError, match=f"choose: model.lr is chosen .*, and {named} sets it too"):
+        read_plan(write(tmp_path / "plan.yaml", content | other))
 
 
 def test_a_comparison_is_no_configuration_of_its_own(tmp_path: Path, monkeypatch) -> None:
