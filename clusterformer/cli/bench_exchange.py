@@ -96,8 +96,11 @@ def _runs(options: argparse.Namespace) -> list[tuple[str, Path]]:
             (name if names.count(name) == 1 else str(run), run)
             for name, run in zip(names, options.runs, strict=True)
         ]
+    from clusterformer.compare.jobs import find_run
+
     root: Path = options.comparison
-    found = sorted(path.parent for path in root.glob("*/*/seed-*/*/*/results.json"))
+    runs = [run for folder in sorted(root.glob("*/*/seed-*")) if (run := find_run(folder))]
+    found = [run.folder for run in runs if run.finished]
     if not found:
         raise InputError(f"{root}: no finished run of a comparison in it")
     return [(_label(*path.relative_to(root).parts[:2]), path) for path in found]

@@ -47,9 +47,7 @@ class Job:
     @property
     def run(self) -> Run | None:
         """The latest run directory, if training has begun."""
-        found = [path.parent for path in self.folder.glob("*/*/config.yaml")]
-        numbered = [folder for folder in found if folder.name.isdigit()]
-        return Run(max(numbered, key=lambda folder: int(folder.name))) if numbered else None
+        return find_run(self.folder)
 
     @property
     def outcome(self) -> Mapping[str, Any] | None:
@@ -163,6 +161,13 @@ class Job:
         except OSError as error:
             return f"{self.log}: {error.strerror}"
         return "no output"
+
+
+def find_run(folder: Path) -> Run | None:
+    """Find the latest run directory of a job's directory; one that was set aside is none."""
+    found = [path.parent for path in folder.glob("*/*/config.yaml")]
+    numbered = [run for run in found if run.name.isdigit()]
+    return Run(max(numbered, key=lambda run: int(run.name))) if numbered else None
 
 
 def _read_record(path: Path) -> Mapping[str, Any] | None:

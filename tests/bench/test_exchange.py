@@ -63,6 +63,19 @@ def test_data_sets_of_a_comparison_stand_apart(comparison: Path, tmp_path: Path,
     assert heading.split() == ["evaluated", "with", "full/20news", "full/mr"]
 
 
+def test_what_was_set_aside_or_goes_on_is_not_averaged(
+    comparison: Path, tmp_path: Path, capsys
+) -> None:
+    shutil.copytree(comparison / "full", tmp_path / "full")
+    (run,) = tmp_path.glob("full/all/seed-0/*/1")
+    shutil.copytree(run, run.with_name("1.damaged-ab12"))
+    resumed = tmp_path / "full/all/seed-1/maskedcopy/1"
+    shutil.copytree(run, resumed)
+    shutil.copy(resumed / "config.yaml", resumed / "config-2.yaml")
+    assert main(["bench", "exchange", "--comparison", str(tmp_path), "--with", "full"]) == 0
+    assert capsys.readouterr().out.count("full, with own: ") == 1
+
+
 def test_runs_of_one_name_stand_apart(comparison: Path, capsys) -> None:
     runs = [str(comparison / row / "all/seed-0/maskedcopy/1") for row in ("full", "shared")]
     assert main(["bench", "exchange", "--runs", *runs, "--with", "full"]) == 0
