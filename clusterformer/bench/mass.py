@@ -49,14 +49,14 @@ def measure(reference: nn.Module, others: Mapping[str, nn.Module], batch: Any) -
     if kinds := sorted({type(c).__name__ for c in cores if not isinstance(c, FullAttention)}):
         raise InputError(f"the reference must have FullAttention, got {', '.join(kinds)}")
     full = [weights.mean(1) for weights in attention_weights(reference, batch)]  # (B, N, N)
+    every = [(x > 0).any(1).sum(-1) for x in attention_weights(reference, batch, flat=True)]
     for name, network in others.items():
         if len(self_attention(network)) != len(full):
             found = len(self_attention(network))
             raise InputError(f"{name}: {found} layers, and the reference has {len(full)}")
         for layer, weights in enumerate(attention_weights(network, batch, flat=True)):
             seen = (weights > 0).float().mean(1)
-            there = (full[layer] > 0).sum(-1).clamp(min=1)
-            keys = (seen.sum(-1) / there)[batch.mask].mean()
+            keys = (seen.sum(-1) / every[layer])[batch.mask].mean()
             mass = (seen * full[layer]).sum(-1)[batch.mask].mean()
             kind = type(self_attention(network)[layer]).__name__
             yield {

@@ -55,12 +55,13 @@ def test_all_keys_hold_all_mass_and_a_window_that_of_its_keys(task: Recall) -> N
         assert row["mass"] == pytest.approx(float(expected), abs=1e-6)
 
 
-def test_keys_whose_weight_vanishes_are_seen(task: Recall) -> None:
+@pytest.mark.parametrize("peaked", ["full", "window"])
+def test_keys_whose_weight_vanishes_count(peaked: str, task: Recall) -> None:
     full, window = network(task, FullAttention), network(task, LocalAttention, window=4)
     (batch, _) = mass.read_batches(task, 2)
     before = [row["keys"] for row in mass.measure(full, {"window": window}, batch)]
     with torch.no_grad():
-        for layer in window.modules():
+        for layer in {"full": full, "window": window}[peaked].modules():
             if isinstance(layer, MultiHeadAttention):
                 layer.q_proj.weight.mul_(1e3)
     assert [row["keys"] for row in mass.measure(full, {"window": window}, batch)] == before
