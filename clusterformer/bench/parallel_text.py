@@ -11,6 +11,11 @@ from pathlib import Path
 from clusterformer.bench.fresh_process import iterate_in_fresh_process
 from clusterformer.bench.report import Row
 from clusterformer.bench.synthetic_text import write_parallel_text
+from clusterformer.data.batches import BucketPlan, DistributedBatchSampler
+from clusterformer.data.bitext import Bitext
+from clusterformer.data.parallel import Limits, ParallelText
+from clusterformer.data.text_form import TextForm
+from clusterformer.data.translation_batches import TranslationDataset
 from clusterformer.training.memory import reset_peak, resident
 
 
@@ -56,12 +61,6 @@ def _stages(
     files: tuple[Path, Path], vocab_size: int, tokens_per_batch: int
 ) -> Iterator[tuple[str, int]]:
     """Run each stage, and yield its name and its number of pairs when it is done."""
-    from clusterformer.data.batches import BucketPlan, DistributedBatchSampler
-    from clusterformer.data.bitext import Bitext
-    from clusterformer.data.parallel import Limits, ParallelText
-    from clusterformer.data.text_form import TextForm
-    from clusterformer.data.translation_batches import TranslationDataset
-
     english, german = TextForm("en", moses=True), TextForm("de", moses=True)
     text = ParallelText(Bitext(*files), english, german, Limits(175, 1.5))
     tokenizer = text.learn_tokenizer(vocab_size)
