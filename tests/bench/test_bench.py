@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from clusterformer.attention import (
 )
 from clusterformer.bench import regret
 from clusterformer.bench.recording import record
+from clusterformer.bench.step_memory import step_memory
 from clusterformer.bench.subjects import Setting, Subject
 from clusterformer.bench.synthetic_text import write_parallel_text
 from clusterformer.cli.bench import print_times
@@ -304,6 +306,81 @@ def test_a_run_of_another_task_has_no_layers_to_compare(tmp_path: Path, capsys) 
 
 
 @pytest.mark.slow
+def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    arguments = ["--d_model", "64", "--num_heads", "2", "--repeats", "1", "--out", str(out)]
+    sizes = ["--lengths", "1024", "--tokens", "8192", "--mechanisms", "FullAttention"]
+    assert main(["bench", *arguments, *sizes]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    rows_mib = 8192 * 64 * 4 / 2**20
+    assert 3 * rows_mib < row["peak_mib"] < 60 * rows_mib
+    sizes = ["--lengths", "1024", "--tokens", "1024", "--mechanisms", "paper"]
+    assert main(["bench", *arguments, *sizes]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["peak_mib"] < 20  # torch._dynamo, which its kernel imports, is not counted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mechanisms", "Ful"], "no mechanism 'Ful'; there are"),
+        (["--lengths", "512", "--tokens", "64"], "--lengths must be in 1..--tokens (64)"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--lenghts", "5"], "unrecognized arguments: --lenghts"),
+        (["--d_model", "30"], "--num_heads must divide --d_model, got 4 and 30"),
+        (["decode", "--d_model", "30"], "--num_heads must divide --d_model, got 4 and 30"),
+        (["decode", "--dtype", "bf16"], "unrecognized arguments: --dtype bf16"),
+        (["regret", "--mechanisms", "full"], "unrecognized arguments: --mechanisms full"),
+        (["mass", "--repeats", "3"], "unrecognized arguments: --repeats 3"),
+        (["profile", "--no-memory"], "unrecognized arguments: --no-memory"),
+    ],
+)
+def test_bad_options_get_one_line(arguments: list[str], message: str, capsys) -> None:
+    assert main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_papers_form_keeps_its_options() -> None:
+    from clusterformer.attention import PAPER_FORM
+
+    core = NeuralClusteringAttention(16, 2, **PAPER_FORM)
+    assert core.log_alpha is None
+    assert core.space.weight.shape == (16, 16)
+
+
+@pytest.mark.slow
+def test_preparation_of_pairs_is_measured(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "pairs.json"
+    assert main(["bench", "pairs", "--pairs", "300", "--vocab_size", "300", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["stage"] for row in rows] == ["byte pairs", "tokens", "batches"]
+    assert rows[0]["pairs"] == 300
+    assert 250 < rows[1]["pairs"] == rows[2]["pairs"]
+    assert all(row["seconds"] > 0 and row["peak_mib"] > 100 for row in rows)
+    assert not (tmp_path / "cache").exists()
+    assert main(["bench", "pairs", "--pairs", "0"]) == 2
+    assert "--pairs must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_the_first_stage_of_pairs_has_its_imports_behind_it() -> None:
+    code = "import sys; from clusterformer.bench import parallel_text; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"torch", "tokenizers", "clusterformer.data.parallel"} <= set(done.stdout.split())
+
+
+def test_memory_is_that_of_the_threads_that_are_timed() -> None:
+    check = partial(exec, "import torch; assert torch.get_num_threads() == 3")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert step_memory(check, partial(eval, "lambda: None"), "cpu") >= 0
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_pairs_are_made_up_from_their_seed(tmp_path: Path) -> None:
     made = []
     for number, seed in enumerate((0, 0, 1)):
