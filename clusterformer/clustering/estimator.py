@@ -345,7 +345,8 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
 
 def _draw_rows(num_points: int, weights: NDArray | None, random: Random) -> NDArray:
     """Draw up to SAMPLE rows to train on, of those that weigh something, in rising order."""
-    if weights is None and num_points > SAMPLE:
+    even = weights is None or (weights == weights[0]).all()
+    if even and num_points > SAMPLE:
         return np.sort(sample_without_replacement(num_points, SAMPLE, random_state=random))
     rows = np.arange(num_points) if weights is None else np.flatnonzero(weights)
     if len(rows) > SAMPLE:

@@ -20,10 +20,11 @@ _LEAST = 2.0**-80  # of the largest weight; products with memberships stay above
 
 
 def check_weights(sample_weight: Any, num_points: int) -> NDArray[np.float64] | None:
-    """Check weights of points, (P,); equal weights are none.
+    """Check weights of points, (P,); None if all are 1.
 
-    Only ratios of weights count. Those that single precision cannot hold are scaled such that the
-    largest is below 1, and 1e-24 of the largest is the least weight above 0.
+    In a fit only ratios of weights count, between calls of `partial_fit` also their sums. Those
+    that single precision cannot hold are scaled such that the largest is below 1, and 1e-24 of the
+    largest is the least weight above 0.
 
     Raises:
         ValueError: if their number is wrong, or one is negative, NaN or infinite, or all are 0.
@@ -50,7 +51,7 @@ def check_weights(sample_weight: Any, num_points: int) -> NDArray[np.float64] | 
         )
     if not weights.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    if (weights == weights[0]).all():
+    if (weights == 1).all():
         return None
     largest = weights.max()
     if not 1 / _USUAL <= largest <= _USUAL:

@@ -39,6 +39,8 @@ def test_a_weight_is_that_many_copies(
     np.testing.assert_array_equal(weighted.predict_proba(x), copied.predict_proba(x))
     np.testing.assert_allclose(weighted.cluster_centers_, copied.cluster_centers_)
     np.testing.assert_allclose(weighted.linkage_, copied.linkage_)
+    weighted, copied = weighted.partial_fit(x + 1), copied.partial_fit(x + 1)
+    np.testing.assert_allclose(weighted.cluster_centers_, copied.cluster_centers_)
 
 
 def test_points_without_weight_have_no_cluster_of_their_own(
