@@ -113,14 +113,15 @@ def read_plan(path: Path) -> Plan:
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
     stands_in = {row: read_columns_of(file, row, rows[row], list(columns)) for row in rows}
-    of_rows = {f"rows: {row}": keys for row, keys in rows.items()}
-    others = {
-        "seed_options": dict.fromkeys(follow),
+    seeded = dict.fromkeys(follow)
+    single = {
+        **{f"rows: {row}": keys for row, keys in rows.items()},
         **{f"columns: {column}": keys for column, keys in columns.items()},
         **{f"columns: {column}: rows: {row}": keys for (column, row), keys in cells.items()},
     }
-    _refuse_twice(file, "grid", grid, {**of_rows, "choose": choose, **others})
-    _refuse_twice(file, "choose", choose, {**of_rows, **others})
+    _refuse_twice(file, "grid", grid, {"choose": choose, "seed_options": seeded, **single})
+    _refuse_twice(file, "choose", choose, {"seed_options": seeded, **single})
+    _refuse_twice(file, "seed_options", seeded, single)
     expanded = expand(file, rows, grid)
     choices = combinations(file, choose, "choose")
     unchosen: dict[str, FitOptions] = {"": {}}
@@ -177,8 +178,12 @@ def _planned(name: tuple[str, str, int, str], *layers: FitOptions) -> PlannedRun
 def _refuse_twice(
     file: PlanFile, name: str, values: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Refuse a key of `grid` or `choose` that something else sets too: one would be ignored."""
-    why = {"grid": "names rows", "choose": "is chosen by validation"}[name]
+    """Refuse a key of `grid` and the like that something else sets too: one would be ignored."""
+    why = {
+        "grid": "names rows",
+        "choose": "is chosen by validation",
+        "seed_options": "follows the seed",
+    }[name]
     for other, options in others.items():
         for key in values:
             if key in options and key != "config":  # configurations add up

@@ -174,6 +174,19 @@ def test_what_validation_chooses_is_set_nowhere_else(
         read_plan(write(tmp_path / "plan.yaml", content | other))
 
 
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"rows": {"ours": {"data.fold": 3}}}, "rows: ours"),
+        ({"columns": {"b": {"data.fold": 3}}}, "columns: b"),
+    ],
+)
+def test_what_follows_the_seed_is_set_nowhere_else(other: dict, named: str, tmp_path: Path) -> None:
+    content = {"config": "mr.yaml", "seeds": [0, 1], "seed_options": ["data.fold"]}
+    with pytest.raises(InputError, match=f"data.fold follows the seed, and {named} sets it too"):
+        read_plan(write(tmp_path / "plan.yaml", content | other))
+
+
 def test_a_comparison_is_no_configuration_of_its_own(tmp_path: Path, monkeypatch) -> None:
     """A file in the working folder hides the shipped configuration of its name."""
     monkeypatch.chdir(tmp_path)
