@@ -283,13 +283,15 @@ def without_cache(model: nn.Module) -> dict[str, bool]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model on evaluation, and back to what it was at the end, whatever happens."""
-    training = model.training
+    """Put a model on evaluation, and each part back to what it was at the end, whatever happens."""
+    trained = [part for part in model.modules() if part.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        model.eval()
+        for part in trained:
+            part.training = True
 
 
 @contextmanager

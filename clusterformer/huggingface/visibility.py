@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention import AttentionCore, Grouping
-from clusterformer.huggingface.dispatch import calls, without_cache
+from clusterformer.huggingface.dispatch import calls, evaluating, without_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def keys_seen(model: PreTrainedModel, batch: dict[str, Tensor]) -> float | None:
-    """Compute the share of its text that a token sees, mean over tokens and layers.
+    """Compute the share of its text that a token sees in evaluation, mean over tokens and layers.
 
     Args:
         model: Model with a mechanism attached, or without one.
@@ -29,7 +29,7 @@ def keys_seen(model: PreTrainedModel, batch: dict[str, Tensor]) -> float | None:
     Returns:
         The share; 1 in the model's own attention, and None where a mechanism does not say.
     """
-    with calls(model) as found:
+    with evaluating(model), calls(model) as found:
         model.base_model(**batch, **without_cache(model.base_model))
     mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
     return share_seen(found, mask)

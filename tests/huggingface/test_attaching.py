@@ -158,6 +158,26 @@ def test_groupings_are_recorded_around_whatever_else_records_them(tiny) -> None:
     assert (len(found), len(inner)) == (9, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("RoutingAttention", {"num_clusters": 3, "local_heads": 0}),
+        ("QueryKeyClusteringAttention", {"num_clusters": 8, "chunk_size": 2, "dense_length": 0}),
+    ],
+)
+def test_what_a_token_sees_is_that_of_evaluation(tiny, name, options) -> None:
+    """A model that was just trained, but for its embeddings, comes out as it went in."""
+    model = huggingface.attach(tiny("Bert"), name, **options)
+    batch = {"input_ids": torch.randint(3, 50, (2, 40))}
+    expected = huggingface.keys_seen(model, batch)
+    model.train().embeddings.eval()
+    modes = [part.training for part in model.modules()]
+    start = copy.deepcopy(model.state_dict())
+    assert [huggingface.keys_seen(model, batch) for _ in range(2)] == [expected] * 2
+    assert [part.training for part in model.modules()] == modes
+    assert all(torch.equal(x, start[key]) for key, x in model.state_dict().items())
+
+
 def test_weights_of_the_mechanism_are_trained(tiny) -> None:
     model = tiny("Bert", "ForSequenceClassification").train()
     huggingface.attach(model, "NeuralClusteringAttention", num_clusters=3)

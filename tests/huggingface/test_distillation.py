@@ -49,6 +49,7 @@ def test_an_indexer_learns_from_its_own_loss(tiny, kind) -> None:
         return float(mechanism_loss(found))
 
     first = divergence()
+    model.eval()
     huggingface.distill(model, texts(), steps=60, lr=1e-9, mechanism_lr=1e-2)
     assert not any(module.training for module in model.modules())
     now = dict(model.named_parameters())
