@@ -1,5 +1,6 @@
 """Converted models in what others have for models: Trainer, PEFT, sentences."""
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from clusterformer import huggingface
 from clusterformer.huggingface import dispatch
+from clusterformer.huggingface.dispatch import slots
 
 transformers = pytest.importorskip("transformers")
 
@@ -43,6 +45,15 @@ def test_the_trainer_of_transformers_trains_saves_and_resumes(tiny, tmp_path: Pa
         torch.testing.assert_close(x, model.state_dict()[name])
 
 
+def trainer_of_the_guide() -> Any:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "hugging-face.md"
+    blocks = guide.read_text(encoding="utf-8").split("```python\n")
+    [block] = [block for block in blocks if "class TrainerOfMechanisms" in block]
+    names: dict[str, Any] = {}
+    exec(block.partition("\n\n\nsizes = ")[0], names)
+    return names["TrainerOfMechanisms"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mechanism", "options", "weights"),
@@ -54,14 +65,9 @@ def test_the_trainer_of_transformers_trains_saves_and_resumes(tiny, tmp_path: Pa
 def test_the_guide_trains_what_the_trainer_of_transformers_does_not(
     tiny, tmp_path: Path, mechanism, options, weights
 ) -> None:
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "hugging-face.md"
-    blocks = guide.read_text(encoding="utf-8").split("```python\n")
-    [block] = [block for block in blocks if "class TrainerOfMechanisms" in block]
-    names: dict[str, Any] = {}
-    exec(block.partition("\n\n\nsizes = ")[0], names)
     data = [row | {"attention_mask": [1] * 17} for row in rows(8)]
     moved = []
-    for trainer in (transformers.Trainer, names["TrainerOfMechanisms"]):
+    for trainer in (transformers.Trainer, trainer_of_the_guide()):
         model = tiny("Bert", "ForSequenceClassification")
         huggingface.attach(model, mechanism, **options)
         start = {name: x.clone() for name, x in model.state_dict().items()}
@@ -74,6 +80,28 @@ def test_the_guide_trains_what_the_trainer_of_transformers_does_not(
         moved.append({n for n, x in now.items() if n.endswith(weights) and not x.equal(start[n])})
     assert len(moved[0]) == 0
     assert len(moved[1]) == 3
+
+
+@pytest.mark.slow
+def test_the_losses_of_the_guide_weigh_the_same_in_accumulated_batches(
+    tiny, tmp_path: Path
+) -> None:
+    model = tiny("Llama", "ForCausalLM", num_hidden_layers=1)
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=3)
+    data = [row | {"attention_mask": [1] * 17, "labels": row["input_ids"]} for row in rows(4)]
+    moved = []
+    for size in (4, 1):
+        twin = copy.deepcopy(model)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=1, per_device_train_batch_size=size, optim="sgd",
+            gradient_accumulation_steps=4 // size, learning_rate=1.0, max_grad_norm=0.0,
+            save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        trainer_of_the_guide()(twin, arguments, train_dataset=data).train()
+        [start, end] = (slots(x)[0].core.centroids.detach() for x in (model, twin))
+        moved.append(end - start)
+    assert moved[0].any()
+    torch.testing.assert_close(moved[1], moved[0], rtol=1e-3, atol=1e-5)
 
 
 def test_a_mechanism_that_peft_trains_can_be_calibrated(tiny) -> None:
