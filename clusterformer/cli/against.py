@@ -86,6 +86,7 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
     if measure not in first.results:
         return
     rows = [("this run", first.results[measure], first.seconds)]
+    steps = [first.steps]
     others: dict[str, Any] = options.config["against"] or {}
     for name, model in others.items():
         if first.run:
@@ -94,6 +95,7 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
         begun = _begun(resumed.folder / "against" / slug(name)) if resumed else None
         other = _train(_likewise(options, model, *runs), slug(name), begun)
         rows.append((name, other.results[measure], other.seconds))
+        steps.append(other.steps)
     if not first.run:
         return
     baselines = options.task.baselines(cheap=True) if options.config["baselines"] else {}
@@ -111,7 +113,7 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
     if baselines and _limits_test(options):
         print("the simple methods are tested on all examples, whatever trainer.limit_test_batches")
     if others:
-        print(f"\n{_verdict(options, first, rows[: len(others) + 1])}")
+        print(f"\n{_verdict(options, first, rows[: len(others) + 1], steps)}")
 
 
 def _limits_test(options: Options) -> bool:
@@ -141,7 +143,9 @@ def _train(options: Options, name: str, begun: tuple[Run, Path] | None) -> Outco
     return Outcome.of_training(fit_run(options, *begun, name=name))
 
 
-def _verdict(options: Options, first: Outcome, rows: list[tuple[str, float, float]]) -> str:
+def _verdict(
+    options: Options, first: Outcome, rows: list[tuple[str, float, float]], steps: list[int]
+) -> str:
     """Say in one sentence what each model reached, after how many steps, and what it sees."""
     attention: str = options.resolved()["model"]["attention"]["class_path"]
     core = attention.rsplit(".", 1)[-1].removesuffix("Attention")
@@ -151,7 +155,10 @@ def _verdict(options: Options, first: Outcome, rows: list[tuple[str, float, floa
         f"{name} {value:.2f}{' (guessing)' if chance and value < 1.3 * chance else ''}"
         for name, value, _ in rows
     ]
-    sentence = f"{', '.join(parts)}, after the same {counted(first.steps, 'step')}"
+    taken = f"the same {counted(first.steps, 'step')}"
+    if len(set(steps)) > 1:  # one lost patience
+        taken = f"{', '.join(f'{number:,}' for number in steps)} steps"
+    sentence = f"{', '.join(parts)}, after {taken}"
     seen = first.results.get("test/keys_seen", 1.0)
     return f"{sentence}; a token sees {100 * seen:.2g} % of its text" if seen < 0.995 else sentence
 

@@ -73,6 +73,22 @@ def test_the_last_lines_set_a_run_beside_others_and_baselines(
     assert models[2] == {**models[0], **OTHERS["half as wide"]}
 
 
+def test_the_steps_of_one_that_was_stopped_early_are_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    against = f"--against={json.dumps({'asleep': {'lr': 1e-12}})}"
+    patient = ["--trainer.max_epochs=4", "--monitor=val/loss", "--patience=1"]
+    assert main([*TOY, *patient, "--model.lr=1e-4", against, f"--runs={tmp_path}"]) == 0
+    run = tmp_path / "toy" / "1"
+    first, other = (
+        json.loads((folder / "results.json").read_text())["steps"]
+        for folder in (run, run / "against" / "asleep" / "1")
+    )
+    assert other < first
+    *_, last = capsys.readouterr().out.splitlines()
+    assert f", after {first}, {other} steps" in last
+
+
 @pytest.mark.parametrize("limit", ["1", "0.5"])
 def test_a_test_in_part_is_told_from_that_of_the_baselines(
     limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
