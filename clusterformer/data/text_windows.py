@@ -60,7 +60,7 @@ def _windows(
 
 def _texts(path: str, column: str | None) -> Iterator[str]:
     file = Path(path).expanduser()
-    if not path.removesuffix(".gz").endswith(FORMATS):
+    if not path.lower().removesuffix(".gz").endswith(FORMATS):
         yield from document_pieces(own_documents(file))
         return
     header, rows = read_table(file)

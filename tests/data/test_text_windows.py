@@ -1,0 +1,16 @@
+"""Windows of texts for a pretrained model."""
+
+from pathlib import Path
+
+import pytest
+
+from clusterformer.data.text_windows import sample_windows
+from clusterformer.errors import InputError
+
+
+def test_a_table_is_never_read_as_plain_text(tmp_path: Path) -> None:
+    """Its header, commas and labels would be taken for the text."""
+    path = tmp_path / "reviews.CSV"
+    path.write_text("text,label\na fine film,1\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"reviews.CSV: unknown ending '\.CSV'"):
+        sample_windows([str(path)], None, 24, 1)
