@@ -87,7 +87,8 @@ class LabelledTexts(LineTask):
         tokens_per_batch: int | None = None,
     ) -> None:
         super().__init__()
-        require_one_source(name, train, "files")
+        self._files: dict[Split, str | None] = {"train": train, "valid": valid, "test": test}
+        require_one_source(name, self._files, "files")
         if vectors is not None and tokenizer != "word":
             raise InputError(f"word vectors need tokenizer: word, got {tokenizer}")
         require_at_least(
@@ -99,7 +100,6 @@ class LabelledTexts(LineTask):
             tokens_per_batch=tokens_per_batch,
         )
         self._root = root
-        self._files = {"train": train, "valid": valid, "test": test}
         self._columns: dict[str, Any] = {
             "label_column": label_column,
             "header": header,

@@ -85,7 +85,8 @@ class RunningText(LineTask):
         batch_size: int = 8,
     ) -> None:
         super().__init__()
-        require_one_source(name, train, "text")
+        self._files: dict[Split, str | None] = {"train": train, "valid": valid, "test": test}
+        require_one_source(name, self._files, "text")
         require_at_least(1, context=context, batch_size=batch_size)
         least = {kind: subwords.min_vocab_size for kind, subwords in _SUBWORDS.items()}
         minimum = {**least, "word": 3}.get(tokenizer)
@@ -94,7 +95,6 @@ class RunningText(LineTask):
             raise InputError(f"vocab_size for tokenizer {tokenizer}: {allowed}, got {vocab_size}")
         self._names = [name] if isinstance(name, str) else name or []
         self._root, self._encoding = root, encoding
-        self._files = {"train": train, "valid": valid, "test": test}
         self._kind, self._vocab_size = tokenizer, vocab_size
         self._context, self._batch_size = context, batch_size
         self._tokenizer: StreamTokenizer | None = None

@@ -109,7 +109,8 @@ class SpeechRecognition(SplitTask):
         frames_per_batch: int | None = None,
     ) -> None:
         super().__init__()
-        require_one_source(name, train, "tables")
+        files: dict[Split, str | None] = {"train": train, "valid": valid, "test": test}
+        require_one_source(name, files, "tables")
         require_at_least(0, context_convolutions=context_convolutions)
         require_at_least(1, beam=beam, batch_size=batch_size, frames_per_batch=frames_per_batch)
         if strings is not None and name != "fsdd":
@@ -121,7 +122,7 @@ class SpeechRecognition(SplitTask):
         self._corpus = SpeechCorpus(
             name,
             root,
-            {"train": train, "valid": valid, "test": test},
+            files,
             (audio_column, text_column),
             self._banks,
             strings or DigitStrings(),

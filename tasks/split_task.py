@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -22,16 +22,18 @@ STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
 """Parts of the data that each stage of the trainer reads."""
 
 
-def require_one_source(name: object, train: str | None, files: str) -> None:
-    """Refuse a named set beside own files, and neither of them.
+def require_one_source(name: object, files: Mapping[Split, str | None], what: str) -> None:
+    """Refuse a named set beside own files of any part, and neither of them.
 
     Raises:
         InputError: with both.
     """
-    if (not name) == (train is None):
+    own = {split: file for split, file in files.items() if file is not None}
+    if own if name else "train" not in own:
+        given = ", ".join(f"{split} {file!r}" for split, file in own.items()) or "no files"
         raise InputError(
-            f"give either a named set (name) or own {files} (train), and null as the other; got "
-            f"name {name!r} and train {train!r}"
+            f"give either a named set (name) or own {what} (train), and null as the other; got "
+            f"name {name!r} and {given}"
         )
 
 

@@ -257,14 +257,14 @@ class DocumentSplits:
         files: Own file or folder of each split.
 
     Raises:
-        InputError: if not exactly one of both is given, or a split lacks its own documents.
+        InputError: if not exactly one of both is given, or only some splits have own documents.
     """
 
     def __init__(
         self, name: LanguageModelingCorpus | None, root: str | None, files: dict[Split, str | None]
     ) -> None:
-        train = files["train"]
-        if (name is None) == (train is None) or (train and None in files.values()):
+        own = [file for file in files.values() if file is not None]
+        if len(own) != (len(files) if name is None else 0):
             given = ", ".join(f"{option} {value!r}" for option, value in files.items())
             raise InputError(
                 "give either a named set (name), or own texts as train, valid and test; got "

@@ -226,6 +226,7 @@ def test_listops_knows_every_digit_however_few_the_examples():
     [
         ({}, "either a named set .* or own files"),
         ({"name": "mr", "train": "a.tsv"}, r"own files \(train\), and null as"),
+        ({"name": "mr", "test": "a.tsv"}, r"and null as .* got name 'mr' and test 'a.tsv'"),
         ({"name": "mr", "tokenizer": "bpe", "vectors": "a.txt"}, "need tokenizer: word"),
         ({"name": "mr", "max_length": 0}, "max_length must be at least 1, got 0"),
         ({"name": "mr", "fold": 10}, r"fold must be in 0..9, got 10"),

@@ -283,6 +283,7 @@ def test_text_is_streamed_in_whole_characters(folder: Path) -> None:
     [
         ({}, "either a named set"),
         ({"name": "wikitext2", "train": "x.txt"}, "either a named set"),
+        ({"name": "wikitext2", "valid": "x.txt"}, "either a named set .* and valid 'x.txt'"),
         ({"train": "x.txt", "context": 8, "stride": 9}, r"1..context \(8\), got 9"),
         ({"train": "x.txt", "vocab_size": 300}, "there is none for bytes, got 300"),
         ({"train": "x.txt", "tokenizer": "bpe", "vocab_size": 257}, "at least 258, got 257"),

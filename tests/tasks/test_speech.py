@@ -300,6 +300,7 @@ def test_a_set_that_is_not_free_says_what_to_make(tmp_path) -> None:
     ("options", "message"),
     [
         ({}, "give either a named set"),
+        ({"name": "fsdd", "test": "x.tsv"}, "give either a named set .* and test 'x.tsv'"),
         ({"name": "fsdd", "features": SMALL, "beam": 0}, "beam must be at least 1, got 0"),
         ({"name": "fsdd", "features": FilterBanks()}, "the recordings of fsdd have 8000 Hz"),
     ],

@@ -218,6 +218,7 @@ def test_a_network_learns_and_tests(books, tmp_path, monkeypatch, capsys) -> Non
         ({"fresh": 2.0}, "fresh must be in 0..1, got 2.0"),
         ({"num_names": 5}, "num_names must be at least 100, got 5"),
         ({"test": None}, "give either a named set"),
+        ({"name": "gutenberg", "train": None}, "give either a named set"),
     ],
 )
 def test_bad_options_are_refused(books, options, message: str) -> None:

@@ -127,6 +127,7 @@ def test_learned_positions_reach_the_longest_texts_of_training(books) -> None:
             "needles must be at most 1600, got 1601",
         ),
         ({"valid": None}, "give either a named set"),
+        ({"name": "gutenberg", "train": None}, "give either a named set"),
     ],
 )
 def test_bad_options_are_refused(books, options, message: str) -> None:
