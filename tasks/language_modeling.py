@@ -25,15 +25,9 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.task import IGNORE, Batch, Output
 from clusterformer.tasks.metrics import CodeLength, Units
-from clusterformer.tasks.running_text import RunningText, RunningTextState
+from clusterformer.tasks.running_text import RunningText
 from clusterformer.training.position_report import PositionReport
 from clusterformer.training.shared_sequences import sequence_size
-
-
-class LanguageModelingState(RunningTextState):
-    """What a checkpoint holds of the task."""
-
-    line_ends: bool
 
 
 class LanguageModeling(RunningText):
@@ -64,7 +58,6 @@ class LanguageModeling(RunningText):
     monitor = "val/bits_per_byte"
     causal_input = "tokens"
     usage = "model.generate(TEXT)"
-    state_type: Any = LanguageModelingState
 
     def __init__(
         self,
@@ -81,7 +74,6 @@ class LanguageModeling(RunningText):
             raise InputError(f"stride must be in 1..context ({self._context}), got {stride}")
         self._stride = stride or self._context
         self._far, self._far_length = far, far_length
-        self._line_ends = self._names == ["wikitext2"] or self._kind == "word"
         if self._kind == "word":
             self.monitor = "val/word_perplexity"
 
@@ -158,7 +150,9 @@ class LanguageModeling(RunningText):
 
     @cached_property
     def _units(self) -> Units:
-        return Units.of(self.tokenizer, self._line_ends)
+        # of the text that is read, which a test may have other than the training
+        line_ends = self._names == ["wikitext2"] or isinstance(self.tokenizer, StreamWordTokenizer)
+        return Units.of(self.tokenizer, line_ends)
 
     def predictions(self, network: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         """Code length of each text in bits, and its number of tokens."""
@@ -179,12 +173,3 @@ class LanguageModeling(RunningText):
     def describe(self, batch: Batch, index: int) -> list[str]:
         tokens = batch.tokens[index][batch.mask[index]].tolist()
         return self.tokenizer.ids_to_tokens(tokens)
-
-    # Checkpoints
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "line_ends": self._line_ends}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        self._line_ends = state["line_ends"]
