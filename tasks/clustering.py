@@ -47,7 +47,6 @@ class ClusteringState(TypedDict):
     """What a checkpoint holds of the task."""
 
     features: dict[str, Tensor]
-    labels: list[str]
 
 
 class Clustering(LineTask):
@@ -140,10 +139,12 @@ class Clustering(LineTask):
         if data.train_labels is not None and data.test_labels is not None:
             y = {part: data.train_labels[found] for part, found in rows.items()}
             y["test"] = data.test_labels
+        self._labels = sorted(
+            {str(label) for part in y.values() if part is not None for label in np.unique(part)}
+        )
         if self._features is None:
             fitted = torch.as_tensor(np.asarray(x["train"][:_FITTED], dtype=np.float32))
             self._features = PrincipalComponents(fitted.shape[1], self._n_components).learn(fitted)
-            self._labels = [] if y["train"] is None else sorted(map(str, np.unique(y["train"])))
         for part, points in x.items():
             features = self._compute(points)
             neighbors = nearest_neighbors(features, self._n_neighbors)
@@ -168,7 +169,7 @@ class Clustering(LineTask):
         if labels is None:
             return torch.full((count,), IGNORE)
         known = {label: number for number, label in enumerate(self._labels)}
-        return torch.tensor([known.get(str(label), IGNORE) for label in labels])
+        return torch.tensor([known[str(label)] for label in labels])
 
     def loader(self, split: Split) -> DataLoader:
         points = self._parts[split]
@@ -275,14 +276,13 @@ class Clustering(LineTask):
 
     def state(self) -> dict[str, Any]:
         assert self._features is not None
-        return {"features": self._features.state_dict(), "labels": self._labels}
+        return {"features": self._features.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         features = state["features"]
         projection = features.get("projection", torch.empty(0))
         if projection.ndim != 2 or not all(part.isfinite().all() for part in features.values()):
             raise InputError("features must hold principal components, finite numbers")
-        self._labels = state["labels"]
         self._features = PrincipalComponents(*projection.shape)
         self._features.load_state_dict(features)
 

@@ -57,7 +57,7 @@ def open_clustering(path: Path) -> Saved:
             "data": {"class_path": "clusterformer.tasks.clustering.Clustering", "init_args": data},
         },
         kind="Clustering",
-        state={"features": _single(features.state_dict()), "labels": []},
+        state={"features": _single(features.state_dict())},
         weights=_single(_alive(network.state_dict(prefix="network.clusters."))),
         mode="min",
     )

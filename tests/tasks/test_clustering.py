@@ -57,6 +57,24 @@ def test_it_finds_the_groups(trained: tuple[Trainer, ClusterFormer, Clustering])
     assert results["test/loss"] < -0.8  # -log 3 at best
 
 
+def test_purity_counts_labels_that_training_lacks(tmp_path: Path) -> None:
+    points = np.random.default_rng(0).standard_normal((100, 3))
+    tests = np.arange(100) % 5 == 4
+    labels = np.where(tests & (np.arange(100) < 50), "rare", "common")
+    unlabelled, labelled = tmp_path / "points.npy", tmp_path / "labelled.npz"
+    np.save(unlabelled, points)
+    np.savez(labelled, x=points, y=labels)
+    for trained in (unlabelled, labelled):
+        before, task = (Clustering(str(path), n_clusters=2) for path in (trained, labelled))
+        before.setup("fit")
+        task.load_state(before.state())
+        task.setup("test")
+        metrics = task.metrics()
+        for batch in task.test_dataloader():
+            metrics.update(torch.zeros(len(batch.target), dtype=torch.long), batch.target)
+        assert metrics.compute() == {"purity": 0.5}
+
+
 def test_surplus_clusters_are_no_result_in_validation() -> None:
     task = Clustering(n_clusters=3)
     mask = torch.ones(4, 1, dtype=torch.bool)
