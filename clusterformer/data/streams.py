@@ -30,14 +30,17 @@ def token_stream(
 ) -> NDArray[np.integer]:
     """Return the tokens of all documents, BOS before each, (T,), mapped from disk.
 
-    They are computed once: the user's cache keeps them under a hash of the files' names, sizes and
+    They are computed once: the user's cache keeps them under a hash of the files' paths, sizes and
     times.
 
     Raises:
         InputError: as `Document.read` does, and for documents without any text.
     """
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
-    marks = [[*map(str, document), *_stamp(document.path)] for document in documents]
+    marks = [
+        [*map(str, document._replace(path=document.path.absolute())), *_stamp(document.path)]
+        for document in documents
+    ]
     asked = json.dumps([marks, tokenizer.state(), encoding])
     folder = cache_folder() / "streams" / hashlib.sha256(asked.encode()).hexdigest()[:32]
 

@@ -1,6 +1,7 @@
 """Windows over running text: nothing skipped, nothing predicted twice, whoever shares the work."""
 
 import gzip
+import os
 from itertools import chain
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from clusterformer.data.batches import BucketPlan, DistributedBatchSampler
-from clusterformer.data.documents import named_documents, own_documents
+from clusterformer.data.documents import Document, named_documents, own_documents
 from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.data.streams import ShiftedWindowPlan, StridedWindows, Windows, token_stream
 from clusterformer.data.tokenizers import BOS
@@ -93,6 +94,19 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert len(token_stream(own_documents(file), ByteTokenizer())) == 6
     file.write_text("second")
     assert len(token_stream(own_documents(file), ByteTokenizer())) == 7
+
+
+def test_files_of_one_name_in_two_folders_are_two_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = ByteTokenizer()
+    for text in ("one\n", "two\n"):
+        (tmp_path / text.strip()).mkdir()
+        monkeypatch.chdir(tmp_path / text.strip())
+        path = Path("text.txt")
+        path.write_text(text)
+        os.utime(path, (10**9, 10**9))  # as unpacked from an archive
+        assert tokenizer.decode(token_stream([Document(path)], tokenizer).tolist()) == text
 
 
 def test_shares_of_a_file_are_its_lines(tmp_path: Path) -> None:
