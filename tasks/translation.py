@@ -164,6 +164,8 @@ class Translation(LineTask):
                 f"give a named set (name), data_bin or own files (train_source ...), one of them; "
                 f"got name {name!r}, data_bin {data_bin!r} and {'own' if own else 'no own'} files"
             )
+        if raw and name is None:
+            raise InputError("data.raw is for multi30k")
         direction = translation_protocol(name).direction if name else (None, None)
         languages = (source_lang or direction[0], target_lang or direction[1])
         limits = Limits(max_length, max_ratio, unfit, limit_unit)
@@ -174,12 +176,18 @@ class Translation(LineTask):
             self.source = FairseqSource(data_bin, languages, limits)
         else:
             if name:
+                if tokenised:
+                    raise InputError("data.tokenised is for own files")
                 tokenised = translation_protocol(name, raw=raw).tokenised
+                if tokenised and split_hyphens:
+                    raise InputError(f"{name} holds Moses tokens without split_hyphens")
                 find: Callable[[Split], Bitext | None] = partial(
                     find_bitext, name, languages, root, raw
                 )
             else:
                 find = own_bitexts(files).get
+            if tokenised and moses is False:
+                raise InputError("the files hold Moses tokens; leave data.moses out")
             folded = bool(name and tokenised) if lowercase is None else lowercase
             tokens = (bool(name) if moses is None else moses) or tokenised
             self.source = ParallelTextSource(

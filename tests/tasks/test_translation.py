@@ -276,6 +276,13 @@ def test_pictures_show_the_weights_of_the_last_layer(files):
         ({"name": "multi30k", "source_lang": "xx"}, "no language 'xx'"),
         ({"name": "multi30k", "vocab_size": 258}, "vocab_size must be at least 259, got 258"),
         ({"moses": True, **OWN}, r"Moses tokens need data\.source_lang and data\.target_lang"),
+        ({"raw": True, **OWN}, r"data\.raw is for multi30k"),
+        ({"name": "tatoeba", "tokenised": True}, r"data\.tokenised is for own files"),
+        ({"name": "multi30k", "moses": False}, "hold Moses tokens"),
+        (
+            {"name": "multi30k", "split_hyphens": True},
+            "multi30k holds Moses tokens without split_hyphens",
+        ),
     ],
 )
 def test_wrong_options_are_told(options, printed):
@@ -290,6 +297,7 @@ def test_wrong_options_are_told(options, printed):
         ({"name": "wmt14", "split_hyphens": True}, False),
         ({"name": "wmt14", "source_lang": "de", "target_lang": "en"}, False),
         ({"name": "multi30k", "source_lang": "en", "target_lang": "de"}, False),
+        ({"name": "multi30k", "raw": True, "split_hyphens": True}, False),
     ],
 )
 def test_compounds_are_scored_where_the_guide_says_so(options, compounds: bool):
