@@ -23,7 +23,7 @@ from clusterformer.clustering.measures import measures
 from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neighbors
 from clusterformer.clustering.network import NeuralClusters, initial_clusters, neighbor_loss
 from clusterformer.clustering.processes import is_distributed, over_processes
-from clusterformer.data.batches import run_seed
+from clusterformer.data.batches import BucketPlan, make_loader, run_seed
 from clusterformer.data.named_sets import Split
 from clusterformer.data.point_batches import PointBatch, PointDataset
 from clusterformer.data.points import read_points
@@ -172,8 +172,12 @@ class Clustering(LineTask):
         return torch.tensor([known[str(label)] for label in labels])
 
     def loader(self, split: Split) -> DataLoader:
-        points = self._parts[split]
-        return self.bucketed(split, points, [1] * len(points), self._batch_size)
+        points, training = self._parts[split], split == "train"
+        # a validation, too, in one mixed order: of a sorted file a batch would have one kind alone
+        plan = BucketPlan(
+            [1] * len(points), batch_size=self._batch_size, seed=run_seed() if training else 0
+        )
+        return make_loader(points, plan, self, training=training)
 
     def text_batch(self, lines: list[str]) -> PointBatch:
         """Make a batch of points; a line holds the numbers of one, with commas, tabs or spaces."""

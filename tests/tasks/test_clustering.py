@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import Trainer
 
 from clusterformer import ClusterFormer
@@ -73,6 +74,22 @@ def test_purity_counts_labels_that_training_lacks(tmp_path: Path) -> None:
         for batch in task.test_dataloader():
             metrics.update(torch.zeros(len(batch.target), dtype=torch.long), batch.target)
         assert metrics.compute() == {"purity": 0.5}
+
+
+def test_the_order_of_a_file_does_not_decide_the_loss_of_a_validation(tmp_path: Path) -> None:
+    labels = np.arange(3000) // 300
+    np.savez(tmp_path / "sorted.npz", x=np.eye(10)[labels], y=labels)
+    task = Clustering(str(tmp_path / "sorted.npz"), n_clusters=10, batch_size=100)
+    for stage in ("fit", "test"):
+        task.setup(stage)
+    for loader in (task.val_dataloader(), task.test_dataloader()):
+        total = count = 0.0
+        for batch in loader:
+            logits = 30.0 * F.one_hot(batch.target, 10)
+            output = Output(torch.stack([logits, logits], 1), StackOutput(logits, []))
+            loss, number = task.loss(output, batch, 0.0)
+            total, count = total + float(loss), count + float(number)
+        assert total / count < -2.1  # -log 10 at best
 
 
 def test_surplus_clusters_are_no_result_in_validation() -> None:
