@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
@@ -28,6 +30,8 @@ from clusterformer.tasks.metrics import CodeLength, Units
 from clusterformer.tasks.running_text import RunningText
 from clusterformer.training.position_report import PositionReport
 from clusterformer.training.shared_sequences import sequence_size
+
+_log = logging.getLogger(__name__)
 
 
 class LanguageModeling(RunningText):
@@ -78,6 +82,14 @@ class LanguageModeling(RunningText):
             self.monitor = "val/word_perplexity"
 
     # Data
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage != "predict" and self.tokenizer.lowercase:
+            rank_zero_only(_log.warning)(
+                "the tokenizer, of a run with data.lowercase, drops case: bits per byte and word "
+                "perplexity are of the text in lower case, lower than those of the text as it is"
+            )
 
     def loader(self, split: Split) -> DataLoader:
         stream = self._streams[split]

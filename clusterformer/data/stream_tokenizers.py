@@ -48,6 +48,11 @@ class StreamTokenizer(Tokenizer):
     def vocab_size(self) -> int:
         return len(self.token_bytes)
 
+    @property
+    def lowercase(self) -> bool:
+        """Whether the tokens are those of the text in lower case."""
+        return False
+
     @abstractmethod
     def encode_document(self, text: str) -> NDArray[np.integer]:
         """Split a document, however long, into token ids, without BOS before them."""
@@ -112,6 +117,10 @@ class StreamBytePairTokenizer(StreamTokenizer):
             space_before=False,
         )
         return cls(json)
+
+    @property
+    def lowercase(self) -> bool:
+        return self._subwords.normalizer is not None
 
     def encode_document(self, text: str) -> NDArray[np.integer]:
         lines = _lines(text)

@@ -18,7 +18,7 @@ from clusterformer.attention import (
 )
 from clusterformer.cli.main import main
 from clusterformer.data import documents
-from clusterformer.data.stream_tokenizers import ByteTokenizer
+from clusterformer.data.stream_tokenizers import ByteTokenizer, StreamBytePairTokenizer
 from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError
 from clusterformer.generation import Sampling, TextGenerator
@@ -188,6 +188,17 @@ def test_line_ends_of_wikitext2_are_words_however_it_is_named(
         task.load_state(trained.state())
         found = evaluated(task, Uniform())
         assert found["word_perplexity"].log().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_a_tokenizer_without_case_is_told(
+    folder: Path, lowercase: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    learnt = StreamBytePairTokenizer.train(["A a\n"], vocab_size=258, lowercase=lowercase)
+    task = LanguageModeling(train="text.txt", tokenizer="bpe", context=64)
+    task.load_state({"tokenizer": learnt.state()})
+    task.setup("test")
+    assert ("of the text in lower case" in caplog.text) == lowercase
 
 
 def command(*more: str) -> list[str]:
