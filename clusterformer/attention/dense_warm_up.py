@@ -11,12 +11,13 @@ class DenseWarmUp(nn.Module):
     """A mechanism whose first `dense_steps` passes of training are dense.
 
     Attributes:
-        passes: Number of such passes so far, a buffer; there is none if `dense_steps` is 0.
+        passes: Number of passes of training so far, a buffer; there is none without a warm-up.
     """
 
     passes: Tensor
 
     def plan_warm_up(self, dense_steps: int) -> None:
+        """Begin the count; a mechanism calls it when it is made."""
         require_whole(0, dense_steps=dense_steps)
         self.dense_steps = dense_steps
         if dense_steps:
