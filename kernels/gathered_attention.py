@@ -51,7 +51,8 @@ def gathered_attention(
     members, seen = members + sequence * q.shape[1], seen + sequence * k.shape[1]
     rows = (x.float().flatten(0, 1) for x in (q, k, v))
     index = (x.flatten(0, 1) for x in (members, filled, seen, mask))
-    return _forward(*rows, *index, scale).unflatten(0, q.shape[:2])
+    weights_learn = q.requires_grad or k.requires_grad
+    return _forward(*rows, *index, scale, weights_learn).unflatten(0, q.shape[:2])
 
 
 def reference(
@@ -91,6 +92,7 @@ def _forward(
     seen: Tensor,
     mask: Tensor,
     scale: float,
+    weights_learn: bool,
 ) -> Tensor:
     """Compute values (B * N, D).
 
@@ -99,6 +101,7 @@ def _forward(
         members, filled: (B * G, S), rows of q and whether each slot holds one.
         seen: (B * G, K) rows of k. mask: (B * G, 1 or S, K), whether each has weight.
         scale: Factor on the logits.
+        weights_learn: Whether q or k needs a gradient; without it the backward pass is shorter.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for groups in _pieces(k, filled, seen):
@@ -121,19 +124,25 @@ def _backward(
     seen: Tensor,
     mask: Tensor,
     scale: float,
+    weights_learn: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute gradients of q, k and v; the weights are computed again."""
+    """Compute gradients of q, k and v; the weights are computed again.
+
+    Those of q and k are 0 if `weights_learn` is False.
+    """
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     for groups in _pieces(k, filled, seen):
         own, keys = members[groups], seen[groups]
         query, key = take_rows(q, own), take_rows(k, keys)
         weights = _weights(query, key, mask[groups], scale)
         do = take_rows(grad, own).mul_(filled[groups, :, None])
+        add_rows(dv, keys, torch.bmm(weights.transpose(1, 2), do))
+        if not weights_learn:
+            continue
         dp = torch.bmm(do, take_rows(v, keys).transpose(1, 2))
         ds = torch._softmax_backward_data(dp, weights, -1, torch.float32).mul_(scale)
         add_rows(dq, own, torch.bmm(ds, key))
         add_rows(dk, keys, torch.bmm(ds.transpose(1, 2), query))
-        add_rows(dv, keys, torch.bmm(weights.transpose(1, 2), do))
     return dq, dk, dv
 
 

@@ -59,6 +59,16 @@ def test_non_contiguous_input() -> None:
     )
 
 
+def test_values_have_the_same_gradient_where_queries_and_keys_need_none() -> None:
+    q, k, v, *index = case(4)
+    grads = []
+    for learnt in (True, False):
+        leaves = q.clone().requires_grad_(learnt), k, v.clone().requires_grad_()
+        kernel.gathered_attention(*leaves, *index, scale=0.3).pow(2).sum().backward()
+        grads.append(leaves[2].grad)
+    assert torch.equal(*grads)
+
+
 def test_without_any_query_nothing_is_computed() -> None:
     *rows, members, filled, seen, mask = case()
     leaves = [x.requires_grad_() for x in rows]
