@@ -65,6 +65,12 @@ FIT = [line for line in commands("fit") if line not in ON_A_RUN]
 OWN = [line for line in FIT if "--data.train" in line]
 BENCH = [line for line in commands("bench") if arguments(line)[1].startswith("--")]
 BENCH = list({re.sub(r"--lengths[ \d]+", "", line): line for line in BENCH}.values())
+IN_TABLES = [
+    f"python -m clusterformer compare {words}"
+    for page in sorted((ROOT / "docs/results").glob("*.md"))
+    for words in re.findall(r"`clusterformer compare ([a-z][^`]+)`", page.read_text("utf-8"))
+]
+"""Comparisons that made a file, as the list of files has them."""
 LABELLED = ("runs/mr/", "runs/classify/")
 """Runs that are trained in the default tests; the others are trained under `slow`."""
 
@@ -208,11 +214,22 @@ def test_data_sets_are_there_to_be_prepared(line: str, capsys: pytest.CaptureFix
     assert all(re.search(rf"\b{name}\b", sets) for name in names), line
 
 
-@pytest.mark.parametrize("line", commands("compare"))
-def test_comparisons_are_shipped(line: str) -> None:
-    name = arguments(line)[1]
-    shipped = {path.stem for path in (ROOT / "configs/compare").glob("*.yaml")}
-    assert name in shipped or name.startswith(("runs/", "--from-wandb"))
+@pytest.mark.parametrize("line", [*commands("compare"), *IN_TABLES])
+def test_comparisons_have_what_a_command_names(line: str) -> None:
+    name, *words = arguments(line)[1:]
+    if name.startswith(("runs/", "--from-wandb")):
+        return
+    given: dict[str, list[str]] = {}
+    option = ""
+    for word in words:
+        if word.startswith("--"):
+            option = word
+        else:
+            given.setdefault(option, []).append(word)
+    plan = read_plan(ROOT / "configs/compare" / f"{name}.yaml")
+    plan = plan.part(given.get("--rows"), given.get("--columns"))
+    assert int(given.get("--seeds", ["1"])[0]) <= len({run.seed for run in plan.runs})
+    assert {*given.get("--baseline", [])} <= {run.row for run in plan.runs}
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind == "yaml"])
