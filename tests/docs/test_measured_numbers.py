@@ -1,8 +1,9 @@
 """Numbers of result pages are those of the files that the pages name."""
 
+import csv
 import json
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
@@ -22,3 +23,46 @@ def test_many_topics_shows_means_over_all_seeds() -> None:
         )
         cells = [cell.split()[0] for cell in line.split("|")[2:-1]]
         assert cells == [f"{ari:.3f}", f"{nmi:.3f}", f"{100 * accuracy:.1f}", f"{seconds:.0f}"]
+
+
+def test_20_newsgroups_shows_the_accuracies_of_its_runs() -> None:
+    seed_2 = "table-2-20news-seed-2"
+    folders = {
+        ("full attention", "Transformer"): ["table-2-20news-full-newer-split", seed_2],
+        ("neural clustering", "ClusterFormer"): [
+            "table-2-20news-newer-split",
+            "table-2-20news-newer-split-seed-1",
+            seed_2,
+        ],
+        ("*control:* clusters that stay random", "frozen random clusters"): [
+            "table-2-20news-controls",
+            "table-2-20news-newer-split-seed-1",
+            "table-2-20news-random-seed-2",
+        ],
+        ("the paper's form", "the paper's form"): [
+            "table-2-20news-paper-form",
+            "table-2-20news-paper-form-seed-1",
+            "table-2-20news-paper-form-seed-2",
+        ],
+    }
+    page = (RESULTS / "20news.md").read_text(encoding="utf-8")
+    section = page.partition("\n## To convergence")[2].partition("\n†")[0]
+    table = {line.split(" | ")[0][2:]: line for line in section.splitlines() if "| " in line}
+    readme = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    for (shown, row), names in folders.items():
+        found = {
+            int(run["seed"]): 100 * float(run["test/accuracy"])
+            for name in names
+            for run in _runs(name)
+            if run["row"] == row
+        }
+        values = [found[seed] for seed in (0, 1, 2)]
+        cells = [cell.strip(" *†").split(" ")[0] for cell in table[shown].split("|")[2:6]]
+        assert cells == [f"{value:.1f}" for value in (*values, fmean(values))]
+        if row in ("Transformer", "ClusterFormer"):
+            assert f"| {fmean(values):.1f} ± {stdev(values):.1f} |" in readme
+
+
+def _runs(folder: str) -> list[dict[str, str]]:
+    with (RESULTS / folder / "runs.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
