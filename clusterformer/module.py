@@ -43,6 +43,9 @@ from clusterformer.training.optimizer import (
 from clusterformer.training.schedule import Schedule
 from clusterformer.training.shared_sequences import SharedSequenceStrategy
 
+MIN_SCALE = 1e-4
+"""Smallest scale of the loss in fp16, as in fairseq: a training that needs less learns nothing."""
+
 
 class ClusterFormer(LightningModule):
     """A Transformer whose attention may learn to cluster, trained on any `Task`.
@@ -190,6 +193,7 @@ class ClusterFormer(LightningModule):
         self.start: Start | None = None
         self._seed = 0
         self._batch: Any = None
+        self._losses: list[Tensor] = []
 
     @property
     def task(self) -> Task:
@@ -312,6 +316,8 @@ class ClusterFormer(LightningModule):
             raise InputError(
                 "task_weight is 0, and no layer has a clustering loss: nothing would be learnt"
             )
+        weights = (weight for _, _, weight in parts.values())
+        self._losses = [part for part, weight in zip(sums, weights, strict=True) if weight]
         return torch.stack(weighted).sum()
 
     def configure_gradient_clipping(
@@ -322,12 +328,21 @@ class ClusterFormer(LightningModule):
     ) -> None:
         """Stop before a step that would spoil the weights, else clip as the trainer says."""
         norm = gradient_norm(self)
-        # with fp16, infinite gradients are the loss scaler's business
-        if self.trainer.precision != "16-mixed" and not math.isfinite(norm):
+        if not math.isfinite(norm) and not self._skips_step():
             assert self.network is not None
             raise nonfinite_error(self, self.network, self._batch)
         self.log("train/gradient_norm", norm, batch_size=1)
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def _skips_step(self) -> bool:
+        """Tell whether fp16's loss scaler leaves out this step, and the next may have a gradient.
+
+        A smaller scale mends gradients beyond float16, but neither a loss that is not finite nor
+        gradients that are not even at a small scale: it would skip all steps to come.
+        """
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        finite = all(math.isfinite(part) for part in self._losses)
+        return scaler is not None and finite and scaler.get_scale() >= MIN_SCALE
 
     def on_validation_epoch_start(self) -> None:
         self._evaluation = Evaluation(self.task, self.device)

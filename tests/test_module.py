@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from toy_task import Toy
 
@@ -216,6 +217,35 @@ def test_nan_stops_with_step_layer_and_checkpoint(precision: Any, tmp_path: Path
     assert "\n" not in str(caught.value)
     weights = read(tmp_path / "last.ckpt")["state_dict"].values()
     assert all(weight.isfinite().all() for weight in weights)
+
+
+class SpoiltGradients(Callback):
+    """Gradients beyond float16 in all steps from one on, of losses that are finite."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._steps = range(first, last)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step in self._steps:
+            for weight in pl_module.parameters():
+                if weight.grad is not None:
+                    weight.grad.fill_(torch.inf)
+
+
+def test_a_loss_scaler_skips_steps_but_not_a_whole_training() -> None:
+    def run(epochs: int, task: Toy, *callbacks: Callback) -> Trainer:
+        scaled = trainer(
+            plugins=[MixedPrecision("16-mixed", "cpu")], max_epochs=epochs, callbacks=[*callbacks],
+            enable_checkpointing=False,
+        )  # fmt: skip
+        scaled.fit(ClusterFormer(**TINY), task)
+        return scaled
+
+    with pytest.raises(InputError, match=r"not finite at step 7 .*trainer\.precision bf16-mixed"):
+        run(2, Toy(spoil_at=7))
+    assert run(1, Toy(), SpoiltGradients(2, 4)).global_step == 5
+    with pytest.raises(InputError, match=r"not finite at step 3\d .* first in the gradient of"):
+        run(10, Toy(), SpoiltGradients(2, 50))
 
 
 def test_float16_itself_is_blamed_for_nan() -> None:

@@ -89,9 +89,15 @@ class Evaluation:
                         self._means[f"{stack.name}layer{layer}/{name}"].update(value, sequences)
 
     def compute(self) -> dict[str, Tensor]:
-        """Compute every measure, by its name, over all processes."""
+        """Compute every measure, by its name, over all processes; all are NaN if the loss is.
+
+        The largest of logits that are NaN is the first, so an accuracy would seem to be one.
+        """
         means = {name: self._means[name].compute() for name in self._names()}
-        return {**self._metrics.compute(), **means}
+        measures = self._metrics.compute()
+        if "loss" in means and means["loss"].isnan():
+            measures = dict.fromkeys(measures, means["loss"])
+        return {**measures, **means}
 
     def _names(self) -> list[str]:
         """Names of the means that any process has, in one order: all of them reduce each together.

@@ -122,7 +122,7 @@ class LabelFindings(Findings):
             num_classes=len(self.labels),
             average=average,
         )
-        return found
+        return torch.full_like(found, torch.nan) if self.probabilities.isnan().any() else found
 
     def measures(self) -> dict[str, float]:
         """Measures of each label by name, such as `f1/pos`."""

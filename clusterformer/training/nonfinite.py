@@ -68,6 +68,8 @@ def nonfinite_error(model: LightningModule, network: nn.Module, batch: Any) -> I
     # gradients are those of all processes, weights and outputs tell whose batch it was
     found.sort(key=lambda where: where.startswith("the gradient"))
     advice = "try a smaller model.lr or a longer model.warmup"
+    if trainer.precision == "16-mixed":
+        advice += ", or trainer.precision bf16-mixed: float16 ends at 65,504"
     if trainer.precision == "16-true":
         advice = (
             "float16 rounds the optimiser's means of squared gradients to 0, by which steps are "

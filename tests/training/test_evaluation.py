@@ -1,15 +1,19 @@
 """Measures over a whole validation set."""
 
+import math
 from functools import partial
 
 import pytest
 import torch
 from default_dtype import default_dtype
-from toy_task import Net, Toy
+from torch import nn
+from torchmetrics import MetricCollection
+from toy_task import Net, Toy, ToyBatch
 from waits import Waits
 
 from clusterformer.attention import ClusteredAttention, FullAttention, NeuralClusteringAttention
 from clusterformer.models.config import TransformerConfig
+from clusterformer.task import Output
 from clusterformer.training.evaluation import Evaluation, WeightedMean
 
 
@@ -36,6 +40,23 @@ def test_a_batch_without_a_loss_is_not_left_out_of_the_mean() -> None:
     assert evaluation.compute()["loss"].isnan()
 
 
+@torch.no_grad()
+def test_outputs_that_are_nan_have_no_accuracy() -> None:
+    config = TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1)
+    network, task = Net(config).eval(), Measured()
+    task.setup("fit")
+    found = []
+    for spoilt in (1.0, torch.nan):
+        evaluation = Evaluation(task, torch.device("cpu"))
+        for number, batch in enumerate(task.val_dataloader()):
+            output = network(batch)
+            output = output._replace(logits=output.logits * (spoilt if number == 1 else 1.0))
+            evaluation.add(network, output, batch)
+        found.append(float(evaluation.compute()["accuracy"]))
+    assert 0 <= found[0] <= 1
+    assert math.isnan(found[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_mean_over_many_batches_is_right_in_half_precision(dtype: torch.dtype) -> None:
     with default_dtype(dtype):  # means are made in the first step of a validation
@@ -43,6 +64,13 @@ def test_a_mean_over_many_batches_is_right_in_half_precision(dtype: torch.dtype)
         for value in 100 * [2.0] + 100 * [1.0]:
             mean.update(torch.tensor(value), torch.tensor(1000))
         assert mean.compute() == 1.5
+
+
+class Measured(Toy):
+    def update(
+        self, metrics: MetricCollection, output: Output, batch: ToyBatch, network: nn.Module
+    ) -> None:
+        metrics.update(output.logits.argmax(-1), batch.target)
 
 
 class Unmeasured(Toy):

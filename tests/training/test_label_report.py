@@ -2,15 +2,18 @@
 
 import csv
 import json
+import math
 import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from clusterformer.cli.main import main
+from clusterformer.training.label_report import LabelFindings
 
 WORDS = {"good": ["fine", "great"], "bad": ["awful", "poor"], "so-so": ["plain", "usual"]}
 TINY = [
@@ -92,6 +95,12 @@ def test_two_processes_report_what_one_does(folder: Path, tmp_path: Path) -> Non
     reports = [json.loads((path / "report.json").read_text()) for path in (found, expected)]
     assert reports[0] == reports[1]
     assert reports[0]["examples"] == 33
+
+
+def test_outputs_that_are_nan_have_no_measures() -> None:
+    probabilities = torch.tensor([[0.9, 0.1], [torch.nan, torch.nan], [0.2, 0.8]])
+    findings = LabelFindings(["bad", "good"], [], torch.tensor([0, 0, 1]), probabilities)
+    assert all(math.isnan(value) for value in findings.measures().values())
 
 
 def test_other_data_is_tested_and_reported(folder: Path, capsys) -> None:
