@@ -17,7 +17,7 @@ from clusterformer.clustering.measures import measures
 from clusterformer.data.points import Points
 from clusterformer.errors import InputError
 from clusterformer.training.clustering_methods import make_clustering
-from clusterformer.training.memory import reset_peak, resident
+from clusterformer.training.memory import release_freed, reset_peak, resident
 from clusterformer.whole_files import replacing
 
 SHOWN = 1500
@@ -141,6 +141,7 @@ def _one_line(name: str) -> Iterator[None]:
 def _fit(clustering: Any, points: Points, threads: int | None) -> Row:
     from threadpoolctl import threadpool_limits
 
+    release_freed()  # a fit before this one would lend it memory, which then does not grow
     before = resident("VmRSS") if reset_peak() else None
     limits = threadpool_limits(threads) if threads else nullcontext()
     begun, worked = time.perf_counter(), time.process_time()

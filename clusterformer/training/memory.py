@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,6 +40,14 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def release_freed() -> None:
+    """Give the system back what was freed, which the C library keeps; where that is glibc."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def held(optimizers: Iterable[Optimizer]) -> float:
