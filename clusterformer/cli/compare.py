@@ -162,11 +162,16 @@ def _next_folder() -> Path:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from clusterformer.compare.choosing import choose_by_validation
     from clusterformer.compare.jobs import Job
     from clusterformer.compare.listing import missing_starts, missing_vectors
     from clusterformer.compare.plan import find_plan, read_plan
-    from clusterformer.compare.runner import explain, lock_comparison, select_shard, train_jobs
+    from clusterformer.compare.runner import (
+        explain,
+        lock_comparison,
+        lock_page,
+        select_shard,
+        train_jobs,
+    )
 
     path = find_plan(options.sources[0])
     plan = read_plan(path).part(options.rows, options.columns, options.seeds)
@@ -206,6 +211,20 @@ def _compare(options: argparse.Namespace) -> None:
             group=path.stem,
             report=partial(print, flush=True),
         )
+    with lock_page(folder):
+        number = _write_finished(jobs, options, folder, plan)
+    if failures:
+        raise InputError(f"{len(failures)} of {len(mine)} runs failed: {explain(failures)}")
+    if number < len(jobs):
+        print(f"{number} of {len(jobs)} runs are finished; the same command resumes")
+
+
+def _write_finished(
+    jobs: Sequence[Job], options: argparse.Namespace, folder: Path, plan: Plan
+) -> int:
+    """Write and print the table of the runs that are finished by now; return their number."""
+    from clusterformer.compare.choosing import choose_by_validation
+
     finished = [(job.planned, job.result) for job in jobs]
     results, choices = choose_by_validation(finished)
     for choice in choices:
@@ -218,11 +237,7 @@ def _compare(options: argparse.Namespace) -> None:
     if results:
         unfinished = [planned for planned, result in finished if result is None]
         _write(results, options, folder, plan, choices, unfinished)
-    if failures:
-        raise InputError(f"{len(failures)} of {len(mine)} runs failed: {explain(failures)}")
-    number = sum(result is not None for _, result in finished)
-    if number < len(jobs):
-        print(f"{number} of {len(jobs)} runs are finished; the same command resumes")
+    return sum(result is not None for _, result in finished)
 
 
 def _present(jobs: Sequence[Job]) -> list[Job]:

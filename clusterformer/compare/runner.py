@@ -97,6 +97,16 @@ def lock_comparison(folder: Path, shard: str | None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def lock_page(folder: Path) -> Iterator[None]:
+    """Let the shards of a comparison read its runs and write its table and page one by one.
+
+    So the last of them writes all runs, also where two end at once.
+    """
+    with FileLock(folder / ".page.lock"):
+        yield
+
+
 def train_jobs(
     jobs: Sequence[Job],
     *,

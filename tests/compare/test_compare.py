@@ -23,7 +23,7 @@ from clusterformer.compare import child, runner
 from clusterformer.compare.jobs import Job
 from clusterformer.compare.plan import read_plan
 from clusterformer.compare.planned_run import PlannedRun
-from clusterformer.compare.runner import Failure, explain
+from clusterformer.compare.runner import Failure, explain, lock_page
 
 SLOW = pytest.mark.slow
 TINY = {
@@ -224,6 +224,24 @@ def test_shards_share_the_runs_and_the_page(plan: Path, monkeypatch: pytest.Monk
     page = (folder / "index.html").read_text()
     assert f"<code>clusterformer compare {plan}</code>" in page  # which makes it all anew
     assert len((folder / "runs.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_the_last_of_two_shards_that_end_at_once_writes_the_runs_of_both(plan: Path) -> None:
+    folder = Path("comparisons/tiny")
+    command = [sys.executable, "-m", "clusterformer", "compare", str(plan), "--shard"]
+    with lock_page(folder):  # as a third one would, which read what it found long ago
+        shards = [Process([*command, f"{number}/2"]) for number in (1, 2)]
+        for _ in range(600):
+            if len(list(folder.glob("*/*/*/*/*/results.json"))) == 2:
+                break
+            time.sleep(0.1)
+        time.sleep(1)
+        assert not (folder / "runs.csv").exists()
+    assert [shard.wait() for shard in shards] == [0, 0]
+    assert len((folder / "runs.csv").read_text().splitlines()) == 3
+    assert "not finished" not in (folder / "table.md").read_text()
 
 
 def begin(plan: Path) -> tuple[Process, Path]:
