@@ -25,8 +25,8 @@ class SphericalMeans(nn.Module):
     after its backward pass. So every forward pass of a step, also one that is repeated in the
     backward pass to save memory, uses the same centroids, and a checkpoint holds the whole state.
 
-    Centroids and sums stay in float32 when a model is cast to half precision, in which small moves
-    would be rounded away.
+    Centroids and sums stay as they are, in float32, when a model is cast to half precision or made
+    in it: small moves would be rounded away there.
 
     Args:
         num_heads: H.
@@ -52,13 +52,18 @@ class SphericalMeans(nn.Module):
         self.decay = decay
         shape = num_heads, num_clusters, width
         start = draw_seeded(seed, lambda generator: torch.randn(shape, generator=generator))
-        self.register_buffer("centroids", F.normalize(start, dim=-1))
-        self.register_buffer("observed", torch.zeros_like(start))
+        self.register_buffer("centroids", F.normalize(start, dim=-1).float())
+        self.register_buffer("observed", torch.zeros_like(self.centroids))
         self.register_buffer("moves", torch.zeros((), dtype=torch.long))
         self._backward_pass = BackwardPass()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        return super()._apply(lambda x: fn(x).float() if x.is_floating_point() else fn(x), recurse)
+        def move(x: Tensor) -> Tensor:
+            moved = fn(x)
+            floating = x.is_floating_point() and not x.is_meta
+            return x.float().to(moved.device) if floating else moved
+
+        return super()._apply(move, recurse)
 
     def forward(self, points: Tensor) -> Tensor:
         """Compute cosines (B, H, C, N) of centroids with unit points (B, H, N, D)."""

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from default_dtype import default_dtype
 from forked import in_processes
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -55,6 +56,16 @@ def test_half_precision_moves_them_as_float32_does(dtype: torch.dtype) -> None:
             means.observe(batch, whole(batch).argmax(2), None, batch)
     assert half.moves == whole.moves == 299
     torch.testing.assert_close(half.centroids.float(), whole.centroids, atol=1e-3, rtol=0)
+
+
+def test_centroids_are_the_same_in_half_precision() -> None:
+    whole, cast = (SphericalMeans(2, 3, 5, decay=0.999, seed=0) for _ in range(2))
+    torch.testing.assert_close(cast.bfloat16().centroids, whole.centroids, atol=0, rtol=0)
+    with default_dtype(torch.bfloat16):
+        made = SphericalMeans(2, 3, 5, decay=0.999, seed=0)
+    assert made.centroids.dtype == made.observed.dtype == torch.float32
+    emptied = whole.to("meta").to_empty(device="cpu")
+    assert emptied.centroids.shape == (2, 3, 5)
 
 
 def test_a_centroid_without_tokens_stays_in_half_precision() -> None:
