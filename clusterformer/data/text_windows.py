@@ -32,9 +32,13 @@ def sample_windows(
         Token ids of each window.
 
     Raises:
-        InputError: if a file cannot be read, or the texts have no window.
+        InputError: if a file cannot be read, the texts have no window, or there is a column but no
+            table.
     """
     paths = list(paths)
+    if column is not None and not any(map(_is_table, paths)):
+        allowed = ", ".join(FORMATS)
+        raise InputError(f"--text_column is for tables, {allowed}; got {', '.join(paths)}")
     chooser, chosen = random.Random(0), []
     for number, window in enumerate(_windows(paths, tokenizer, length, column)):
         if number < count:
@@ -58,9 +62,13 @@ def _windows(
             yield from (row for row in rows["input_ids"] if len(row) >= min(_SHORTEST, length))
 
 
+def _is_table(path: str) -> bool:
+    return path.lower().removesuffix(".gz").endswith(FORMATS)
+
+
 def _texts(path: str, column: str | None) -> Iterator[str]:
     file = Path(path).expanduser()
-    if not path.lower().removesuffix(".gz").endswith(FORMATS):
+    if not _is_table(path):
         yield from document_pieces(own_documents(file))
         return
     header, rows = read_table(file)
