@@ -198,6 +198,8 @@ class LastCheckpoint(Checkpoint):
             trainer.should_stop = False  # max_time asks again after the next batch
             return
         self._ending = trainer.should_stop or step == trainer.max_steps  # after a validation
+        if trainer.should_stop and loop._can_stop_early:  # as by max_time, whose callback is late
+            trainer.check_val_every_n_epoch = 1
         due = self.interrupted or step - self._saved >= self._every
         if trainer.is_last_batch or self._ending or not due:
             return

@@ -51,6 +51,14 @@ def rows(run: Run) -> list[dict[str, str]]:
     return found
 
 
+def test_the_last_step_is_validated_where_the_time_ends_between_validations(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "timed")
+    rare = {"max_epochs": 10_000, "check_val_every_n_epoch": 10_000, "max_time": {"seconds": 1}}
+    found = train(run, rare)
+    assert "val/accuracy" in found.results
+    assert read(run.checkpoints / "best.ckpt")["global_step"] == found.trainer.global_step
+
+
 @pytest.mark.parametrize(
     ("options", "validation"),
     [
