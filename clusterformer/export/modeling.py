@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +38,14 @@ AUTO_MAP = {
         "modeling_clusterformer.ClusterFormerForSequenceClassification"
     ),
 }
+
+
+class _Rows(NamedTuple):
+    """A batch of a row classifier."""
+
+    tokens: Tensor  # (B, N) int64
+    mask: Tensor  # (B, N) bool, True at real tokens
+    second: Tensor  # (B, N) bool, True at tokens of a second segment
 
 
 class Rebuilt(NamedTuple):
@@ -151,8 +158,7 @@ def transformers_classes() -> tuple[type, type]:
             if isinstance(self.network, TextClassifier):
                 input_ids, mask = _without_empty_rows(input_ids, mask)
             segments = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-            batch = SimpleNamespace(tokens=input_ids, mask=mask.bool(), second=segments.bool())
-            output = self.network(batch)
+            output = self.network(_Rows(input_ids, mask.bool(), segments.bool()))
             logits, loss = output.logits, None
             if isinstance(self._task, Similarity):
                 logits = self._task.scores(output)[:, None]

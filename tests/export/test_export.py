@@ -23,6 +23,7 @@ from clusterformer.data.tokenizers import UNK, BytePairTokenizer, Tokenizer, Wor
 from clusterformer.errors import InputError
 from clusterformer.export.modeling import rebuild
 from clusterformer.export.tokenizer_files import tokenizer_files
+from clusterformer.models.pretrained import PretrainedClassifier
 from clusterformer.training.saved import open_saved
 
 TEXTS = ["a fine film", "the plot is dull . very dull", "how long"]
@@ -93,6 +94,10 @@ def test_the_folder_gives_what_the_run_gives(
         for number, label in model.config.id2label.items():
             probability = record["probabilities"][label]
             assert float(row[int(number)]) == pytest.approx(probability, abs=1e-5)
+    if isinstance(model.network, PretrainedClassifier):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits)
     if not tokenizer("")["input_ids"]:  # ours make it one unknown token
         with torch.no_grad():
             unknown = model(torch.tensor([[UNK]])).logits[0]
