@@ -18,6 +18,18 @@ Cache = tuple[Tensor, ...]
 """State of a mechanism while it decodes; every tensor has the batch first."""
 
 
+def without_training(linear: nn.Linear) -> nn.Linear:
+    """Make the weight of a map a buffer.
+
+    It is saved under the same name, and nothing trains it: that a parameter takes no gradient is
+    neither saved with a model of transformers nor kept by PEFT.
+    """
+    weight = linear.weight.detach()
+    del linear.weight
+    linear.weight = nn.Buffer(weight)
+    return linear
+
+
 class AttentionCore(nn.Module, ABC):
     """An attention mechanism: it mixes values and has no projections of queries, keys and values.
 
@@ -137,7 +149,8 @@ class AttentionCore(nn.Module, ABC):
         for name, part in list(self.named_children()):
             if isinstance(part, nn.Linear) and part.in_features == self.d_model != width:
                 wide = nn.Linear(width, part.out_features, part.bias is not None)
-                self.add_module(name, wide.requires_grad_(part.weight.requires_grad))
+                learnt = isinstance(part.weight, nn.Parameter)
+                self.add_module(name, wide if learnt else without_training(wide))
 
     def cache(self, like: Tensor) -> Cache:
         """Make an empty cache for decoding; `like` (B, ...) gives batch size, dtype and device."""

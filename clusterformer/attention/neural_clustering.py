@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention.base import AttentionCore, Causal, Grouping
+from clusterformer.attention.base import AttentionCore, Causal, Grouping, without_training
 from clusterformer.attention.cluster_decoding import ClusterDecoding
 from clusterformer.attention.head_parts import Part, attend_in_parts
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
@@ -189,10 +189,12 @@ class NeuralClusteringAttention(ClusterDecoding):
         self.clusters, self.width = clusters, width
         self.space = nn.Linear(d_model, num_clusterings * width, bias=False)  # W^C
         start = torch.randn(num_clusterings, num_clusters, width).squeeze(0)
-        self.centroids: nn.Parameter | None = nn.Parameter(start)
-        if clusters != "learnt":
-            self.space.weight.requires_grad_(False)
-            self.centroids.requires_grad_(False)
+        self.centroids: Tensor | None
+        if clusters == "learnt":
+            self.centroids = nn.Parameter(start)
+        else:
+            without_training(self.space)
+            self.centroids = nn.Buffer(start)
         self.means: SphericalMeans | None = None
         if clusters == "k-means":
             self.means = SphericalMeans(num_clusterings, num_clusters, width, decay=0.999, seed=0)

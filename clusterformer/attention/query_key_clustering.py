@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.attention.base import Causal, Grouping
+from clusterformer.attention.base import Causal, Grouping, without_training
 from clusterformer.attention.dense_warm_up import DenseWarmUp
 from clusterformer.attention.query_key_decoding import QueryKeyDecoding
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
@@ -144,7 +144,7 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
             self.register_buffer("drawn_spaces", drawn)
         if self.clusters == "random":
             for space in spaces:
-                space.requires_grad_(False)
+                without_training(space)
 
     def forward(
         self,

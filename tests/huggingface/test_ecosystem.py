@@ -117,6 +117,20 @@ def test_a_mechanism_that_peft_trains_can_be_calibrated(tiny) -> None:
     assert not any(".original_module." in name for name in moved)
 
 
+@pytest.mark.parametrize("clusters", ["random", "k-means"])
+def test_peft_trains_of_a_mechanism_what_is_trained_without_it(tiny, clusters: str) -> None:
+    peft = pytest.importorskip("peft")
+    options = {"num_clusters": 3, "clusters": clusters}
+    base = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", **options)
+    trained = {n.rpartition(".clusterformer.")[2] for n, p in base.named_parameters()
+               if ".clusterformer." in n and p.requires_grad}  # fmt: skip
+    config = peft.LoraConfig(target_modules=["query"], modules_to_save=["clusterformer"])
+    model = peft.get_peft_model(base, config)
+    found = {n.rpartition(".default.")[2] for n, p in model.named_parameters()
+             if ".clusterformer." in n and p.requires_grad}  # fmt: skip
+    assert found == trained == {"core.log_alpha"}
+
+
 def test_a_model_with_adapters_is_distilled_and_detached_after_they_are_merged(tiny) -> None:
     peft = pytest.importorskip("peft")
     base = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)

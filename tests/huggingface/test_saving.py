@@ -56,6 +56,28 @@ def test_centroids_keep_their_bits_in_half_precision(tiny, tmp_path) -> None:
         assert torch.equal(found.core.means.centroids, expected.core.means.centroids)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("NeuralClusteringAttention", {"clusters": "random", "num_clusters": 3}),
+        ("NeuralClusteringAttention", {"clusters": "k-means", "num_clusters": 3}),
+        ("QueryKeyClusteringAttention", {"clusters": "random", "num_clusters": 3}),
+    ],
+)
+def test_what_no_training_moves_stays_so_after_loading(tiny, tmp_path, name, options) -> None:
+    model = huggingface.attach(tiny("Qwen3"), name, **options)  # of wider heads
+    model.save_pretrained(tmp_path)
+    again = huggingface.load(tmp_path)
+    made = huggingface.from_config(model.config)
+    for other in (again, made):
+        for found, expected in zip(other.parameters(), model.parameters(), strict=True):
+            assert found.requires_grad == expected.requires_grad
+    for x in (model, again):
+        assert not [p for p in x.parameters() if not p.requires_grad]
+    for key, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value)
+
+
 @torch.no_grad()
 def test_another_mechanism_takes_the_place_of_one_that_was_left_out(tiny, tmp_path) -> None:
     model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
