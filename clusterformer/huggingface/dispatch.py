@@ -206,12 +206,23 @@ def attend(
         )
     if scaling is not None and scaling != core.head_width**-0.5:
         query = query * (scaling * core.head_width**0.5)
+    past_layer = None if past is None else _filled_layer(past, module, key)
     if key.shape[1] != query.shape[1]:
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    past_layer = None if past is None else past.layers[module.layer_idx]
     mixed = slot(query, key, value, hidden, attention_mask, past_layer)
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _filled_layer(past: Any, module: Any, key: Tensor) -> Any:
+    """Find the layer of the KV cache that gave these keys: a module of HRM fills several.
+
+    A layer with a window gives more keys than it keeps; there it is the module's own.
+    """
+    for layer in past.layers:
+        if getattr(layer, "keys", None) is key:
+            return layer
+    return past.layers[module.layer_idx]
 
 
 def _collect_input(hidden: Tensor, group: SequenceGroup, position_ids: Tensor | None) -> Tensor:

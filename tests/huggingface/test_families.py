@@ -36,6 +36,18 @@ def test_the_cache_is_found_by_any_of_its_names(name: str) -> None:
     assert torch.equal(model.generate(TOKENS, use_cache=False, **options), cached)
 
 
+def test_a_module_that_fills_several_layers_of_the_cache_decodes() -> None:
+    """HRM goes through its layers several times, and each time has keys of its own."""
+    model = make("HrmTextForCausalLM", num_hidden_layers=8)
+    own = model(TOKENS).logits
+    huggingface.attach(model, "FullAttention")
+    torch.testing.assert_close(model(TOKENS).logits, own, atol=1e-3, rtol=1e-3)
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=4, chunk_size=4)
+    options: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    cached = model.generate(TOKENS, **options)
+    assert torch.equal(model.generate(TOKENS, use_cache=False, **options), cached)
+
+
 def test_decoding_works_under_autocast() -> None:
     model = huggingface.attach(make("LlamaForCausalLM"), "FullAttention")
     with torch.autocast("cpu", torch.bfloat16):
