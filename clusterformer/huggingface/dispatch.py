@@ -178,6 +178,8 @@ def attend(
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise ValueError(f"{type(module).__name__} passes {name}, which no mechanism has")
+    if kwargs.get("cu_seq_lens_q") is not None:  # the flash attention of transformers reads it
+        raise ValueError(_OTHER_MASK)
     if attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(
             f"attention_mask must be (batch, tokens), got shape {tuple(attention_mask.shape)}"

@@ -288,6 +288,10 @@ def test_packed_sequences_are_refused(tiny) -> None:
     positions = torch.tensor([[0, 1, 2, 0, 1]])
     with pytest.raises(ValueError, match="a mask other than of padding"):
         model(torch.randint(3, 50, (1, 5)), position_ids=positions, use_cache=False)
+    ends = torch.tensor([0, 3, 5], dtype=torch.int32)  # as collators for flash attention say it
+    for packed in (model, huggingface.attach(tiny("ModernBert"), "FullAttention")):
+        with pytest.raises(ValueError, match="a mask other than of padding"):
+            packed(torch.randint(3, 50, (1, 5)), cu_seq_lens_q=ends, cu_seq_lens_k=ends)
 
 
 def test_what_is_no_model_of_transformers_is_refused() -> None:
