@@ -360,7 +360,7 @@ def test_preparation_of_pairs_is_measured(tmp_path: Path, capsys, monkeypatch) -
     assert rows[0]["pairs"] == 300
     assert 250 < rows[1]["pairs"] == rows[2]["pairs"]
     assert all(row["seconds"] > 0 and row["peak_mib"] > 100 for row in rows)
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache" / "clusterformer").exists()
     assert main(["bench", "pairs", "--pairs", "0"]) == 2
     assert "--pairs must be at least 1, got 0" in capsys.readouterr().err
 
