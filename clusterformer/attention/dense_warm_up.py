@@ -11,7 +11,8 @@ class DenseWarmUp(nn.Module):
     """A mechanism whose first `dense_steps` passes of training are dense.
 
     Attributes:
-        passes: Number of passes of training so far, a buffer; there is none without a warm-up.
+        passes: Number of passes of training so far, a buffer; there is none without a warm-up. A
+            training that starts from another's weights goes on counting.
     """
 
     passes: Tensor
