@@ -29,11 +29,12 @@ class DenseWarmUp(nn.Module):
         """Tell whether this pass of training belongs to the dense warm-up, and count it.
 
         All passes before one backward pass count once, also those that it repeats to save memory:
-        they decide alike.
+        they decide alike. Reentrant checkpointing has no warm-up: its first pass is without
+        gradients, so it counts none, and the repeated pass selects as that one did.
         """
         if not (self.dense_steps and self.training and torch.is_grad_enabled()):
             return False
         if not in_backward():
             self.passes += not self._backward_pass.awaited
             self._backward_pass.await_gradient(hidden)
-        return int(self.passes) <= self.dense_steps
+        return 0 < int(self.passes) <= self.dense_steps

@@ -71,6 +71,21 @@ def test_a_pass_that_is_repeated_to_save_memory_counts_once(name: str) -> None:
 
 
 @each
+def test_a_pass_that_is_repeated_selects_what_the_first_one_selected(name: str) -> None:
+    """Reentrant checkpointing runs its first pass without gradients: it has no warm-up."""
+    gradients = []
+    for dense_steps in (0, 2):
+        torch.manual_seed(0)
+        layer = MultiHeadAttention(MECHANISMS[name](dense_steps=dense_steps))
+        x = torch.randn(2, 19, 32, requires_grad=True)
+        checkpoint(
+            lambda x, layer=layer: layer(x).values, x, use_reentrant=True
+        ).sin().sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@each
 def test_all_passes_before_a_backward_pass_count_once(name: str) -> None:
     """As of a layer that is used twice; one step between them has no backward pass."""
     inputs = [torch.randn(2, 19, 32, requires_grad=True) for _ in range(2)]
