@@ -24,10 +24,12 @@ def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     Returns:
         (B, N, M), or (B, N, T).
     """
-    if keys.dim() == 3:
-        keys = keys[:, None]
-    products = queries @ keys.transpose(-1, -2)  # (B, N, I, M or T)
-    return (products.relu() * weights[..., None]).sum(2)
+    if keys.dim() == 3:  # one product of each text, where a broadcast one would copy its keys
+        products = queries.flatten(1, 2) @ keys.transpose(1, 2)
+        products = products.unflatten(1, queries.shape[1:3])  # (B, N, I, M)
+    else:
+        products = queries @ keys.transpose(2, 3)  # (B, N, I, T)
+    return (weights[..., None, :] @ products.relu()).squeeze(2)
 
 
 def select_keys(

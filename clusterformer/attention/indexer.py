@@ -14,6 +14,7 @@ from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.dense_warm_up import DenseWarmUp
 from clusterformer.attention.rotary import rotate
+from clusterformer.attention.softmax import full_attention
 from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
 from clusterformer.errors import require_one_of, require_whole
 from clusterformer.kernels.index_scores import attention_mass, index_scores, select_keys
@@ -122,9 +123,10 @@ class IndexerAttention(DenseWarmUp, TextCaching):
             dense = self.is_dense(hidden)
             if dense:
                 position, mask = self._all_keys(key, packed.mask)
+                mixed = full_attention(query, key, value, packed.mask, causal=bool(self.causal))
             else:
                 position, mask = self._choose(index, packed.mask)
-            mixed = _attend(query, key, value, position, mask)
+                mixed = _attend(query, key, value, position, mask)
             loss = None
             if learning:
                 chosen = None if dense or self.target == "all" else (position, mask)
