@@ -88,11 +88,12 @@ def test_cluster_chunks_on_cpu(prefix: int) -> None:
     check(_cluster_chunks_cpu, inputs, outputs, options)
 
 
-def test_gathered_attention() -> None:
+@pytest.mark.parametrize("weights_learn", [True, False])
+def test_gathered_attention(weights_learn: bool) -> None:
     members, seen = torch.tensor([[0, 2], [1, 0]]), torch.tensor([[0, 3, 4], [1, 2, 3]])
     filled = torch.tensor([[True, True], [True, False]])
     inputs = *leaves((N, 4), (N, 4), (N, 4)), members, filled, seen, seen >= 0
-    check(gathered_attention, inputs, (), (0.3,))
+    check(gathered_attention, inputs, (), (0.3, weights_learn))
 
 
 def test_merged_attention() -> None:
