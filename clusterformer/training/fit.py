@@ -37,7 +37,11 @@ from clusterformer.training.runs import OUTCOME, Run
 from clusterformer.training.saved import restore
 from clusterformer.training.shared_sequences import sequence_size
 from clusterformer.training.stopping import Stopping
-from clusterformer.training.trainer_options import check_trainer_options, refuse_no_time
+from clusterformer.training.trainer_options import (
+    check_trainer_options,
+    refuse_no_time,
+    warn_of_slow_bfloat16,
+)
 from clusterformer.whole_files import naming
 
 _log = logging.getLogger(__name__)
@@ -172,6 +176,7 @@ def make_trainer(
     with making("trainer"):
         trainer = Trainer(**options)
         refuse_no_time(trainer)
+    warn_of_slow_bfloat16(trainer)
     return trainer
 
 
