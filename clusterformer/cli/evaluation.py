@@ -10,6 +10,7 @@ from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
 from clusterformer.errors import InputError, making
 from clusterformer.training.config_files import read_yaml
+from clusterformer.training.folds import refuse_other_fold
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
@@ -58,6 +59,8 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     if folder and model.task.report() is None:
         raise InputError(f"--report: {type(model.task).__name__} has no report")
     _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
+    used = options.config["data"]["init_args"].as_dict()
+    refuse_other_fold(model.config["data"].get("init_args") or {}, used, model.path)
     watch = ProcessWatch()
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test

@@ -23,6 +23,7 @@ from clusterformer.tasks.translation import Translation
 from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import read_yaml, to_yaml
 from clusterformer.training.fit import Fitted, fit
+from clusterformer.training.folds import refuse_other_fold
 from clusterformer.training.loop_progress import continue_epoch
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.selection import selected_nothing
@@ -55,6 +56,8 @@ def fit_run(
     config = options.resolved()
     if resumed and resume:
         resumed.refuse_edited(config["data"])
+        trained = read_yaml(resumed.config)["data"].get("init_args") or {}
+        refuse_other_fold(trained, config["data"].get("init_args") or {}, resumed.folder)
     model, task = options.model, options.task
     sections = ("seed_everything", "model", "data")
     model.config = to_yaml({section: config[section] for section in sections})

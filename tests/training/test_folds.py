@@ -1,0 +1,48 @@
+"""A run is measured, and goes on, on the fold of its training."""
+
+from pathlib import Path
+
+import pytest
+
+from clusterformer.cli.main import main
+from clusterformer.errors import InputError
+from clusterformer.training.folds import refuse_other_fold
+
+
+def test_another_fold_is_refused_whatever_option_names_it() -> None:
+    strings = {"name": "fsdd", "strings": {"fold": 2, "min_digits": 5}}
+    refuse_other_fold(strings, {"name": "fsdd", "strings": {"fold": 2, "min_digits": 1}}, "run")
+    refuse_other_fold({"name": "mr", "fold": 1}, {"name": "cr", "fold": 3}, "run")
+    refuse_other_fold({"name": "fsdd", "strings": None}, {"name": "fsdd"}, "run")
+    with pytest.raises(InputError, match=r"--data.strings.fold 2: run was trained with 0"):
+        refuse_other_fold({"name": "fsdd", "strings": None}, strings, "run")
+    with pytest.raises(InputError, match=r"--data.fold 0: run was trained with 1"):
+        refuse_other_fold({"name": "mr", "fold": 1}, {"name": "mr", "fold": 0}, "run")
+
+
+def test_a_run_is_not_tested_on_what_it_was_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mr").mkdir()
+    lines = (f"{number % 2}\ttext number {number}\n" for number in range(10_662))
+    (tmp_path / "mr" / "mr.tsv").write_text("".join(lines))
+    options = [
+        "--data=Classification", "--data.name=mr", f"--data.root={tmp_path}", "--data.fold=1",
+        "--data.max_length=2", "--model.attention=FullAttention", "--model.d_model=8",
+        "--model.num_heads=2", "--model.num_layers=1", "--trainer.max_steps=1",
+        "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1",
+        "--trainer.accelerator=cpu", "--pictures=false", "--baselines=false",
+    ]  # fmt: skip
+    assert main(["fit", *options, f"--runs={tmp_path / 'runs'}"]) == 0
+    (run,) = (tmp_path / "runs").glob("*/1")
+    assert main(["test", "--checkpoint", str(run), "--data.fold=1"]) == 0
+    capsys.readouterr()
+    for command in (
+        ["test", "--checkpoint", str(run)],
+        ["validate", "--checkpoint", str(run)],
+        ["fit", "--resume", str(run), "--trainer.max_steps=2"],
+    ):
+        assert main([*command, "--data.fold=3"]) == 2
+        error = capsys.readouterr().err
+        assert "--data.fold 3" in error
+        assert "was trained with 1" in error
