@@ -78,6 +78,7 @@ class LanguageModeling(RunningText):
             raise InputError(f"stride must be in 1..context ({self._context}), got {stride}")
         self._stride = stride or self._context
         self._far, self._far_length = far, far_length
+        self._told_case = False
         if self._kind == "word":
             self.monitor = "val/word_perplexity"
 
@@ -85,7 +86,8 @@ class LanguageModeling(RunningText):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage != "predict" and self.tokenizer.lowercase:
+        if stage != "predict" and self.tokenizer.lowercase and not self._told_case:
+            self._told_case = True
             rank_zero_only(_log.warning)(
                 "the tokenizer, of a run with data.lowercase, drops case: bits per byte and word "
                 "perplexity are of the text in lower case, lower than those of the text as it is"

@@ -321,6 +321,8 @@ class SpeechRecognition(SplitTask):
 
     def load_state(self, state: dict[str, Any]) -> None:
         require_at_least(1, longest=state["longest"])
+        if (kind := state["units"]["kind"]) != self._kind:
+            raise InputError(f"data.units must be {kind}, as in training, got {self._kind}")
         self._units, self._longest = OutputUnits.from_state(state["units"]), state["longest"]
 
 

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pydoc import locate
 
@@ -15,12 +16,15 @@ from clusterformer.task import Task
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
 _OPTION = re.compile(r"Option '([^']+)' is not accepted")
-_CLASS_OPTION = re.compile(r"class_path[ =]'([^']+)'.*?Option '([^']+)' is not accepted", re.S)
+_CLASS_OPTION = re.compile(  # of the innermost class
+    r"class_path[ =]'([^']+)'(?:(?!class_path[ =]').)*?Option '([^']+)' is not accepted", re.S
+)
 _OPTION_CLASS = re.compile(r"Option '([^']+)' is not accepted.*?class_path='([^']+)'", re.S)
 _REQUIRED = re.compile(r"the following arguments are required: (\w+)")
 _NAMED = re.compile(r"class_path[ =]'([^']+)'")
 _GROUP = re.compile(r"Group '([^']+)' does not accept option '([^']+)'")
 _CLASS = re.compile(r"Expected a dot import path string: (\S+)")
+_SUBTYPE = re.compile(r"Subtypes: \[<class '([^']+)'>")
 _ARGUMENT = re.compile(r"unrecognized arguments: (\S+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '([^']+)'>|typing\.Literal\[(.+?)\]|([^.\n]+))")
 _GOT = re.compile(r"(?:Got value|Given value): (.+?)(?:\. Got value|$)", re.M)
@@ -71,6 +75,10 @@ def explain(message: str, options: Iterable[str]) -> str:
         if where.startswith("trainer."):
             hint = "give the path of one, such as lightning.pytorch.loggers.CSVLogger"
             return f"{where}no class {found[1]!r}; {hint}; for Weights & Biases: --wandb"
+        of = locate(kinds[-1]) if len(keys) > 1 and (kinds := _SUBTYPE.findall(message)) else None
+        if isinstance(of, type) and is_dataclass(of):
+            names = ", ".join(field.name for field in fields(of))
+            return f"{where}expected null or its options, {names}, got {found[1]!r}"
         return f"{where}no class {found[1]!r}; {_suggest(found[1], subclasses(base))}"
     if found := _ARGUMENT.search(message):
         name = found[1].lstrip("-").partition("=")[0]

@@ -169,6 +169,22 @@ BAD_OPTIONS = {
 }
 
 
+NESTED_OPTIONS = {
+    "strech=3": "data.augment: SpecAugment has no option 'strech'; did you mean stretches? there",
+    "bands=x": "data.augment.bands: expected int, got 'x'",
+}
+
+
+def test_a_bad_option_of_an_option_of_a_task_names_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fit = ["fit", "--config=spoken-digits.yaml"]
+    for option, printed in NESTED_OPTIONS.items():
+        assert printed in error_of([*fit, f"--data.augment.{option}"], capsys)
+    printed = "data.augment: expected null or its options, bands, band_share, "
+    assert printed in error_of([*fit, "--data.augment=none"], capsys)
+
+
 @pytest.mark.parametrize(("options", "printed"), BAD_OPTIONS.items())
 def test_a_bad_option_is_one_line(
     options: tuple[str, ...], printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -228,6 +228,13 @@ def test_characters_have_words_and_spaces(tmp_path) -> None:
     assert (task.units.join(task.units.decode(numbers)), unknown) == ("how ig", 1)
 
 
+def test_a_run_is_measured_in_the_units_that_it_recognises(tmp_path) -> None:
+    write_table(tmp_path, 12)
+    state = made(tmp_path, units="character").state()
+    with pytest.raises(InputError, match=r"data.units must be character.*, got word"):
+        SpeechRecognition(train="any.tsv", features=SMALL).load_state(state)
+
+
 def test_errors_are_edits_over_units(tmp_path) -> None:
     write_table(tmp_path, 12)
     task = made(tmp_path)
