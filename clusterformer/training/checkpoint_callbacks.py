@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.training.checkpoints import AVERAGE, CheckpointFiles, Kept, average, read
 from clusterformer.training.metrics_file import write_step
+from clusterformer.training.monitoring import validates_after_each_batch
 from clusterformer.training.shard_files import remove_shards
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,11 @@ class BestCheckpoint(ModelCheckpoint):
 
     def __init__(self, folder: str | Path | None, monitor: str, mode: str) -> None:
         super().__init__(folder, "best", monitor=monitor, mode=mode, enable_version_counter=False)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if validates_after_each_batch(trainer):
+            self._save_on_train_epoch_end = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best result so far, also if the run directory was moved.

@@ -34,6 +34,14 @@ def monitoring(monitor: str, mode: str, patience: int | None) -> list[Callback]:
     return [MonitorCheck(monitor), Patience(monitor, patience=patience, mode=mode)]
 
 
+def validates_after_each_batch(trainer: Trainer) -> bool:
+    """Tell whether `trainer.val_check_interval` is one batch.
+
+    Lightning's callbacks take 1 for 1.0, a whole epoch, and look at the last validation alone.
+    """
+    return isinstance(trainer.val_check_interval, int) and trainer.val_check_interval == 1
+
+
 class Patience(EarlyStopping):
     """Lightning's callback; its patience is this run's, not that in the checkpoint.
 
@@ -45,6 +53,11 @@ class Patience(EarlyStopping):
     def state_key(self) -> str:
         """Key of its state in checkpoints, where it has Lightning's name."""
         return super().state_key.replace(type(self).__qualname__, EarlyStopping.__qualname__, 1)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if validates_after_each_batch(trainer):
+            self._check_on_train_epoch_end = False
+        super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

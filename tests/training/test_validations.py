@@ -68,6 +68,7 @@ def test_the_last_step_is_validated_where_the_time_ends_between_validations(tmp_
         ({"max_epochs": 2, "val_check_interval": 2}, 2),
         ({"max_steps": 3}, 1),  # after the last step, within an epoch
         ({"max_steps": 8, "val_check_interval": 2}, 3),
+        ({"max_steps": 4, "val_check_interval": 1}, 3),
         ({"max_epochs": 3, "check_val_every_n_epoch": 2}, 2),
     ],
 )
@@ -88,6 +89,16 @@ def test_ctrl_c_in_a_validation_changes_nothing(
             assert torch.equal(weight, ours["state_dict"][key]), name
     files = [{path.name for path in run.checkpoints.iterdir()} for run in (whole, part)]
     assert files[0] == files[1]
+
+
+def test_the_best_of_validations_after_each_batch_counts(tmp_path: Path) -> None:
+    """Lightning takes the interval 1 for 1.0, and would see the last of each epoch alone."""
+    run = Run.create(tmp_path, "often")
+    found = train(run, {"max_epochs": 2, "val_check_interval": 1})
+    scores = [float(row["val/accuracy"]) for row in rows(run) if row["val/accuracy"]]
+    assert len(scores) == 10
+    assert found.results["val/accuracy"] == max(scores) > max(scores[4], scores[9])
+    assert read(run.checkpoints / "best.ckpt")["global_step"] == 1 + scores.index(max(scores))
 
 
 def test_patience_has_its_state_under_the_name_that_it_had() -> None:
@@ -117,7 +128,11 @@ def test_a_last_epoch_is_validated_where_not_every_epoch_is(
 
 @pytest.mark.parametrize(
     ("options", "ended", "with_more_patience"),
-    [([], 10, 20), (["--trainer.val_check_interval=2"], 4, 9)],  # 5 batches an epoch
+    [  # 5 batches an epoch
+        ([], 10, 20),
+        (["--trainer.val_check_interval=2"], 4, 9),
+        (["--trainer.val_check_interval=1"], 2, 4),
+    ],
 )
 def test_a_run_that_patience_ended_has_ended(
     options: list[str],
