@@ -18,6 +18,7 @@ from clusterformer.errors import InputError
 from clusterformer.task import Output
 from clusterformer.tasks.metrics import PositiveF1
 from clusterformer.tasks.pairs import PairBatch, PairLabelling
+from clusterformer.training.label_report import LabelReport
 from clusterformer.training.text_baselines import Labelled
 
 
@@ -70,6 +71,9 @@ class Matching(PairLabelling):
                 "mrr": RetrievalMRR(empty_target_action="skip"),
             }
         )
+
+    def report(self) -> LabelReport | None:
+        return LabelReport(self._labels, self._test_examples, ranks=self._ranks)
 
     def measure(self, examples: Sequence[TextPair], found: Labelled) -> dict[str, float]:
         if not self._ranks:

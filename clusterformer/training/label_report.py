@@ -37,15 +37,18 @@ class LabelReport(Report):
     Args:
         labels: The L labels.
         examples: The T test examples, in the order of their row numbers.
+        ranks: Whether the order of the probabilities counts, not the predicted labels.
     """
 
     rows: list[Tensor]
     targets: list[Tensor]
     probabilities: list[Tensor]
 
-    def __init__(self, labels: Sequence[str], examples: Sequence[Example]) -> None:
+    def __init__(
+        self, labels: Sequence[str], examples: Sequence[Example], *, ranks: bool = False
+    ) -> None:
         super().__init__()
-        self._labels, self._examples = list(labels), examples
+        self._labels, self._examples, self._ranks = list(labels), examples, ranks
         for name in ("rows", "targets", "probabilities"):
             self.add_state(name, [], dist_reduce_fx="cat")
 
@@ -65,6 +68,7 @@ class LabelReport(Report):
             [self._examples[row] for row in rows[order].tolist()],
             dim_zero_cat(self.targets)[order].cpu(),
             dim_zero_cat(self.probabilities)[order].cpu(),
+            ranks=self._ranks,
         )
 
 
@@ -76,6 +80,7 @@ class LabelFindings(Findings):
         examples: The T test examples.
         targets: Their labels' numbers, (T,).
         probabilities: Probability of each label, (T, L).
+        ranks: Whether their order counts, not the predicted labels.
     """
 
     def __init__(
@@ -84,8 +89,10 @@ class LabelFindings(Findings):
         examples: Sequence[Example],
         targets: Tensor,
         probabilities: Tensor,
+        *,
+        ranks: bool = False,
     ) -> None:
-        self.labels, self.examples = labels, examples
+        self.labels, self.examples, self._ranks = labels, examples, ranks
         self.targets, self.probabilities = targets, probabilities
 
     @property
@@ -149,13 +156,15 @@ class LabelFindings(Findings):
         return [head, *rows]
 
     def warn(self) -> None:
-        """Warn in one line if one label is all that is predicted."""
+        """Warn in one line if one label is all that is predicted, unless answers are ranked."""
         predicted = self.predicted.unique()
+        if self._ranks:  # most answers are wrong, and a good order may call all of them so
+            return
         if len(predicted) == 1 and len(self.targets.unique()) > 1:
             _log.warning(
                 f"the model predicts {self.labels[int(predicted)]!r} for all "
-                f"{len(self.targets)} test examples: it has learnt nothing beyond the most "
-                "frequent label; train longer, change lr, or set data.class_weights: balanced"
+                f"{len(self.targets)} test examples: it has learnt nothing beyond one label; "
+                "train longer, change lr, or set data.class_weights: balanced"
             )
 
     def write(self, folder: Path) -> list[Path]:

@@ -103,6 +103,14 @@ def test_outputs_that_are_nan_have_no_measures() -> None:
     assert all(math.isnan(value) for value in findings.measures().values())
 
 
+def test_ranked_answers_may_all_be_called_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]])
+    for ranks in (True, False):
+        LabelFindings(["0", "1"], [], torch.tensor([0, 1, 0]), probabilities, ranks=ranks).warn()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("the model predicts '0' for all 3 test examples: it has learnt nothing")
+
+
 def test_other_data_is_tested_and_reported(folder: Path, capsys) -> None:
     run, out = folder / "runs" / "classification" / "1", folder / "out"
     assert main(["test", f"--checkpoint={run}", f"--data.test={folder / 'other.csv'}",
