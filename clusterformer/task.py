@@ -99,6 +99,7 @@ class Task(LightningDataModule, ABC):
     learnt: Any = None
     restored: bool = False
     _pretrained: str | None = None
+    _testing: bool = False
 
     @property
     def pretrained(self) -> str | None:
@@ -115,6 +116,18 @@ class Task(LightningDataModule, ABC):
                 f"{type(self).__name__} cannot start from a pretrained model, got {name!r}"
             )
         self._pretrained = name
+
+    @property
+    def testing(self) -> bool:
+        """Whether a test is measured, in which a task may decode with more care.
+
+        The trainer tells it; without a trainer it is what was set.
+        """
+        return self.trainer.testing if self.trainer else self._testing
+
+    @testing.setter
+    def testing(self, testing: bool) -> None:
+        self._testing = testing
 
     @property
     def init_from(self) -> str | None:

@@ -201,13 +201,12 @@ class SpeechRecognition(SplitTask):
     def update(
         self, metrics: MetricCollection, output: Output, batch: SpeechBatch, network: nn.Module
     ) -> None:
-        testing = bool(self.trainer and self.trainer.testing)
         for log_probs, real, text in zip(
             output.logits.float().log_softmax(-1), batch.mask, batch.texts, strict=True
         ):
             if not text:
                 continue
-            found = self._decode(log_probs[real], self._beam if testing else 1)
+            found = self._decode(log_probs[real], self._beam if self.testing else 1)
             units = self.units.decode(found.units)
             metrics["error_rate"].update(_spaced(units), _spaced(split(self._kind, text)))
             if self._kind == "character":

@@ -287,11 +287,10 @@ class Translation(LineTask):
         rows = [row for row, reference in enumerate(batch.references) if reference]
         if not rows:
             return
-        testing = bool(self.trainer and self.trainer.testing)
         assert isinstance(network, Seq2Seq)
         encoded, mask = output.encoded.hidden[rows], batch.mask[rows]
         state = network.start_from(encoded, mask)
-        search = replace(self.search, nbest=1) if testing else Search(beam=1)
+        search = replace(self.search, nbest=1) if self.testing else Search(beam=1)
         found = self._decode(network, state, mask, search)
         tokenised = [self.tokenizer.decode(hypotheses[0].tokens) for hypotheses in found]
         plain = [self.source.target_form.detokenise(text) for text in tokenised]

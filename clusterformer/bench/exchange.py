@@ -136,6 +136,7 @@ def measure(
         with suppress(DoesNotFitError):
             _other(name, _layers(network)[0].core)
     task.setup(stage)
+    task.testing = stage == "test"
     loader = task.val_dataloader() if stage == "validate" else task.test_dataloader()
     trained = type(_layers(network)[0].core).__name__
     for name in (OWN, *names):

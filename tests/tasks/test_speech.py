@@ -73,6 +73,23 @@ def test_tones_are_learnt_and_recordings_told(tmp_path, capsys, caplog, epochs: 
         model.predict([tmp_path / "none.wav"])
 
 
+def test_exchange_searches_in_a_test_as_test_does(tmp_path, capsys) -> None:
+    write_table(tmp_path, 12)
+    options = "--data.units=character", "--data.beam=4", "--trainer.max_steps=1"
+    assert fit(tmp_path, *options, "--pictures=false") == 0
+    (run,) = (tmp_path / "runs").glob("*/1")
+    rates = []
+    for beam in ("4", "1"):
+        capsys.readouterr()
+        assert main(["test", "--checkpoint", str(run), f"--data.beam={beam}"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        rates += [line.split()[-1] for line in lines if line.startswith("test/error_rate")]
+    assert rates[0] != rates[1]
+    exchange = ["bench", "exchange", "--runs", str(run), "--with", "full", "--stage", "test"]
+    assert main(exchange) == 0
+    assert f"with own: error_rate {rates[0]}\n" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_resumed_training_ends_as_one_that_never_stopped(tmp_path) -> None:
     write_table(tmp_path, 30)
