@@ -44,6 +44,8 @@ def run(arguments: list[str]) -> None:
             option = argument.partition("=")[0]
             close = difflib.get_close_matches(option, OPTIONS, 1, 0.8)
             hint = f"did you mean {close[0]}?" if close else "clusterformer export --help lists all"
+            if option in ("--checkpoint", "--out"):  # as other commands have them
+                hint = "it is clusterformer export RUN FOLDER"
             raise InputError(f"no option {option}; {hint}")
     if len(arguments) != 2:
         found = f"{len(arguments)} arguments"
