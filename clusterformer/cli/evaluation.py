@@ -9,8 +9,8 @@ from typing import Any, Literal
 from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
 from clusterformer.errors import InputError, making
+from clusterformer.training.as_trained import refuse_other_features, refuse_other_fold
 from clusterformer.training.config_files import read_yaml
-from clusterformer.training.folds import refuse_other_fold
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
@@ -42,6 +42,8 @@ def load_model(arguments: list[str], device: str | None = None) -> tuple[Trained
     import_from_working_folder()
     saved = open_saved(path, Named.by(arguments, trust).classes)
     options = Options(arguments, fitting=False, base=saved.config)
+    trained, used = saved.config["data"].get("init_args") or {}, _used(options)
+    refuse_other_features(options.task.features, trained, used, saved.path)
     model = TrainedModel(
         saved, options.model, options.task, average=average, device=named or device
     )
@@ -59,8 +61,7 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     if folder and model.task.report() is None:
         raise InputError(f"--report: {type(model.task).__name__} has no report")
     _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
-    used = options.config["data"]["init_args"].as_dict()
-    refuse_other_fold(model.config["data"].get("init_args") or {}, used, model.path)
+    refuse_other_fold(model.config["data"].get("init_args") or {}, _used(options), model.path)
     watch = ProcessWatch()
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test
@@ -82,6 +83,12 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
                     findings.write(Path(folder))
         for name, signature in model.task.signatures().items():
             print(f"{name}\t{signature}")
+
+
+def _used(options: Options) -> dict[str, Any]:
+    """Options of the task, nested."""
+    found: dict[str, Any] = options.config["data"]["init_args"].as_dict()
+    return found
 
 
 def _refuse_files(model: TrainedModel, options: Options, named: set[str]) -> None:

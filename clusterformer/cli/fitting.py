@@ -20,10 +20,10 @@ from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
 from clusterformer.tasks.similarity import Similarity
 from clusterformer.tasks.speech import SpeechRecognition
 from clusterformer.tasks.translation import Translation
+from clusterformer.training.as_trained import refuse_other_features, refuse_other_fold
 from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import read_yaml, to_yaml
 from clusterformer.training.fit import Fitted, fit
-from clusterformer.training.folds import refuse_other_fold
 from clusterformer.training.loop_progress import continue_epoch
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.selection import selected_nothing
@@ -57,7 +57,9 @@ def fit_run(
     if resumed and resume:
         resumed.refuse_edited(config["data"])
         trained = read_yaml(resumed.config)["data"].get("init_args") or {}
-        refuse_other_fold(trained, config["data"].get("init_args") or {}, resumed.folder)
+        used = config["data"].get("init_args") or {}
+        refuse_other_fold(trained, used, resumed.folder)
+        refuse_other_features(options.task.features, trained, used, resumed.folder)
     model, task = options.model, options.task
     sections = ("seed_everything", "model", "data")
     model.config = to_yaml({section: config[section] for section in sections})

@@ -1,11 +1,41 @@
-"""The fold of a trained run: the examples of every other fold's test trained it."""
+"""Options of the data that must be those of a run's training, whenever the run is used again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from clusterformer.errors import InputError
+
+
+def refuse_other_features(
+    names: Iterable[str], trained: Mapping[str, Any], used: Mapping[str, Any], run: object
+) -> None:
+    """Refuse to give a trained network other features than it was trained on.
+
+    Args:
+        names: Options of the task that say what its network reads.
+        trained: Options of the task with which the run was trained.
+        used: Those to be used now; they may have more, of a newer version.
+        run: Name of the run, for the message.
+
+    Raises:
+        InputError: if one of them has another value.
+    """
+    for name in names:
+        one, other = trained.get(name), used.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            one, other = dict(one), {option: other.get(option) for option in one}
+        if one != other:
+            raise InputError(
+                f"--data.{name}: {run} was trained with {_shown(one)}, got {_shown(other)}; leave "
+                "the option out"
+            )
+
+
+def _shown(value: Any) -> str:
+    return "its defaults" if value is None else json.dumps(value)
 
 
 def refuse_other_fold(trained: Mapping[str, Any], used: Mapping[str, Any], run: object) -> None:

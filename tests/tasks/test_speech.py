@@ -73,7 +73,7 @@ def test_tones_are_learnt_and_recordings_told(tmp_path, capsys, caplog, epochs: 
         model.predict([tmp_path / "none.wav"])
 
 
-def test_exchange_searches_in_a_test_as_test_does(tmp_path, capsys) -> None:
+def test_a_run_keeps_its_features_and_exchange_searches_as_test_does(tmp_path, capsys) -> None:
     write_table(tmp_path, 12)
     options = "--data.units=character", "--data.beam=4", "--trainer.max_steps=1"
     assert fit(tmp_path, *options, "--pictures=false") == 0
@@ -85,6 +85,8 @@ def test_exchange_searches_in_a_test_as_test_does(tmp_path, capsys) -> None:
         lines = capsys.readouterr().out.splitlines()
         rates += [line.split()[-1] for line in lines if line.startswith("test/error_rate")]
     assert rates[0] != rates[1]
+    assert main(["test", "--checkpoint", str(run), "--data.features.rate=16000"]) == 2
+    assert "--data.features: " in capsys.readouterr().err
     exchange = ["bench", "exchange", "--runs", str(run), "--with", "full", "--stage", "test"]
     assert main(exchange) == 0
     assert f"with own: error_rate {rates[0]}\n" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A run is measured, and goes on, on the fold of its training."""
+"""A run is used with the options of its training that its weights, or an honest test, need."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
-from clusterformer.training.folds import refuse_other_fold
+from clusterformer.training.as_trained import refuse_other_features, refuse_other_fold
 
 
 def test_another_fold_is_refused_whatever_option_names_it() -> None:
@@ -18,6 +18,18 @@ def test_another_fold_is_refused_whatever_option_names_it() -> None:
         refuse_other_fold({"name": "fsdd", "strings": None}, strings, "run")
     with pytest.raises(InputError, match=r"--data.fold 0: run was trained with 1"):
         refuse_other_fold({"name": "mr", "fold": 1}, {"name": "mr", "fold": 0}, "run")
+
+
+def test_other_features_are_refused() -> None:
+    trained, rate = {"features": {"rate": 8000, "num_mels": 40}}, {"rate": 16000, "num_mels": 40}
+    newer = {"features": {"rate": 8000, "num_mels": 40, "dither": 0.0}, "beam": 8}
+    refuse_other_features(["features"], trained, newer, "run")
+    refuse_other_features(["features"], {"features": None}, {"features": None}, "run")
+    refuse_other_features([], trained, {"features": rate}, "run")
+    with pytest.raises(InputError, match=r'--data.features: run was .* {"rate": 8000, .*16000'):
+        refuse_other_features(["features"], trained, {"features": rate}, "run")
+    with pytest.raises(InputError, match="run was trained with its defaults, got"):
+        refuse_other_features(["features"], {"features": None}, {"features": rate}, "run")
 
 
 def test_a_run_is_not_tested_on_what_it_was_trained_on(
