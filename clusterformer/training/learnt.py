@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
@@ -20,6 +21,7 @@ from clusterformer.errors import InputError, making
 from clusterformer.models.config import TransformerConfig
 from clusterformer.structure import require_structure
 from clusterformer.task import Task
+from clusterformer.training.as_trained import refuse_other_fold
 from clusterformer.training.runs import Run
 
 _log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Learnt(NamedTuple):
         weights: Weights of its network by name.
         options: Options of its model, by name.
         checkpoint: Name of the file of a run whose training has not ended; None for any other.
+        data: Options of its task, by name.
     """
 
     path: str
@@ -61,6 +64,7 @@ class Learnt(NamedTuple):
     weights: dict[str, Tensor]
     options: Mapping[str, Any]
     checkpoint: str | None = None
+    data: Mapping[str, Any] = {}
 
 
 class Start(NamedTuple):
@@ -128,8 +132,8 @@ def open_learnt(path: str) -> Learnt:
     }
     ended = not Path(path).is_dir() or saved.path.is_dir() or Run.open(path).finished
     checkpoint = None if ended else saved.path.name
-    options = saved.config["model"]
-    return Learnt(path, saved.kind, saved.state, tokenizer, weights, options, checkpoint)
+    options, data = saved.config["model"], saved.config["data"].get("init_args") or {}
+    return Learnt(path, saved.kind, saved.state, tokenizer, weights, options, checkpoint, data)
 
 
 def start_task(
@@ -138,11 +142,14 @@ def start_task(
     """Start a task's network from the run of `init_from`, if a training begins and there is one.
 
     Raises:
-        InputError: as `open_learnt` and `start_from` do.
+        InputError: as `open_learnt` and `start_from` do, and for a run of another fold.
     """
     if not task.init_from or task.restored or trainer.state.fn != TrainerFn.FITTING:
         return None
     learnt = task.learnt or open_learnt(task.init_from)
+    if own := trainer.lightning_module.config:  # of the command line
+        used = yaml.safe_load(str(own))["data"].get("init_args") or {}
+        refuse_other_fold(learnt.data, used, learnt.path)
     same = _same_state(learnt, task)
     same_tokens = same or task.learnt is not None  # the task took the run's tokenizer
     start = start_from(network, learnt, same_tokens=same_tokens, same_outputs=same)

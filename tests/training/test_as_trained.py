@@ -32,7 +32,7 @@ def test_other_features_are_refused() -> None:
         refuse_other_features(["features"], {"features": None}, {"features": rate}, "run")
 
 
-def test_a_run_is_not_tested_on_what_it_was_trained_on(
+def test_no_text_that_a_run_was_trained_on_tests_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mr").mkdir()
@@ -53,6 +53,7 @@ def test_a_run_is_not_tested_on_what_it_was_trained_on(
         ["test", "--checkpoint", str(run)],
         ["validate", "--checkpoint", str(run)],
         ["fit", "--resume", str(run), "--trainer.max_steps=2"],
+        ["fit", *options, f"--model.init_from={run}", f"--runs={tmp_path / 'others'}"],
     ):
         assert main([*command, "--data.fold=3"]) == 2
         error = capsys.readouterr().err
