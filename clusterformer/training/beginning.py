@@ -85,8 +85,10 @@ def refuse_checkpoint(path: Path, error: Exception) -> None:
         return
     message = " ".join(str(error).split())
     if "loading state_dict" in message:
-        misfit = first_misfit(error)
-        raise InputError(f"the checkpoint does not fit the model: {misfit}") from error
+        raise InputError(
+            f"the checkpoint does not fit the model: {first_misfit(error).rstrip('. ')}; another "
+            f"model begins a new run, with what fits: fit --model.init_from {path.parents[1]}"
+        ) from error
     raise InputError(
         f"{path}: training does not go on from its state: {type(error).__name__}: {message[:200]} "
         "(CLUSTERFORMER_DEBUG=1 shows more)"

@@ -138,6 +138,7 @@ def test_a_start_that_does_not_fit_spoils_nothing(
     longer = [f"--resume={run}", f"--trainer.max_steps={STEPS + 1}"]
     message = error_of(["fit", "--pictures=false", *longer, "--model.d_model=16"], capsys)
     assert "the checkpoint does not fit the model" in message
+    assert "fit --model.init_from " in message
     assert (names(run), (run / "metrics.csv").read_bytes()) == before
     assert main(["fit", "--pictures=false", *longer]) == 0
     assert read(run / "checkpoints" / "last.ckpt")["global_step"] == STEPS + 1
