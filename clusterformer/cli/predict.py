@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -293,11 +294,13 @@ def _text(line: bytes) -> str:
 
 
 def _formatted(record: dict[str, Any], layout: str) -> str:
+    """Write a record as one line: line ends in a value, as of a filled blank, are spaces."""
     if layout == "jsonl":
         return json.dumps(record, ensure_ascii=False)
-    if layout == "text":
-        return str(next(iter(record.values())))
-    return "\t".join(str(cell(value)) for value in record.values())
+    fields = [str(cell(value)) for value in record.values()]
+    if layout == "text" or len(fields) == 1:
+        return re.sub(r"\r\n|[\r\n]", " ", fields[0])
+    return "\t".join(re.sub(r"\r\n|[\t\r\n]", " ", field) for field in fields)
 
 
 def cell(value: Any) -> Any:

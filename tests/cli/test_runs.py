@@ -130,6 +130,23 @@ def test_predict_answers_each_line_before_the_next_comes(
         os.close(stdin)
 
 
+def test_a_record_is_a_line_whatever_its_values_hold(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A masked language model may fill a blank with a line end."""
+    (tmp_path / "texts.txt").write_text("one\ntwo\n")
+    predict = ["predict", f"--checkpoint={run}", f"--input={tmp_path / 'texts.txt'}"]
+    for record, line in (
+        ({"text": "a\tb\r\nc\n"}, "a\tb c "),
+        ({"text": "a\tb\nc", "score": 0.5}, "a b c\t0.5000"),
+    ):
+        found = lambda self, lines, record=record, **_: [record for _ in lines]  # noqa: E731
+        monkeypatch.setattr("clusterformer.api.TrainedModel.predict", found)
+        capsys.readouterr()
+        assert main(predict) == 0
+        assert capsys.readouterr().out == f"{line}\n{line}\n"
+
+
 @pytest.mark.parametrize(
     ("content", "printed"),
     [(b"1 2\n\n3\n", ":2: empty line"), (b"1 2\n\xe9\n", ":2: byte 0xe9 is not UTF-8")],
