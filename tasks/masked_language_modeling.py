@@ -94,15 +94,15 @@ class MaskedLanguageModeling(RunningText):
             seed = run_seed()
             moving = NumberedWindowPlan(total, width, batch_size=self._batch_size, seed=seed)
             return make_loader(self._rows(split, (seed, TRAINING)), moving, self, training=True)
-        rows = self._rows(split, (0, EVALUATION), step=width)
+        rows = self._rows(split, (0, EVALUATION), in_turn=True)
         # in one mixed order, so that trainer.limit_..._batches reads a sample of all documents
         plan = BucketPlan([1] * -(-total // width), batch_size=self._batch_size)
         return make_loader(rows, plan, self)
 
-    def _rows(self, split: Split, seed: tuple[int, ...], step: int = 1) -> MaskedRows:
+    def _rows(self, split: Split, seed: tuple[int, ...], in_turn: bool = False) -> MaskedRows:
         return MaskedRows(
             self._streams[split], self.row_tokenizer, self._context,
-            seed=seed, share=self._share, next_sentence=self._pairs, step=step,
+            seed=seed, share=self._share, next_sentence=self._pairs, in_turn=in_turn,
         )  # fmt: skip
 
     def check_text(self, line: str) -> None:

@@ -63,7 +63,8 @@ class MaskedRows(Dataset[MaskedBatch]):
         share: Share of masked tokens.
         next_sentence: Whether a row has two segments, the second of which comes from another part
             of the text in half of the rows.
-        step: Number of tokens from a row to the next; a number times `step` is its offset.
+        in_turn: Whether numbers count rows from the start of the stream, and not tokens. What the
+            last row reads from the start again is not masked there, as the first row did it.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class MaskedRows(Dataset[MaskedBatch]):
         seed: tuple[int, ...],
         share: float = 0.15,
         next_sentence: bool = False,
-        step: int = 1,
+        in_turn: bool = False,
     ) -> None:
         self._stream, self._tokenizer = stream, tokenizer
         self._width = row_width(len(stream), context, next_sentence)
-        self._seed, self._share, self._pairs, self._step = seed, share, next_sentence, step
+        self._seed, self._share, self._pairs, self._in_turn = seed, share, next_sentence, in_turn
 
     def __getitem__(self, numbers: list[int]) -> MaskedBatch:
         if not numbers:
@@ -96,7 +97,9 @@ class MaskedRows(Dataset[MaskedBatch]):
 
     def _row(self, number: int) -> _Row:
         rng = np.random.default_rng([*self._seed, number])
-        first, width = number * self._step, self._width
+        width = self._width
+        first = number * width if self._in_turn else number
+        unread = len(self._stream) - first if self._in_turn else width
         frame, follows = self._tokenizer.single, IGNORE
         if not self._pairs:
             texts = [self._read(first, width)]
@@ -108,7 +111,8 @@ class MaskedRows(Dataset[MaskedBatch]):
             texts = [self._read(first, cut), self._read(second, width - cut)]
         row = np.array(frame.around(*texts))
         is_second = np.arange(len(row)) >= frame.second_start(texts[0], row.tolist())
-        asked = self._choose(row, rng)
+        places = np.arange(len(row)) - is_second - 1  # in the text of the row
+        asked = self._choose(row, places < unread, rng)
         target = row[asked]
         self._hide(row, asked, rng)
         return _Row(row, is_second, asked, target, follows)
@@ -116,9 +120,11 @@ class MaskedRows(Dataset[MaskedBatch]):
     def _read(self, first: int, count: int) -> list[int]:
         return self._stream[np.arange(first, first + count) % len(self._stream)].tolist()
 
-    def _choose(self, row: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    def _choose(
+        self, row: NDArray[np.int64], allowed: NDArray[np.bool_], rng: np.random.Generator
+    ) -> NDArray[np.int64]:
         """Choose the positions to mask, in their order."""
-        ordinary = np.flatnonzero((row > BOS) & (row < self._tokenizer.inner.vocab_size))
+        ordinary = np.flatnonzero((row > BOS) & (row < self._tokenizer.inner.vocab_size) & allowed)
         count = min(len(ordinary), max(1, round(self._share * len(ordinary))))
         return np.sort(rng.choice(ordinary, count, replace=False))
 

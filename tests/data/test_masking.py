@@ -84,6 +84,20 @@ def test_processes_share_the_rows_of_one(pairs: bool) -> None:
         assert not whole
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("left", [1, 20, 61])
+def test_what_the_last_row_in_turn_reads_again_hides_nothing(left: int, pairs: bool) -> None:
+    width = row_width(len(STREAM), 64, pairs)
+    stream = STREAM[1 : 1 + 3 * width + left]
+    data = MaskedRows(
+        stream, TOKENIZER, 64, seed=(0, 1), share=0.9, next_sentence=pairs, in_turn=True
+    )
+    last = data[[3]]
+    assert restored(last)[0, 1] == stream[3 * width]
+    assert last.asked.shape == (1, max(1, round(0.9 * left)))
+    assert last.asked.max() <= left + pairs
+
+
 def test_half_of_the_second_segments_follow() -> None:
     batch = rows(next_sentence=True)[list(range(0, 4000, 10))]
     assert batch.follows.float().mean() == pytest.approx(0.5, abs=0.1)
