@@ -43,6 +43,8 @@ def _measure_stages(
     files: tuple[Path, Path], vocab_size: int, tokens_per_batch: int
 ) -> Iterator[Row]:
     os.environ["XDG_CACHE_HOME"] = str(files[0].parent)
+    os.chdir(files[0].parent)  # messages name the files, and not a temporary folder
+    files = Path(files[0].name), Path(files[1].name)
     reset_peak()
     begun = time.monotonic(), time.process_time()
     for stage, pairs in _stages(files, vocab_size, tokens_per_batch):

@@ -351,7 +351,7 @@ def test_the_papers_form_keeps_its_options() -> None:
 
 
 @pytest.mark.slow
-def test_preparation_of_pairs_is_measured(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_preparation_of_pairs_is_measured(tmp_path: Path, capfd, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "pairs.json"
     assert main(["bench", "pairs", "--pairs", "300", "--vocab_size", "300", "--out", str(out)]) == 0
@@ -361,8 +361,9 @@ def test_preparation_of_pairs_is_measured(tmp_path: Path, capsys, monkeypatch) -
     assert 250 < rows[1]["pairs"] == rows[2]["pairs"]
     assert all(row["seconds"] > 0 and row["peak_mib"] > 100 for row in rows)
     assert not (tmp_path / "cache" / "clusterformer").exists()
+    assert capfd.readouterr().err.startswith("train.en: pairs dropped: ")
     assert main(["bench", "pairs", "--pairs", "0"]) == 2
-    assert "--pairs must be at least 1, got 0" in capsys.readouterr().err
+    assert "--pairs must be at least 1, got 0" in capfd.readouterr().err
 
 
 def test_the_first_stage_of_pairs_has_its_imports_behind_it() -> None:
