@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from clusterformer.cli.fitting import FittedRun, fit_run, is_finished
 from clusterformer.cli.options import Options
+from clusterformer.compare.notes import limits_test
 from clusterformer.compare.planned_run import slug
 from clusterformer.compare.tables import aligned
 from clusterformer.errors import InputError
@@ -110,15 +111,10 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
     print(f"\n{aligned([['', measure, 'seconds'], *cells])}")
     if first.examples:
         print(f"{first.examples:,} test examples")
-    if baselines and _limits_test(options):
+    if baselines and limits_test(options.config["trainer"]["limit_test_batches"]):
         print("the simple methods are tested on all examples, whatever trainer.limit_test_batches")
     if others:
         print(f"\n{_verdict(options, first, rows[: len(others) + 1], steps)}")
-
-
-def _limits_test(options: Options) -> bool:
-    limit = options.config["trainer"]["limit_test_batches"]
-    return limit is not None and (isinstance(limit, int) or limit < 1)  # 1.0: all, 1: one batch
 
 
 def _begun(folder: Path) -> tuple[Run, Path] | None:

@@ -15,6 +15,8 @@ MAX_NAMED = 5
 NO_OPTIONS = ("seed_everything", "runs", "wandb", "data.root")
 """Keys of a configuration that may differ between runs that are repetitions of one another."""
 
+_TEST_LIMIT = "trainer.limit_test_batches"
+
 
 def missing_runs(unfinished: Sequence[PlannedRun]) -> list[str]:
     """Name the first planned runs that are not in the table, in one line."""
@@ -27,16 +29,39 @@ def missing_runs(unfinished: Sequence[PlannedRun]) -> list[str]:
 
 
 def mixed_columns(results: Sequence[Result]) -> list[str]:
-    """Name the columns in which networks were trained on other data or other forms of it."""
+    """Name the columns in which networks have other data, other forms or other shares of it."""
     notes = []
     networks = [result for result in results if not result.config.get("method")]
     for column in dict.fromkeys(result.column for result in networks):
         rows = {result.row: result for result in reversed(networks) if result.column == column}
-        told = _told_differences(list(rows.values()), lambda key: key.startswith("data."))
+        told = _told_differences(
+            list(rows.values()), lambda key: key.startswith("data.") or key == _TEST_LIMIT
+        )
         if told:
             where = f"{column}: its rows" if column else "the rows"
             notes.append(f"{where} differ in {told}; so they may not be comparable")
     return notes
+
+
+def unlimited_methods(results: Sequence[Result]) -> list[str]:
+    """Name the columns in which only networks have a part of the test examples."""
+    limits: dict[str, dict[str, None]] = {}
+    for result in results:
+        limit = result.config.get(_TEST_LIMIT)
+        if not result.config.get("method") and limits_test(limit):
+            limits.setdefault(result.column, {})[str(limit)] = None
+    columns = dict.fromkeys(result.column for result in results if result.config.get("method"))
+    return [
+        f"{f'{column}: ' if column else ''}simple methods are tested on all examples, networks on "
+        f"those of {_TEST_LIMIT} ({', '.join(limits[column])})"
+        for column in columns
+        if column in limits
+    ]
+
+
+def limits_test(limit: object) -> bool:
+    """Tell whether a value of `trainer.limit_test_batches` limits the test."""
+    return isinstance(limit, int) or (isinstance(limit, float) and limit < 1)  # 1.0 is all
 
 
 def mixed_cells(results: Sequence[Result]) -> list[str]:

@@ -15,6 +15,7 @@ from clusterformer.compare.notes import (
     mixed_cells,
     mixed_columns,
     twin_rows,
+    unlimited_methods,
     unselected_cells,
 )
 from clusterformer.compare.planned_run import PlannedRun, name_cell
@@ -143,7 +144,8 @@ def summarise(
             notes.append(f"left out: {name} has another run of seed {result.seed}")
     results = list(latest.values())
     notes += missing_runs(unfinished) + mixed_columns(results) + mixed_cells(results)
-    notes += twin_rows(results) + unselected_cells(results) + absent_measures(results, also)
+    notes += unlimited_methods(results) + twin_rows(results) + unselected_cells(results)
+    notes += absent_measures(results, also)
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
     metrics = {column: metrics[column] for column in columns}

@@ -177,6 +177,26 @@ def test_rows_on_other_data_in_one_column_are_named() -> None:
     ]
 
 
+def test_rows_that_are_not_tested_on_the_same_examples_are_named() -> None:
+    def run(row: str, column: str, limit: float | None, **config: Any) -> Result:
+        options = {"trainer.limit_test_batches": limit, "model": row, **config}
+        return result(row, column, 0, 0.5, config=options)
+
+    for limit in (None, 1.0):
+        rows = [run("a", "MR", limit), run("SVM", "MR", limit, method="SVM")]
+        assert summarise(rows).notes == []
+    told = "simple methods are tested on all examples, networks on those of "
+    columns = [run("a", "CR", None), run("SVM", "CR", None, method="SVM")]
+    for limit in (1, 64, 0.5):
+        rows = [run("a", "MR", limit), run("b", "MR", limit), run("SVM", "MR", None, method="SVM")]
+        expected = f"MR: {told}trainer.limit_test_batches ({limit})"
+        assert summarise([*rows, *columns]).notes == [expected]
+        assert summarise([*rows[:2], *columns[1:]]).notes == []
+    assert summarise([run("a", "", 64), run("b", "", None)]).notes == [
+        "the rows differ in trainer.limit_test_batches (None, 64); so they may not be comparable"
+    ]
+
+
 def test_two_rows_with_the_same_options_are_named() -> None:
     def run(row: str, column: str, seed: int, shift: bool, **config: Any) -> Result:
         options = {"model.shift": shift, "seed_everything": seed, "runs": row, **config}
