@@ -83,10 +83,10 @@ def run(arguments: list[str]) -> None:
         return
     _refuse_options_of_files(options)
     if options.from_wandb:
-        from clusterformer.compare.wandb_runs import fetch_results
+        from clusterformer.compare.wandb_runs import fetch_results, folder_of
 
-        results = fetch_results(options.from_wandb, options.group)
-        _write(results, options, _folder(options, options.group))
+        folder = options.out or folder_of(options.group)
+        _write(fetch_results(options.from_wandb, options.group), options, folder)
     else:
         from clusterformer.compare.results import read_results
 
@@ -150,10 +150,6 @@ def _names_shipped(source: str) -> bool:
     return f"{source}.yaml" in comparisons() and not (Path(source) / "config.yaml").exists()
 
 
-def _folder(options: argparse.Namespace, name: str) -> Path:
-    return options.out or Path("comparisons") / name
-
-
 def _next_folder() -> Path:
     """Return comparisons/runs or, if it is there, that with the next number."""
     first = Path("comparisons") / "runs"
@@ -182,7 +178,7 @@ def _compare(options: argparse.Namespace) -> None:
         options.sweep.write_text(sweep(plan, path.stem), encoding="utf-8")
         print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
         return
-    folder = _folder(options, path.stem)
+    folder = options.out or Path("comparisons") / path.stem
     jobs = [Job(folder, planned) for planned in plan.runs]
     if plan.skip_absent:
         jobs = _present(jobs)

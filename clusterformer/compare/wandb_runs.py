@@ -65,6 +65,21 @@ def fetch_results(project: str, group: str) -> list[Result]:
     ]
 
 
+def folder_of(group: str) -> Path:
+    """Name the directory of a group's table and page.
+
+    Raises:
+        InputError: if the group's name is no name of a directory, or there are runs of a comparison
+            in it, whose table and page these would replace.
+    """
+    if Path(group).name != group or group == "..":
+        raise InputError(f"--group {group} cannot name a directory in comparisons; give --out DIR")
+    folder = Path("comparisons") / group
+    if next(folder.glob("*/*/*/planned.json"), None):
+        raise InputError(f"{folder}: holds a comparison with its runs; choose another --out")
+    return folder
+
+
 def log_comparison(summary: Summary, folder: Path, group: str) -> None:
     """Log the table and the files of a comparison as a run in its group.
 

@@ -318,6 +318,9 @@ def test_a_second_compare_is_refused_in_one_line(plan: Path, capfd) -> None:
         (["--from-wandb", "a/b", "--group", "c", "--wandb"], "--wandb: for one file of a"),
         (["{plan}", "--from-wandb", "a/b", "--group", "c"], "--from-wandb takes no files or runs"),
         (["{plan}", "--group", "c"], "--group needs --from-wandb ENTITY/PROJECT"),
+        (["--from-wandb", "a/b", "--group", "../c"], "--group ../c cannot name a directory in"),
+        (["--from-wandb", "a/b", "--group", "/c"], "--group /c cannot name a directory in"),
+        (["--from-wandb", "a/b", "--group", ".."], "--group .. cannot name a directory in"),
     ],
 )
 def test_bad_input_gets_one_line(arguments: list[str], printed: str, plan: Path, capfd) -> None:
@@ -325,6 +328,17 @@ def test_bad_input_gets_one_line(arguments: list[str], printed: str, plan: Path,
     error = capfd.readouterr().err
     assert printed in error
     assert error.count("\n") == 1
+
+
+def test_the_page_of_a_group_does_not_replace_that_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("comparisons/tiny/a/all/seed-0")
+    run.mkdir(parents=True)
+    (run / "planned.json").touch()
+    assert main(["compare", "--from-wandb", "a/b", "--group", "tiny"]) == 2
+    assert "comparisons/tiny: holds a comparison with its runs;" in capfd.readouterr().err
 
 
 @pytest.mark.slow
