@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,8 @@ class NeuralClusters(nn.Module):
     most above chance. One class in two clusters beside two classes in one cluster is a local
     minimum that no small step leaves; with surplus clusters it does not arise.
 
-    It is made in single precision, also where torch's default dtype is another.
+    It is made in single precision, also where torch's default dtype is another. Its counts stay in
+    it when the network is cast: bfloat16 counts to 256, float16 to 2,048.
 
     Args:
         num_features: F.
@@ -100,6 +101,14 @@ class NeuralClusters(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(1 / _TEMPERATURE, dtype=torch.float32).log())
         self.num_clusters, self.merge_at, self.auto = num_clusters, merge_at, auto
         self.by_information, self.hidden = by_information, hidden
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        counts = {"joint": self.joint, "sizes": self.sizes}
+        super()._apply(fn, recurse)
+        for name, count in counts.items():
+            if not count.is_meta:
+                setattr(self, name, count.to(getattr(self, name).device))
+        return self
 
     def embed(self, points: Tensor) -> Tensor:
         """Map points (P, F) to unit vectors (P, width).

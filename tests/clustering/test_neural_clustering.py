@@ -296,6 +296,19 @@ def test_autocast_rounds_no_cosine_and_no_count() -> None:
     assert not joint[0].equal(joint[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_cast_rounds_no_count(dtype: torch.dtype) -> None:
+    network, points = NeuralClusters(4, 1, merge_at=2), torch.randn(3001, 4)
+    network.sizes += 2049
+    network = network.to(dtype)
+    for _ in range(4):
+        logits = network(points.to(dtype)).detach()
+        network.watch(points.to(dtype), logits, logits)
+    assert network.centroids.dtype == dtype
+    assert network.joint.sum().item() == pytest.approx(2 * 2 * 3001, rel=1e-5)
+    assert network.sizes.item() == 2049 + 2 * 3001
+
+
 def test_the_temperature_rises_if_neighbours_disagree_and_falls_if_they_agree() -> None:
     network, points = NeuralClusters(4, 3), torch.randn(300, 4)
     logits = network(points)
