@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention import Grouping
+from clusterformer.clustering.unit_vectors import unit_vectors
 
 IGNORE = -100
 """Target of an example or token that counts in no loss and no metric."""
@@ -182,5 +183,5 @@ def _space(grouping: Grouping, form: ClusteringForm) -> tuple[Tensor, Tensor]:
     if points is None or centroids is None:
         raise ValueError("a grouping without points and centroids has no clustering loss")
     if grouping.similarity == "cosine" or form == "bounded":
-        return F.normalize(points.float(), dim=-1), F.normalize(centroids.float(), dim=-1)
+        return unit_vectors(points.float()), unit_vectors(centroids.float())
     return points.float(), centroids.float()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.text_cache import TextCaching, extend
+from clusterformer.clustering.unit_vectors import unit_vectors
 from clusterformer.errors import require_at_least, require_positive, require_whole
 from clusterformer.kernels.reference import argmax_first
 
@@ -107,7 +108,7 @@ class CentroidAttention(TextCaching):
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """Cosines over the temperature of tokens with centroids, (B, N, C)."""
-        points, centroids = (F.normalize(x.float(), dim=-1) for x in (hidden, self.centroids))
+        points, centroids = (unit_vectors(x.float()) for x in (hidden, self.centroids))
         return points @ centroids.mT / self.temperature
 
     def rows(self, k: Tensor, v: Tensor, hidden: Tensor) -> Cache:

@@ -24,6 +24,7 @@ from clusterformer.attention.text_ends import (
 )
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.clustering.spherical import SphericalMeans
+from clusterformer.clustering.unit_vectors import unit_vectors
 from clusterformer.errors import require_at_least, require_one_of, require_positive, require_whole
 from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.chunking import cluster_chunks, equal_blocks
@@ -344,8 +345,8 @@ class NeuralClusteringAttention(ClusterDecoding):
         points = F.linear(hidden, self.space.weight.float())
         if parts > 1:
             points = points.unflatten(-1, (parts, -1)).transpose(1, 2).flatten(0, 1)
-        anchors = F.normalize(centroids.float(), dim=-1) / self.temperature
-        return F.normalize(points, dim=-1), anchors
+        anchors = unit_vectors(centroids.float()) / self.temperature
+        return unit_vectors(points), anchors
 
     def own_centroids(self) -> Tensor | None:
         """Return the centroids of this layer, (C, F) or (G, C, F); None if it inherits them."""

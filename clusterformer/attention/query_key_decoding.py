@@ -17,6 +17,7 @@ from clusterformer.attention.ring_steps import ClusterCache
 from clusterformer.attention.shifted_keys import shift_rows
 from clusterformer.attention.text_cache import extend
 from clusterformer.clustering.ring_cache import fill, insert, look_up, make_ring_cache
+from clusterformer.clustering.unit_vectors import unit_vectors
 
 RECENCY_SPEED = 0.3
 """Recency over the weight that is learnt for it.
@@ -59,7 +60,7 @@ class QueryKeyDecoding(LocalHeads):
     def _directions(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Compute the unit vectors W x / |W x| of each head, (B, H - L, N, D)."""
         rows = F.linear(hidden.float(), weight.float())
-        return F.normalize(rows.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2), dim=-1)
+        return unit_vectors(rows.unflatten(-1, (self.num_clusterings, -1)).transpose(1, 2))
 
     def found_by(self, z_k: Tensor, key_mask: Tensor | None) -> Tensor:
         """Choose the points by which keys are found, of z_k, and of a mask (B, N)."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
 from clusterformer.clustering.ring_cache import append, make_ring_cache
+from clusterformer.clustering.unit_vectors import unit_vectors
 from clusterformer.errors import require_whole
 from clusterformer.kernels.blocks import Blocks, window_mask, windows
 from clusterformer.kernels.chunk_attention import LAST_RESORT, chunk_attention
@@ -223,7 +224,7 @@ class ReformerAttention(AttentionCore):
 
 
 def _unit(q: Tensor) -> Tensor:
-    return F.normalize(q.float(), dim=-1).to(q.dtype)
+    return unit_vectors(q.float()).to(q.dtype)
 
 
 def _mask_repeated_keys(mask: Tensor, blocks: Blocks, rounds: int) -> Tensor:

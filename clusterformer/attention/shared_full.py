@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Grouping
+from clusterformer.clustering.unit_vectors import unit_vectors
 from clusterformer.kernels.chunk_attention import LAST_RESORT
 
 
@@ -50,7 +51,5 @@ class SharedQKAttention(AttentionCore):
             if key_mask is not None:
                 hidden_keys = ~(key_mask[:, None, None] | own)  # padding sees itself: no row of NaN
                 bias = bias.masked_fill(hidden_keys, float("-inf"))  # (B, 1, N, N)
-            out = F.scaled_dot_product_attention(
-                query, F.normalize(query, dim=-1), value, attn_mask=bias
-            )
+            out = F.scaled_dot_product_attention(query, unit_vectors(query), value, attn_mask=bias)
         return out.to(q.dtype), None

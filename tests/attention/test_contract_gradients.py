@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from clusterformer.attention import BlockTopKAttention
+from clusterformer.losses import clustering_loss
 
 every_form = pytest.mark.parametrize(("cls", "causal"), FORMS, ids=name)
 REFUSED = re.compile("clusterformer::.* has no gradient of its gradient|derivative for aten::.*not")
@@ -36,6 +37,21 @@ def test_gradients_of_gradients_are_right_or_refused(cls, causal, length: int) -
         slope = (change * weight).sum().item() / (2 * step)
         nearest = min(nearest, abs(slope - found))
     assert nearest < 0.02 * max(1, abs(found))
+
+
+@every_form
+def test_the_gradient_of_a_token_at_zero_is_bounded(cls, causal) -> None:
+    """Silence is such a token, and one whose embedding is that of padding. It has no direction."""
+    layer, x = build(cls, causal), torch.randn(2, 40, WIDTH)
+    x[0, [7, 8, 30]] = 0
+    x.requires_grad_()
+    values, grouping = layer(x)
+    loss = values.sin().sum()
+    if grouping is not None and grouping.points is not None:
+        loss = loss + clustering_loss(grouping, torch.ones(2, 40, dtype=torch.bool)).sum()
+    (gradient,) = torch.autograd.grad(loss, x)
+    size = gradient.norm(dim=-1)
+    assert size[0].max() < 10 * size[1].max()
 
 
 @every_form
