@@ -232,7 +232,8 @@ def check_sharding(strategy: str | Strategy | None, precision: str | int | None)
             f"trainer.precision {precision} has no loss scaler for divided gradients; "
             "take bf16-mixed or 32-true"
         )
-    if not ours and (name in _OTHERS or isinstance(strategy, ModelParallelStrategy)):
+    other = name in _OTHERS or name.lower().startswith("deepspeed")
+    if not ours and (other or isinstance(strategy, ModelParallelStrategy)):
         raise InputError(
             f"trainer.strategy {name} does not keep our checkpoints; to divide the model among "
             "processes take fsdp2, which is ModelParallelStrategy with fully_shard"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_only
 
 from clusterformer.errors import InputError, require_at_least
@@ -46,6 +47,10 @@ REPLACING_CALLBACKS = {
 }
 """Callbacks of Lightning that would replace what the module does itself, and what to use."""
 
+_UNTRAINABLE = ("spawn", "fork", "notebook", "xla", "tpu")
+"""Words in names of Lightning's strategies that start processes in which no run can be, or need
+hardware that no run has seen."""
+
 MAX_DEVICES = max(64, os.cpu_count() or 1)
 """Maximum number of processes of one machine; Lightning would start any number."""
 
@@ -77,9 +82,23 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
         if advice := REPLACING_CALLBACKS.get(name := type(callback).__name__):
             raise InputError(f"trainer.callbacks: {name} cannot be used; {advice}")
     check_sharding(options.get("strategy"), options.get("precision"))
+    _check_strategy(options.get("strategy"))
     devices = str(options.get("devices"))  # Lightning takes "2" for 2
     if devices.isdecimal() and int(devices) > MAX_DEVICES:
         raise InputError(f"trainer.devices must be at most {MAX_DEVICES}, got {devices}")
+
+
+def _check_strategy(strategy: object) -> None:
+    """Refuse a name of no strategy, or of one by which no run trains; a class is the user's own."""
+    if not isinstance(strategy, str) or "." in strategy:
+        return
+    name = strategy.lower()
+    there = name in ("auto", *StrategyRegistry.available_strategies())
+    if not there or any(word in name for word in _UNTRAINABLE):
+        raise InputError(
+            "trainer.strategy must be auto, ddp, fsdp2, fsdp2_sharded_checkpoint or "
+            f"sequence_parallel, got {strategy!r}"
+        )
 
 
 def refuse_no_time(trainer: Trainer) -> None:

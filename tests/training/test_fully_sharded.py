@@ -172,6 +172,11 @@ def test_a_changed_shard_is_refused_and_nothing_in_it_is_executed(tmp_path: Path
 
 def test_other_ways_to_shard_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "take fsdp2" in error_of([*COMMAND, "--trainer.strategy=fsdp"], capsys)
+    for name in ("deepspeed_stage_3", "lightning.pytorch.strategies.DeepSpeedStrategy"):
+        assert "take fsdp2" in error_of([*COMMAND, f"--trainer.strategy={name}"], capsys)
+    for name in ("zero3", "ddp_spawn", "ddp_notebook", "sequence_parallel_3"):
+        told = "trainer.strategy must be auto, ddp, fsdp2, fsdp2_sharded_checkpoint or sequence_"
+        assert told in error_of([*COMMAND, f"--trainer.strategy={name}"], capsys)
     lightnings = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
     assert "take fsdp2" in error_of([*COMMAND, lightnings], capsys)
     scaled = [*COMMAND, "--trainer.precision=16-mixed", "--trainer.strategy=fsdp2"]
