@@ -60,7 +60,8 @@ class IndexerAttention(DenseWarmUp, TextCaching):
         index_width: Width of its heads (F).
         block_size: Number of keys that are chosen together (S).
         target: Keys on which the indexer is compared with attention: "chosen" or "all".
-        dense_steps: Number of first passes of training in which attention is dense.
+        dense_steps: Number of first passes of training in which attention is dense. A training that
+            starts from another's weights goes on with its count.
 
     Cost: O(N^2 (I F + H D)) time: on the sizes of one machine, attention to the chosen keys is one
     dense product under a mask. O(N^2) memory. A cached step O(N I F + top_k S H D).

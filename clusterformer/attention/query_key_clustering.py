@@ -68,7 +68,8 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
             training batch whose texts all have up to `probes` tokens: these heads select nothing
             there, and count as seeing all.
         dense_steps: Number of first passes of training in which every token attends to all (before
-            it): what takes long to learn is learnt sooner. Evaluation always selects.
+            it): what takes long to learn is learnt sooner. Evaluation always selects. A training
+            that starts from another's weights goes on with its count.
         local_heads: Number of heads that attend to near tokens instead; None: half of them,
             rounded down.
         local_window: Number of tokens in a chunk of the local heads, which see their own chunk, the

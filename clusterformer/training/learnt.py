@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
+from clusterformer.attention.dense_warm_up import DenseWarmUp
 from clusterformer.data.tokenizers import Tokenizer
 from clusterformer.errors import InputError, making
 from clusterformer.models.config import TransformerConfig
@@ -80,6 +81,7 @@ class Start(NamedTuple):
         vocab_size: Number of tokens of the run's tokenizer, with which the task reads its texts;
             None if the task has its own.
         other_options: Options by which layers compute something else with the same weights.
+        warmed_up: Whether the dense warm-up that the network asks for was over in the run.
     """
 
     path: str
@@ -90,6 +92,7 @@ class Start(NamedTuple):
     unused: list[str]
     vocab_size: int | None = None
     other_options: Sequence[str] = ()
+    warmed_up: bool = False
 
     def __str__(self) -> str:
         parts = {"new": self.new, "did not fit": self.misfits, "not used": self.unused}
@@ -97,7 +100,8 @@ class Start(NamedTuple):
         lists = "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
         tokenizer = f", and its tokenizer of {self.vocab_size:,} tokens" if self.vocab_size else ""
         taken = f"{self.taken:,} of {self.total:,} weights taken"
-        return f"init_from {self.path}: {taken}{tokenizer}{lists}"
+        dense = "; no dense warm-up (dense_steps): the run had it" if self.warmed_up else ""
+        return f"init_from {self.path}: {taken}{tokenizer}{lists}{dense}"
 
 
 def open_learnt(path: str) -> Learnt:
@@ -153,7 +157,11 @@ def start_task(
     same = _same_state(learnt, task)
     same_tokens = same or task.learnt is not None  # the task took the run's tokenizer
     start = start_from(network, learnt, same_tokens=same_tokens, same_outputs=same)
-    start = start._replace(other_options=_other_options(learnt, config))
+    cores = [m for m in network.modules() if isinstance(m, DenseWarmUp) and m.dense_steps]
+    start = start._replace(
+        other_options=_other_options(learnt, config),
+        warmed_up=any(int(core.passes) >= core.dense_steps for core in cores),
+    )
     if task.learnt is not None and learnt.tokenizer is not None:
         start = start._replace(vocab_size=learnt.tokenizer.vocab_size)
     rank_zero_only(_log.info)(str(start))

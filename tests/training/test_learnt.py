@@ -212,6 +212,19 @@ def test_options_by_which_the_same_weights_mean_something_else_are_named(
     assert report["other_options"] == told.split(", ")
 
 
+def test_a_dense_warm_up_that_is_over_is_told(folder: Path, capsys) -> None:
+    def fit_indexer(*options: str) -> str:
+        indexer = ["--model.attention=IndexerAttention", *options]
+        assert main(["fit", *ROWS, *SHAPE, *indexer]) == 0
+        return capsys.readouterr().err
+
+    fit_indexer("--model.attention.dense_steps=1")
+    run, told = "--model.init_from=runs/classification/1", "; no dense warm-up (dense_steps): "
+    assert f"{told}the run had it\n" in fit_indexer(run, "--model.attention.dense_steps=1")
+    assert told not in fit_indexer(run, "--model.attention.dense_steps=2")
+    assert told not in fit_indexer(run)
+
+
 def test_what_does_not_fit_is_named(folder: Path) -> None:
     learnt = open_learnt("masked")
     network = clusterformer.load("masked").network
