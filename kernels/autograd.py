@@ -7,7 +7,12 @@ from torch.library import CustomOpDef
 
 
 def register_backward(
-    forward: CustomOpDef, backward: CustomOpDef, *, gradients: int, save_outputs: bool = True
+    forward: CustomOpDef,
+    backward: CustomOpDef,
+    *,
+    gradients: int,
+    save_outputs: bool = True,
+    tell_needed: bool = False,
 ) -> None:
     """Make one operation the backward pass of another.
 
@@ -20,6 +25,8 @@ def register_backward(
         backward: Operation that computes its gradients.
         gradients: Number of gradients that `backward` returns.
         save_outputs: Pass the outputs of `forward` to `backward`.
+        tell_needed: Pass to `backward` at last a list that tells which of its gradients are needed.
+            Only here that is known: under torch.func.vmap a tensor does not tell.
     """
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -30,7 +37,8 @@ def register_backward(
         ctx.save_for_backward(*tensors, *(outputs if save_outputs else ()))
 
     def differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        found = backward(grad, *ctx.saved_tensors, *ctx.options)
+        needed = (list(ctx.needs_input_grad[:gradients]),) if tell_needed else ()
+        found = backward(grad, *ctx.saved_tensors, *ctx.options, *needed)
         return *found, *(ctx.num_inputs - gradients) * (None,)
 
     def fake(grad: Tensor, *tensors: Any) -> tuple[Tensor, ...]:

@@ -51,8 +51,7 @@ def gathered_attention(
     members, seen = members + sequence * q.shape[1], seen + sequence * k.shape[1]
     rows = (x.float().flatten(0, 1) for x in (q, k, v))
     index = (x.flatten(0, 1) for x in (members, filled, seen, mask))
-    weights_learn = q.requires_grad or k.requires_grad
-    return _forward(*rows, *index, scale, weights_learn).unflatten(0, q.shape[:2])
+    return _forward(*rows, *index, scale).unflatten(0, q.shape[:2])
 
 
 def reference(
@@ -92,7 +91,6 @@ def _forward(
     seen: Tensor,
     mask: Tensor,
     scale: float,
-    weights_learn: bool,
 ) -> Tensor:
     """Compute values (B * N, D).
 
@@ -101,7 +99,6 @@ def _forward(
         members, filled: (B * G, S), rows of q and whether each slot holds one.
         seen: (B * G, K) rows of k. mask: (B * G, 1 or S, K), whether each has weight.
         scale: Factor on the logits.
-        weights_learn: Whether q or k needs a gradient; without it the backward pass is shorter.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for groups in _pieces(k, filled, seen):
@@ -124,11 +121,11 @@ def _backward(
     seen: Tensor,
     mask: Tensor,
     scale: float,
-    weights_learn: bool,
+    needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute gradients of q, k and v; the weights are computed again.
 
-    Those of q and k are 0 if `weights_learn` is False.
+    Those of q and k are 0 if neither is needed.
     """
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     for groups in _pieces(k, filled, seen):
@@ -137,7 +134,7 @@ def _backward(
         weights = _weights(query, key, mask[groups], scale)
         do = take_rows(grad, own).mul_(filled[groups, :, None])
         add_rows(dv, keys, torch.bmm(weights.transpose(1, 2), do))
-        if not weights_learn:
+        if not (needed[0] or needed[1]):
             continue
         dp = torch.bmm(do, take_rows(v, keys).transpose(1, 2))
         ds = torch._softmax_backward_data(dp, weights, -1, torch.float32).mul_(scale)
@@ -151,7 +148,7 @@ def _(q: Tensor, *_others: object) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-register_backward(_forward, _backward, gradients=3, save_outputs=False)
+register_backward(_forward, _backward, gradients=3, save_outputs=False, tell_needed=True)
 
 
 def _pieces(k: Tensor, filled: Tensor, seen: Tensor) -> tuple[Tensor, ...]:

@@ -57,9 +57,12 @@ def test_the_gradient_of_a_token_at_zero_is_bounded(cls, causal) -> None:
 @every_form
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # a loop over the rows
 def test_vmap_gives_what_a_batch_gives(cls, causal) -> None:
-    layer, x = build(cls, causal), torch.randn(3, 19, WIDTH)
+    layer, x = build(cls, causal), torch.randn(3, 19, WIDTH, requires_grad=True)
     values = vmap(lambda row: layer(row[None]).values[0], randomness="different")(x)
-    torch.testing.assert_close(values, layer(x).values)
+    expected = layer(x).values
+    torch.testing.assert_close(values, expected)
+    found, right = (torch.autograd.grad(out.sin().sum(), x)[0] for out in (values, expected))
+    torch.testing.assert_close(found, right)
 
 
 @pytest.mark.parametrize("causal", [False, True])

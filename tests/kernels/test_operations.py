@@ -26,11 +26,13 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, requires_grad=True) for shape in shapes]
 
 
-def check(module: object, inputs: tuple, saved: tuple[Tensor, ...], options: tuple) -> None:
+def check(
+    module: object, inputs: tuple, saved: tuple[Tensor, ...], options: tuple, needed: tuple = ()
+) -> None:
     """The forward, and the backward with what the forward saved for it."""
     opcheck(module._forward, (*inputs, *options))  # type: ignore[attr-defined]
     given = [x.detach() for x in (torch.randn_like(inputs[0]), *inputs, *saved)]
-    opcheck(module._backward, (*given, *options), test_utils=UNDIFFERENTIATED)  # type: ignore[attr-defined]
+    opcheck(module._backward, (*given, *options, *needed), test_utils=UNDIFFERENTIATED)  # type: ignore[attr-defined]
 
 
 def more_keys(given: bool, *shape: int) -> list[Tensor]:
@@ -90,10 +92,11 @@ def test_cluster_chunks_on_cpu(prefix: int) -> None:
 
 @pytest.mark.parametrize("weights_learn", [True, False])
 def test_gathered_attention(weights_learn: bool) -> None:
+    needed = ([weights_learn, weights_learn, True],)
     members, seen = torch.tensor([[0, 2], [1, 0]]), torch.tensor([[0, 3, 4], [1, 2, 3]])
     filled = torch.tensor([[True, True], [True, False]])
     inputs = *leaves((N, 4), (N, 4), (N, 4)), members, filled, seen, seen >= 0
-    check(gathered_attention, inputs, (), (0.3, weights_learn))
+    check(gathered_attention, inputs, (), (0.3,), needed)
 
 
 def test_merged_attention() -> None:
