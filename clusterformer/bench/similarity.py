@@ -104,6 +104,7 @@ class MeanPoolingEncoder:
             self.tokenizer(
                 list(texts),
                 padding=True,
+                padding_side="right",  # a text's positions begin at 0 then
                 truncation=True,
                 max_length=self.length,
                 return_tensors="pt",

@@ -83,7 +83,9 @@ class SentenceEncoder:
         for start in range(0, len(order), _BATCH):
             rows = order[start : start + _BATCH]
             batch = self._tokenizer.pad(
-                {"input_ids": [ids[row] for row in rows]}, return_tensors="pt"
+                {"input_ids": [ids[row] for row in rows]},
+                padding_side="right",  # a text's positions begin at 0 then, and its first token is
+                return_tensors="pt",
             ).to(self._model.device)
             hidden = self._model(**batch).last_hidden_state  # (B, N, F)
             mask = batch["attention_mask"][..., None].to(hidden)

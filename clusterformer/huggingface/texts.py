@@ -47,8 +47,10 @@ def to_batches(
             if not isinstance(text, str):
                 raise InputError(f"text {number}: got {text!r:.80}, allowed are texts")
         batch = tokenizer(
-            part, truncation=True, max_length=max_length, padding=True, return_tensors="pt"
-        ).to(model.device)
+            part, truncation=True, max_length=max_length,
+            padding=True, padding_side="right",  # a text's positions begin at 0 then
+            return_tensors="pt",
+        ).to(model.device)  # fmt: skip
         if limit is not None and (length := batch["input_ids"].shape[1]) > limit:
             raise InputError(
                 f"a text of {length} tokens is longer than the {limit} learned positions of the "

@@ -244,14 +244,18 @@ def test_class_tfidf_written_out() -> None:
     assert (noise.size, noise.words) == (0, [])
 
 
-def test_a_sentence_encoder_pools_as_its_folder_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_sentence_encoder_pools_as_its_folder_says(tmp_path: Path, side: str) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green", "blue"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     tokenizer = tokenizers.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"))
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer._tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+        tokenizer_object=tokenizer._tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        padding_side=side,
     ).save_pretrained(tmp_path)
     config = transformers.BertConfig(
         vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,

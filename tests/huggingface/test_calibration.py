@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from clusterformer import huggingface
+from clusterformer.huggingface.texts import to_batches
 
 pytest.importorskip("transformers")
 
@@ -143,10 +144,21 @@ def test_what_cannot_be_calibrated_is_refused(tiny) -> None:
         assert model.training
 
 
-def test_texts_longer_than_learned_positions_reach_are_refused(tiny, tmp_path: Path) -> None:
+@pytest.fixture
+def tokenizer(tmp_path: Path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    tokenizer = pytest.importorskip("transformers").BertTokenizer(str(tmp_path / "vocab.txt"))
+    return pytest.importorskip("transformers").BertTokenizer(str(tmp_path / "vocab.txt"))
+
+
+def test_texts_begin_at_the_first_position_whatever_side_a_tokenizer_pads(tiny, tokenizer) -> None:
+    """Learned positions, and rotary ones under some mechanisms, would be those of other texts."""
+    tokenizer.padding_side = "left"
+    (batch,) = to_batches(tiny("Bert"), ["a b c d", "e"], tokenizer, 64, 2)
+    assert batch["input_ids"].tolist() == [[2, 5, 6, 7, 8, 3], [2, 9, 3, 0, 0, 0]]
+
+
+def test_texts_longer_than_learned_positions_reach_are_refused(tiny, tokenizer) -> None:
     model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
     texts = ["a b c", "a b c d " * 30]
     with pytest.raises(ValueError, match="122 tokens is longer than the 64 learned positions"):
