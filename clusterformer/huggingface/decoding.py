@@ -57,10 +57,10 @@ def attend_with_cache(
         mixed, grouping = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
         layer.clusterformer = _State((q, k, v, hidden, mask))
         return mixed, grouping
-    state.check(mask, new)
+    real = state.check(mask, new)
     if state.groups is None:
         state.prefill(core)
-    return state.step(core, q, k[:, :, -new:], v[:, :, -new:], hidden), None
+    return state.step(core, q, k[:, :, -new:], v[:, :, -new:], hidden, real), None
 
 
 class _State:
@@ -71,24 +71,36 @@ class _State:
         self.groups: list[Group] | None = None
         *_, hidden, mask = given
         self.real = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
-        self.later = 0
+        self.later = 0  # real tokens of every row behind these
 
-    def check(self, mask: Tensor | None, new: int) -> None:
-        """Refuse a mask by which tokens are padding that are not among the first, or were real.
+    def check(self, mask: Tensor | None, new: int) -> Tensor | None:
+        """Refuse a mask by which tokens are padding that follow real ones, or were real.
 
         Args:
             mask: (B, M), True at real tokens, of the last M tokens; None means all real.
             new: Number of tokens that have not been seen before.
 
+        Returns:
+            Which of the new tokens are real, (B, N); None: all of them.
+
         Raises:
             ValueError: if there are such tokens.
         """
-        self.later += new
         if mask is None:
-            return
-        real = F.pad(self.real, (0, self.later), value=True)[:, -mask.shape[1] :]
-        if bool((real & ~mask).any()):
+            self.later += new
+            return None
+        earlier, now = mask[:, :-new], mask[:, -new:]
+        real = F.pad(self.real, (0, self.later), value=True)
+        was = real[:, real.shape[1] - earlier.shape[1] :]
+        # a prompt that is read in parts may begin with more padding than its first part has
+        begun = real.any(1, keepdim=True) | (now.cumsum(1) > 0)
+        if bool((was & ~earlier).any() | (begun & ~now).any()):
             raise ValueError("padding after the first tokens of a cached text is not supported")
+        if bool(now.all()):
+            self.later += new
+            return None
+        self.real, self.later = torch.cat([real, now], 1), 0
+        return now
 
     def prefill(self, core: AttentionCore) -> None:
         """Fill the mechanism's cache with the first tokens."""
@@ -110,19 +122,41 @@ class _State:
                 _, memory = core.prefill(*heads, hidden=inner, cache=memory)
             self.groups.append((rows, memory))
 
-    def step(self, core: AttentionCore, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-        """Decode the new tokens, one after another."""
+    def step(
+        self,
+        core: AttentionCore,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        hidden: Tensor,
+        real: Tensor | None,
+    ) -> Tensor:
+        """Decode the new tokens, one after another; padding among them, if any, gets zeros."""
         assert self.groups is not None
-        mixed = torch.empty_like(q)
+        mixed = torch.zeros_like(q)
         for at in range(q.shape[2]):
             one = slice(at, at + 1)
+            if real is not None:
+                self._split(real[:, at])
             for number, (rows, memory) in enumerate(self.groups):
+                if real is not None and not real[rows[0], at]:
+                    continue
                 values, memory = core.step(
                     *(x[rows, :, one] for x in (q, k, v)), hidden=hidden[rows, one], cache=memory
                 )
                 mixed[rows, :, one] = values.to(mixed.dtype)  # under autocast
                 self.groups[number] = rows, memory
         return mixed
+
+    def _split(self, real: Tensor) -> None:
+        """Part the rows (B,) whose text begins from those that go on with padding."""
+        assert self.groups is not None
+        self.groups = [
+            (rows[part], tuple(x[part] for x in memory))
+            for rows, memory in self.groups
+            for part in (real[rows], ~real[rows])
+            if part.any()
+        ]
 
     def select(self, indices: Tensor) -> None:
         """Keep rows of the batch, in another order, some of them several times."""

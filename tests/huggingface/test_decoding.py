@@ -84,6 +84,17 @@ def test_steps_and_several_tokens_at_once_equal_the_whole_forward(tiny) -> None:
         torch.testing.assert_close(logits, expected[:, start:])
 
 
+@pytest.mark.parametrize("window", [None, 5])
+@torch.no_grad()
+def test_a_prompt_may_be_read_in_parts(tiny, batch, window: int | None) -> None:
+    """The padding of some rows is longer than the first part."""
+    model = decoder(tiny, "Mistral", "NeuralClusteringAttention", sliding_window=window)
+    inputs, _ = batch([13, 6, 7, 1], 13, left=True)
+    options = {"max_new_tokens": 8, **GREEDY}
+    parts = model.generate(**inputs, prefill_chunk_size=4, **options)
+    assert torch.equal(parts, model.generate(**inputs, use_cache=False, **options))
+
+
 @torch.no_grad()
 def test_what_the_cache_cannot_do_is_refused(tiny) -> None:
     model = decoder(tiny, "Llama", "FullAttention")
