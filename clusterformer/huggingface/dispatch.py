@@ -46,6 +46,10 @@ _REENTRANT_CHECKPOINTS = (
     " loses the loss by which it learns what to choose under reentrant activation checkpointing; "
     'enable it with gradient_checkpointing_kwargs={"use_reentrant": False}'
 )
+_NO_WEIGHTS = (
+    "a mechanism returns no attention weights, so output_attentions=True gives none; "
+    'detach it and ask for "eager" attention to see them'
+)
 _IDLE_ADAPTERS = (
     "adapters inside the attention mechanism learn nothing, as after PEFT's "
     'target_modules="all-linear"; add modules_to_save=["clusterformer"] to train the mechanism'
@@ -175,6 +179,8 @@ def attend(
             "load, and give each model a config of its own"
         )
     hidden, past = slot.take()
+    if kwargs.get("output_attentions") and not torch.compiler.is_compiling():
+        _warn_once(_NO_WEIGHTS)
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise ValueError(f"{type(module).__name__} passes {name}, which no mechanism has")

@@ -316,14 +316,19 @@ def _own_models(model: nn.Module) -> list[PreTrainedModel]:
 
 def _auto_classes(config: PreTrainedConfig) -> list[str]:
     """List the AutoModel classes that know models of this configuration."""
+    return sorted(_auto_mappings(config))
+
+
+def _auto_mappings(config: PreTrainedConfig) -> dict[str, Any]:
+    """Find the mappings to models of the AutoModel classes that know this configuration."""
     from transformers.models.auto import modeling_auto
 
-    return [
-        name
+    mappings = {
+        name: getattr(auto, "_model_mapping", None) or ()
         for name, auto in vars(modeling_auto).items()
         if name.startswith("AutoModel")
-        if type(config) in (getattr(auto, "_model_mapping", None) or ())
-    ]
+    }
+    return {name: mapping for name, mapping in mappings.items() if type(config) in mapping}
 
 
 def _native_class(
@@ -340,7 +345,12 @@ def _native_class(
     if mapping is not None and type(config) in mapping:
         kind = _get_model_class(config, mapping)
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-    if is_model and isinstance(config, getattr(kind, "config_class", None) or ()):
+    known = isinstance(config, getattr(kind, "config_class", None) or ()) or any(
+        # families such as InternLM3 have a configuration of their own, and Llama's models
+        kind is _get_model_class(config, other)
+        for other in _auto_mappings(config).values()
+    )
+    if is_model and known:
         found: Any = kind
         return found
     name = getattr(kind, "__name__", kind)

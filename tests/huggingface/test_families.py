@@ -1,5 +1,6 @@
 """Families of models with ways of their own: caches, causality, shared layers, positions."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -105,6 +106,28 @@ def test_extended_positions_load(name: str, tmp_path: Any) -> None:
     long = torch.arange(100)[None] % 40 + 3
     again = huggingface.load(tmp_path)
     assert torch.equal(again(long).last_hidden_state, model(long).last_hidden_state)
+
+
+@torch.no_grad()
+def test_a_family_with_the_models_of_another_is_loaded(tmp_path: Any) -> None:
+    """InternLM3 has a configuration of its own, and Llama's models."""
+    config = transformers.InternLM3Config(**SIZES, num_key_value_heads=1)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    huggingface.attach(model, "FullAttention").save_pretrained(tmp_path)
+    for again in (
+        huggingface.load(tmp_path),
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True),
+    ):
+        assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+
+
+@pytest.mark.parametrize("name", ["BertModel", "LlamaModel"])
+@torch.no_grad()
+def test_weights_that_no_mechanism_returns_are_warned_of(name: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("clusterformer.huggingface.dispatch._warn_once", warnings.warn)
+    model = huggingface.attach(make(name), "FullAttention")
+    with pytest.warns(UserWarning, match="returns no attention weights"):
+        model(TOKENS, output_attentions=True)
 
 
 def test_models_of_one_config_are_told_apart() -> None:
