@@ -28,7 +28,8 @@ class BlockTopKAttention(TextCaching):
     The text is cut into blocks of `block_size` tokens. The score of a block for a query is the
     product of the query with the mean of the block's keys (eq. 6); a query attends to its own block
     and to the `top_k` - 1 others of highest score, in one softmax. The gate has no weights: no
-    gradient trains the choice. Each head chooses for itself.
+    gradient trains the choice. Each head chooses for itself. A later form (FlashMoBA, arXiv
+    2511.11571) puts a short convolution on the keys first, which this class does not.
 
     `causal=True` is the published form, and equal to the brute-force code of MoonshotAI/MoBA: the
     other blocks are those before the own one, which are whole, and within its block a token sees

@@ -31,6 +31,8 @@ class CentroidAttention(TextCaching):
     centroids. Focus balances groups by Sinkhorn's normalisation over the tokens of a text. That
     would read the future; here a Sinkhorn-balanced membership is the target of a loss of its own
     (`balance`), which feeds no output. `causal=True` does not leak, and every token sees itself.
+    Focus routes softly in training and only at inference takes the best groups of a token, more
+    than one; here it has one group in both. In a pretrained model Focus trains the centroids alone.
 
     A window of N or more, or one group, is full attention.
 

@@ -34,7 +34,8 @@ class IndexerAttention(DenseWarmUp, TextCaching):
 
     A random indexer chooses badly, and learns of no key that it does not choose. So the report
     warms it up: for `dense_steps` passes of training every token attends to all, and the indexer
-    learns from that. Evaluation is always sparse.
+    learns from that. The report trains nothing else meanwhile; here all weights learn. Evaluation
+    is always sparse.
 
     Half of the width of index queries and keys is rotated by their positions, as in the published
     code, where the layer rotates its own queries and keys (`MultiHeadAttention.rotary_base`).
@@ -44,8 +45,10 @@ class IndexerAttention(DenseWarmUp, TextCaching):
     2606.13392); where causal the own block is always among them.
 
     `causal=True` is the published form. It neither leaks nor leaves a token without a key. A form
-    without causality is ours. Beside the published indexer: no 8-bit numbers, and equal scores (a
-    ReLU gives many zeros) go to the latest key. A `top_k` of N or more is full attention.
+    without causality is ours. Beside the published indexer: no 8-bit numbers (nor the Hadamard
+    transform before them, which changes no product), index queries are made of the hidden state
+    and not of the compressed query of latent attention, which no other layer has, and equal scores
+    (a ReLU gives many zeros) go to the latest key. A `top_k` of N or more is full attention.
 
     Generation chooses what a whole pass chooses, but for rare ties: repeated tokens may have equal
     scores whose terms cancel nearly to 0. Such a score keeps few exact bits, and a cached step,

@@ -34,9 +34,10 @@ class NativeSparseAttention(TextCaching):
       value, its mean (as in fla-org's code) under a learned map that starts as the identity (eq.
       7);
     - selected: the own block and the `top_k` - 1 blocks of highest weight in the compressed branch
-      (eq. 8-12), each head for itself. So the task's loss trains the choice through that branch.
-      The paper's experiments and fla-org's code also take the first block and the one before the
-      own in any case; here they have to be chosen;
+      (eq. 8-12). So the task's loss trains the choice through that branch. Each head chooses for
+      itself; as published, heads that share keys choose together. The paper's experiments and
+      fla-org's code also take the first block and the one before the own in any case; here they
+      have to be chosen;
     - near: the last `window` tokens.
 
     The published gates need not sum to 1, and a token before the end of the first block has no key
