@@ -130,9 +130,19 @@ def _describe(name: str, module: nn.Module, model: PreTrainedModel, called: bool
     causal = bool(getattr(module, "is_causal", False)) or called
     if getattr(config, "is_causal", True) is False:  # a decoder made bidirectional
         causal = False
-    return Layer(
-        name, module, config.hidden_size, heads, width, causal, _window(module, config, causal)
-    )
+    window = _window(module, config, causal)
+    return Layer(name, module, _input_width(module, config), heads, width, causal, window)
+
+
+def _input_width(module: nn.Module, config: Any) -> int:
+    """Find the width of a layer's input by the projection of its queries.
+
+    MobileBERT's layers read a narrower input than the model's hidden states, Zamba2's a wider one.
+    """
+    for name, part in module.named_children():
+        if name.startswith("q") and isinstance(getattr(part, "in_features", None), int):
+            return int(part.in_features)
+    return int(config.hidden_size)
 
 
 def _window(module: nn.Module, config: Any, causal: bool) -> int | None:

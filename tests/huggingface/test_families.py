@@ -130,6 +130,16 @@ def test_weights_that_no_mechanism_returns_are_warned_of(name: str, monkeypatch:
         model(TOKENS, output_attentions=True)
 
 
+@torch.no_grad()
+def test_an_input_of_another_width_than_the_model_is_clustered(tmp_path: Any) -> None:
+    """MobileBERT narrows its hidden states before attention."""
+    model = make("MobileBertModel", intra_bottleneck_size=16, embedding_size=32)
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=4)
+    found = model(TOKENS).last_hidden_state
+    model.save_pretrained(tmp_path)
+    assert torch.equal(huggingface.load(tmp_path)(TOKENS).last_hidden_state, found)
+
+
 def test_models_of_one_config_are_told_apart() -> None:
     config = transformers.BertConfig(**SIZES)
     first, second = transformers.BertModel(config), transformers.BertModel(config)
