@@ -137,7 +137,7 @@ def _describe(name: str, module: nn.Module, model: PreTrainedModel, called: bool
 def _input_width(module: nn.Module, config: Any) -> int:
     """Find the width of a layer's input by the projection of its queries.
 
-    MobileBERT's layers read a narrower input than the model's hidden states, Zamba2's a wider one.
+    MobileBERT's layers read a narrower input than the model's hidden states.
     """
     for name, part in module.named_children():
         if name.startswith("q") and isinstance(getattr(part, "in_features", None), int):
