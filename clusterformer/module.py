@@ -32,7 +32,7 @@ from clusterformer.training.evaluation import Evaluation
 from clusterformer.training.fully_sharded import FullyShardedStrategy
 from clusterformer.training.learnt import Start, start_task
 from clusterformer.training.loop_progress import begin_next_epoch, continue_epoch
-from clusterformer.training.nonfinite import nonfinite_error
+from clusterformer.training.nonfinite import TrainedBatch, nonfinite_error, skips_step
 from clusterformer.training.optimizer import (
     OptimizerName,
     gradient_norm,
@@ -42,9 +42,6 @@ from clusterformer.training.optimizer import (
 )
 from clusterformer.training.schedule import Schedule
 from clusterformer.training.shared_sequences import SharedSequenceStrategy
-
-MIN_SCALE = 1e-4
-"""Smallest scale of the loss in fp16, as in fairseq: a training that needs less learns nothing."""
 
 
 class ClusterFormer(LightningModule):
@@ -192,8 +189,7 @@ class ClusterFormer(LightningModule):
         self.findings: Findings | None = None
         self.start: Start | None = None
         self._seed = 0
-        self._batch: Any = None
-        self._losses: list[Tensor] = []
+        self._trained: list[TrainedBatch] = []  # in the step that is under way
 
     @property
     def task(self) -> Task:
@@ -260,7 +256,6 @@ class ClusterFormer(LightningModule):
         self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.global_step
         entropy = [self._seed, self.current_epoch, batch_idx, self.global_rank]
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
-        self._batch = batch
 
     def objective(
         self, task: Task, batch: Any, *, measure: bool = False
@@ -317,7 +312,8 @@ class ClusterFormer(LightningModule):
                 "task_weight is 0, and no layer has a clustering loss: nothing would be learnt"
             )
         weights = (weight for _, _, weight in parts.values())
-        self._losses = [part for part, weight in zip(sums, weights, strict=True) if weight]
+        trained = [part for part, weight in zip(sums, weights, strict=True) if weight]
+        self._trained.append(TrainedBatch(batch, trained))
         return torch.stack(weighted).sum()
 
     def configure_gradient_clipping(
@@ -328,21 +324,12 @@ class ClusterFormer(LightningModule):
     ) -> None:
         """Stop before a step that would spoil the weights, else clip as the trainer says."""
         norm = gradient_norm(self)
-        if not math.isfinite(norm) and not self._skips_step():
+        trained, self._trained = self._trained, []
+        if not math.isfinite(norm) and not skips_step(self.trainer, trained):
             assert self.network is not None
-            raise nonfinite_error(self, self.network, self._batch)
+            raise nonfinite_error(self, self.network, trained)
         self.log("train/gradient_norm", norm, batch_size=1)
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-    def _skips_step(self) -> bool:
-        """Tell whether fp16's loss scaler leaves out this step, and the next may have a gradient.
-
-        A smaller scale mends gradients beyond float16, but neither a loss that is not finite nor
-        gradients that are not even at a small scale: it would skip all steps to come.
-        """
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        finite = all(math.isfinite(part) for part in self._losses)
-        return scaler is not None and finite and scaler.get_scale() >= MIN_SCALE
 
     def on_validation_epoch_start(self) -> None:
         self._evaluation = Evaluation(self.task, self.device)

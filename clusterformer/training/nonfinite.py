@@ -1,17 +1,53 @@
-"""Search for the first NaN or infinity behind a loss that is not finite."""
+"""Steps whose gradients are not finite: which may be skipped, where NaN or infinity is first."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from clusterformer.errors import InputError
 from clusterformer.training.checkpoints import last_good
+
+MIN_SCALE = 1e-4
+"""Smallest scale of the loss in fp16, as in fairseq: a training that needs less learns nothing."""
+
+
+class TrainedBatch(NamedTuple):
+    """A batch of a step, one of `accumulate_grad_batches`.
+
+    Attributes:
+        batch: The batch.
+        losses: Losses of the batch over all processes, of shape () each, those with a weight.
+    """
+
+    batch: Any
+    losses: list[Tensor]
+
+    def is_finite(self) -> bool:
+        return all(math.isfinite(loss) for loss in self.losses)
+
+
+def skips_step(trainer: Trainer, trained: Sequence[TrainedBatch]) -> bool:
+    """Tell whether fp16's loss scaler leaves out this step, and the next may have a gradient.
+
+    A smaller scale mends gradients beyond float16, but neither a loss that is not finite nor
+    gradients that are not even at a small scale: it would skip all steps to come.
+
+    Args:
+        trainer: Trainer, at a step whose gradients are not finite.
+        trained: All batches of the step.
+    """
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is None or scaler.get_scale() < MIN_SCALE:
+        return False
+    return all(batch.is_finite() for batch in trained)
 
 
 def first_nonfinite(network: nn.Module, batch: Any) -> str:
@@ -49,15 +85,19 @@ def first_nonfinite(network: nn.Module, batch: Any) -> str:
     return f"the gradient of {spoilt}" if spoilt else "the loss"
 
 
-def nonfinite_error(model: LightningModule, network: nn.Module, batch: Any) -> InputError:
+def nonfinite_error(
+    model: LightningModule, network: nn.Module, trained: Sequence[TrainedBatch]
+) -> InputError:
     """Make the error of a loss that is not finite; the first of several processes tells it.
 
     Args:
         model: Model in training.
         network: Its network, with the gradients of the failed step still in place.
-        batch: Batch of the failed step.
+        trained: All batches of the failed step.
     """
     trainer = model.trainer
+    spoilt = (one for one in trained if not one.is_finite())
+    batch = next(spoilt, trained[-1]).batch
     with trainer.precision_plugin.forward_context():
         found = [first_nonfinite(network, batch)]
     if trainer.world_size > 1:
