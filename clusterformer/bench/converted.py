@@ -19,7 +19,8 @@ from clusterformer.bench.report import Row
 from clusterformer.bench.similarity import MeanPoolingEncoder
 from clusterformer.data.tables import read_text, text_lines
 from clusterformer.errors import InputError
-from clusterformer.huggingface.dispatch import calls, slots
+from clusterformer.huggingface.dispatch import slots
+from clusterformer.huggingface.recording import calls
 from clusterformer.huggingface.visibility import share_seen
 from clusterformer.models.pretrained import num_positions
 

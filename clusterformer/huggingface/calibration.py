@@ -19,7 +19,8 @@ from clusterformer.attention.text_ends import at_ends
 from clusterformer.clustering.kmeans import cluster_means, nearest
 from clusterformer.errors import InputError
 from clusterformer.huggingface.attaching import require_model
-from clusterformer.huggingface.dispatch import evaluating, slots
+from clusterformer.huggingface.dispatch import slots
+from clusterformer.huggingface.recording import evaluating
 from clusterformer.huggingface.texts import to_batches
 
 if TYPE_CHECKING:

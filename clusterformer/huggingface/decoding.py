@@ -1,6 +1,7 @@
 """Cached decoding: the cache of a mechanism, held beside transformers' KV cache.
 
-B batch   R rows of a group   H heads   N queries   M keys   D head width   E model width
+B batch   R rows of a group   H heads   G heads of keys and values   N queries   M keys
+D head width   E model width
 
 Rows of a batch that have the same number of real tokens form a group, whose cache has no padding.
 """
@@ -18,6 +19,22 @@ from clusterformer.attention import AttentionCore, Cache, Grouping
 
 Group = tuple[Tensor, Cache]
 """Rows of the batch, (R,), and the cache of the mechanism for them."""
+
+
+def filled_layer(past: Any, keys: Tensor, number: int) -> Any:
+    """Find the layer of transformers' KV cache that gave these keys: a module of HRM fills several.
+
+    A layer with a window gives more keys than it keeps; there it is the module's own.
+
+    Args:
+        past: The KV cache.
+        keys: What it gave, (B, G, M, D).
+        number: Number of the module's own layer.
+    """
+    for layer in past.layers:
+        if getattr(layer, "keys", None) is keys:
+            return layer
+    return past.layers[number]
 
 
 def attend_with_cache(

@@ -5,10 +5,8 @@ B batch   H heads   G heads of keys and values   N queries   M keys   D head wid
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, Grouping
 from clusterformer.backward_pass import in_backward
-from clusterformer.huggingface.decoding import attend_with_cache
+from clusterformer.huggingface.decoding import attend_with_cache, filled_layer
 
 if TYPE_CHECKING:
     from clusterformer.sequence_parallel import SequenceGroup
@@ -214,23 +212,12 @@ def attend(
         )
     if scaling is not None and scaling != core.head_width**-0.5:
         query = query * (scaling * core.head_width**0.5)
-    past_layer = None if past is None else _filled_layer(past, module, key)
+    past_layer = None if past is None else filled_layer(past, key, module.layer_idx)
     if key.shape[1] != query.shape[1]:
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     mixed = slot(query, key, value, hidden, attention_mask, past_layer)
     return mixed.transpose(1, 2).contiguous(), None
-
-
-def _filled_layer(past: Any, module: Any, key: Tensor) -> Any:
-    """Find the layer of the KV cache that gave these keys: a module of HRM fills several.
-
-    A layer with a window gives more keys than it keeps; there it is the module's own.
-    """
-    for layer in past.layers:
-        if getattr(layer, "keys", None) is key:
-            return layer
-    return past.layers[module.layer_idx]
 
 
 def _collect_input(hidden: Tensor, group: SequenceGroup, position_ids: Tensor | None) -> Tensor:
@@ -292,69 +279,3 @@ def register() -> None:
 def slots(model: nn.Module) -> list[AttachedMechanism]:
     """List the mechanisms inside a model, from the first layer to the last."""
     return [part for part in model.modules() if isinstance(part, AttachedMechanism)]
-
-
-def without_cache(model: nn.Module) -> dict[str, bool]:
-    """Return options of `model.forward` by which a decoder fills no cache."""
-    taken = inspect.signature(model.forward).parameters
-    return {"use_cache": False} if "use_cache" in taken else {}
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model on evaluation, and each part back to what it was at the end, whatever happens."""
-    trained = [part for part in model.modules() if part.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        model.eval()
-        for part in trained:
-            part.training = True
-
-
-@contextmanager
-def calls(model: nn.Module) -> Iterator[list[tuple[AttentionCore, Grouping | None]]]:
-    """Record each use of a mechanism while the model runs; layers may share one, as in ALBERT.
-
-    Yields:
-        A list that each forward pass extends: the mechanism of each layer, and its grouping.
-    """
-    found: list[tuple[AttentionCore, Grouping | None]] = []
-    with _recording(model, lambda core, grouping: found.append((core, grouping))):
-        yield found
-
-
-@contextmanager
-def groupings(model: nn.Module) -> Iterator[list[Grouping | None]]:
-    """Record what each layer groups while the model runs.
-
-    Examples:
-        >>> with huggingface.groupings(model) as found:
-        ...     model(**batch)
-        >>> found[0].assignment  # of the first layer
-
-    Yields:
-        A list that each forward pass extends, by one entry a layer: its grouping, or None if the
-        mechanism groups nothing.
-    """
-    found: list[Grouping | None] = []
-    with _recording(model, lambda _, grouping: found.append(grouping)):
-        yield found
-
-
-@contextmanager
-def _recording(
-    model: nn.Module, record: Callable[[AttentionCore, Grouping | None], None]
-) -> Iterator[None]:
-    attached = slots(model)
-    for slot in attached:
-        slot.records.append(record)
-    try:
-        yield
-    finally:
-        for slot in attached:
-            if torch.compiler.is_compiling():  # which compares no functions; ours is the last
-                slot.records.pop()
-            else:
-                slot.records.remove(record)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.huggingface.attaching import detach, is_attached
-from clusterformer.huggingface.dispatch import SLOT, evaluating, groupings, slots, without_cache
+from clusterformer.huggingface.dispatch import SLOT, slots
 from clusterformer.huggingface.distillation_file import DistillationFile, Progress, identify
+from clusterformer.huggingface.recording import evaluating, groupings, without_cache
 from clusterformer.huggingface.texts import require_many, to_batches
 from clusterformer.losses import mechanism_loss
 

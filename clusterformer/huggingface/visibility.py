@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention import AttentionCore, Grouping
-from clusterformer.huggingface.dispatch import calls, evaluating, without_cache
+from clusterformer.huggingface.recording import calls, evaluating, without_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

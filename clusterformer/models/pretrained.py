@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from clusterformer import huggingface
 from clusterformer.attention import AttentionCore, FullAttention
 from clusterformer.errors import InputError
-from clusterformer.huggingface.dispatch import calls, without_cache
+from clusterformer.huggingface.recording import calls, without_cache
 from clusterformer.models.classifier import compare, comparison_head
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.dropout import Dropout
