@@ -18,6 +18,7 @@ from clusterformer.attention import NeuralClusteringAttention
 from clusterformer.data.batches import DistributedBatchSampler
 from clusterformer.huggingface.calibration import Calibrated, calibrating
 from clusterformer.huggingface.dispatch import slots
+from clusterformer.huggingface.recording import evaluating
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.task import Task
@@ -55,12 +56,14 @@ def calibrate_task(
     batches = list(_batches(task, config.calibration_texts, longest))
     report: list[Calibrated] = []
     if batches:
-        training = network.training
         network.to(trainer.strategy.root_device)
-        with calibrating(encoders[0].model, alpha=None) as calibration, torch.no_grad():
+        with (
+            evaluating(network),
+            calibrating(encoders[0].model, alpha=None) as calibration,
+            torch.no_grad(),
+        ):
             for batch in batches:
-                network.eval()(trainer.strategy.batch_to_device(batch))
-        network.train(training)
+                network(trainer.strategy.batch_to_device(batch))
         report = calibration.report
         texts = min(config.calibration_texts, sum(len(batch.mask) for batch in batches))
         _say(report, texts)
