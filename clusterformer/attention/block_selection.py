@@ -105,6 +105,21 @@ def choose_blocks(
     return chosen, scores.gather(-1, chosen) > float("-inf")
 
 
+def rows_of_blocks(scores: Tensor, block_size: int, top_k: int) -> Tensor:
+    """Choose blocks likewise for the last token, and list their rows in a cache, (B, H, T * S).
+
+    Args:
+        scores: Scores of the blocks before its own, (B, H, G).
+        block_size: Number of tokens in a block (S).
+        top_k: Number of blocks, the own one among them; where there are fewer, all.
+    """
+    own = scores.shape[-1]
+    chosen = top_k_indices(scores, min(top_k - 1, own))
+    chosen = torch.cat([chosen, chosen.new_full((*chosen.shape[:2], 1), own)], -1)
+    rows = torch.arange(block_size, device=scores.device)
+    return (chosen[..., None] * block_size + rows).flatten(2)
+
+
 def count_in_chosen_blocks(
     chosen: Tensor, seen: Tensor, block_size: int, mask: Tensor | None, *, causal: bool
 ) -> Tensor:

@@ -15,11 +15,11 @@ from clusterformer.attention.block_selection import (
     block_sums,
     choose_blocks,
     count_in_chosen_blocks,
+    rows_of_blocks,
 )
 from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
 from clusterformer.errors import require_whole
 from clusterformer.kernels.selected_blocks import selected_block_attention
-from clusterformer.kernels.top_k import top_k_indices
 
 
 class BlockTopKAttention(TextCaching):
@@ -116,9 +116,6 @@ class BlockTopKAttention(TextCaching):
         sums = extend(sums, own, added)
         with torch.autocast(q.device.type, enabled=False):  # as `forward` chooses
             scores = q.float() @ (sums[:, :, :own] / size).transpose(2, 3)
-        chosen = top_k_indices(scores, min(self.top_k - 1, own))[:, :, 0]
-        chosen = torch.cat([chosen, chosen.new_full((*chosen.shape[:2], 1), own)], -1)
-        index = chosen[..., None] * size + torch.arange(size, device=q.device)
-        index = index.flatten(2)  # (B, H, T * S)
+        index = rows_of_blocks(scores[:, :, 0], size, self.top_k)  # (B, H, T * S)
         mixed = attend_rows(q, keys, values, index, index <= position)
         return mixed, (keys, values, sums, count + 1)

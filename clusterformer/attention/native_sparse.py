@@ -16,12 +16,12 @@ from clusterformer.attention.block_selection import (
     block_means,
     block_sums,
     choose_blocks,
+    rows_of_blocks,
 )
 from clusterformer.attention.softmax import window_attention
 from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
 from clusterformer.errors import require_whole
 from clusterformer.kernels.selected_blocks import selected_block_attention
-from clusterformer.kernels.top_k import top_k_indices
 
 
 class NativeSparseAttention(TextCaching):
@@ -174,9 +174,7 @@ class NativeSparseAttention(TextCaching):
             means = (value_sums[:, :, :whole] / size) @ self.value_map.float()
             short = scores.softmax(-1) @ means
             gates = self._gates(hidden, hidden.new_full((1, 1, 1), whole > 0, dtype=torch.bool))
-        chosen = top_k_indices(scores[:, :, 0, :own], min(self.top_k - 1, own))
-        chosen = torch.cat([chosen, chosen.new_full((*chosen.shape[:2], 1), own)], -1)
-        index = (chosen[..., None] * size + torch.arange(size, device=q.device)).flatten(2)
+        index = rows_of_blocks(scores[:, :, 0, :own], size, self.top_k)  # (B, H, T * S)
         best = attend_rows(q, keys, values, index, index <= at)
         start = max(0, at + 1 - self.window)
         key, value = (x[:, :, start : at + 1].to(q.dtype) for x in (keys, values))
