@@ -241,7 +241,7 @@ class NeuralClusteringAttention(ClusterDecoding):
                 means.observe_nothing(hidden)
             return full_attention(q, k, v, key_mask, causal=is_causal), None
         with torch.autocast(hidden.device.type, enabled=False):
-            grouping = self._group(hidden.float(), key_mask, previous)
+            grouping = self.grouping_of(hidden.float(), key_mask, previous)
         blocks, points = grouping.blocks, grouping.points
         assert blocks is not None
         assert points is not None
@@ -292,7 +292,7 @@ class NeuralClusteringAttention(ClusterDecoding):
         """Find the tokens that all see, in texts of the shape (B, N) of `like`; None for none."""
         return text_ends(like, self.global_tokens, key_mask) if self.global_tokens else None
 
-    def _group(
+    def grouping_of(
         self, hidden: Tensor, key_mask: Tensor | None, previous: Grouping | None
     ) -> Grouping:
         points, anchors = self.anchors(hidden, previous)

@@ -84,7 +84,7 @@ class Problem:
         hidden = torch.randn(size.B, size.N, size.H * size.D, generator=generator).to(device)
         self.hidden = hidden.requires_grad_(self.coupled)
         with torch.no_grad():
-            grouping = self.core._group(self.hidden, None, None)
+            grouping = self.core.grouping_of(self.hidden, None, None)
             self.points, self.anchors = self.core.anchors(self.hidden, None)
             self.extra = self.core.coupling_columns(self.points)
         assert grouping.blocks is not None

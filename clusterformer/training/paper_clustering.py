@@ -61,7 +61,7 @@ class PaperClustering:
             for _ in range(_STEPS):
                 rows = torch.randint(len(points), (min(_BATCH, len(points)),)).numpy()
                 batch = self._scaled(points[rows])[None]
-                grouping = self._core._group(batch, None, None)
+                grouping = self._core.grouping_of(batch, None, None)
                 mask = torch.ones(batch.shape[:2], dtype=torch.bool)
                 clustering = losses.clustering_loss(grouping, mask, self._form) / len(rows)
                 sorting = losses.sorting_loss(grouping, self._form).mean()

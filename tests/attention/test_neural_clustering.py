@@ -155,7 +155,7 @@ def test_a_width_in_tokens_is_the_same_in_any_text() -> None:
         core = NeuralClusteringAttention(32, 4, num_clusters=8, **options)
         for length, expected in zip((24, 48), tokens, strict=True):
             mask = torch.ones(1, length, dtype=torch.bool)
-            grouping = core._group(torch.randn(1, length, 32), None, None)
+            grouping = core.grouping_of(torch.randn(1, length, 32), None, None)
             assert float(core.keys_seen(grouping, mask)[0, 0]) * length == pytest.approx(expected)
     default = NeuralClusteringAttention(32, 4)
     assert (default.num_clusters, default.block_size, default.dense_length) == (16, 64, 512)

@@ -170,7 +170,7 @@ def test_counting_makes_no_quadratic_matrix() -> None:
     length = 2**16
     core = NeuralClusteringAttention(8, 1, causal=True, num_clusters=8, chunk_size=64)
     mask = torch.ones(1, length, dtype=torch.bool)
-    grouping = core._group(torch.randn(1, length, 8), None, None)
+    grouping = core.grouping_of(torch.randn(1, length, 8), None, None)
     seen = core.keys_seen(grouping, mask)[0]
     assert seen[0] == 1
     assert not math.isnan(seen[-1])
