@@ -104,7 +104,7 @@ def _forward(
     forward_kernel[_grid(rows, visible, members, shape)](
         q, k, v, q_extra, k_extra, members, visible, mask, out, lse,
         *_strides(q, k, v, q_extra, k_extra),
-        *_sizes(q, members, visible, mask, scale, self_bias, within),
+        *_sizes(q, members, visible, scale, self_bias, within),
         **_constants(
             q, k, v, q_extra, members, visible, mask, look_back, causal, within, self_bias
         ),
@@ -153,7 +153,7 @@ def _backward(
     dq_extra, dk_extra = (allocate(*rows, q_extra.shape[-1], dtype=torch.float32) for _ in range(2))
     delta = torch.empty_like(lse)
     strides = (*_strides(q, k, v, q_extra, k_extra), *grad.stride()[:3])
-    sizes = _sizes(q, members, visible, mask, scale, self_bias, within)
+    sizes = _sizes(q, members, visible, scale, self_bias, within)
     constants = _constants(
         q, k, v, q_extra, members, visible, mask, look_back, causal, within, self_bias
     )
@@ -211,9 +211,8 @@ def _strides(q: Tensor, k: Tensor, v: Tensor, q_extra: Tensor, k_extra: Tensor) 
 
 
 def _sizes(
-    q: Tensor, members: Tensor, visible: Tensor, mask: Tensor, scale: float, self_bias: float,
-    within: int,
-) -> tuple[float, ...]:  # fmt: skip
+    q: Tensor, members: Tensor, visible: Tensor, scale: float, self_bias: float, within: int
+) -> tuple[float, ...]:
     return (
         q.shape[2], visible.shape[1], members.shape[2], scale, self_bias, within,
         q.shape[0] * q.shape[1],
