@@ -172,8 +172,8 @@ def _explain(error: BaseException) -> str:
     if message and kind in _EXPLAINED:
         return message
     *_, (frame, line) = walk_tb(error.__traceback__)
-    place = f"{Path(frame.f_code.co_filename).name}:{line}"
-    return f"{kind}: {message} ({place}; CLUSTERFORMER_DEBUG=1 shows more)"
+    location = f"{Path(frame.f_code.co_filename).name}:{line}"
+    return f"{kind}: {message} ({location}; CLUSTERFORMER_DEBUG=1 shows more)"
 
 
 _MAX_MESSAGE = 300

@@ -148,9 +148,9 @@ def split_pair(line: str) -> tuple[str, str]:
     if not tab or "\t" in second:
         found = "no tab" if not tab else f"{line.count(chr(9))} tabs"
         raise InputError(f"{found} in {line!r}; a line holds two texts with one tab between them")
-    for place, text in (("first", first), ("second", second)):
+    for which, text in (("first", first), ("second", second)):
         if not text.strip():
-            raise InputError(f"the {place} text is empty in {line!r}")
+            raise InputError(f"the {which} text is empty in {line!r}")
     return first, second
 
 

@@ -53,8 +53,8 @@ class QueryKeyDecoding(LocalHeads):
         spaces = [space for space in (self.query_space, self.key_space) if space is not None]
         points = [self._directions(hidden, space.weight) for space in spaces]
         if self.clusters == "frozen":
-            places = [self._directions(hidden, weight) for weight in self.drawn_spaces]
-            points = [torch.cat(pair, -1) for pair in zip(points, places, strict=True)]
+            drawn = [self._directions(hidden, weight) for weight in self.drawn_spaces]
+            points = [torch.cat(pair, -1) for pair in zip(points, drawn, strict=True)]
         return points[0], points[-1]
 
     def _directions(self, hidden: Tensor, weight: Tensor) -> Tensor:

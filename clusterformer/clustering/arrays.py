@@ -40,8 +40,8 @@ def to_numpy(X: Any) -> tuple[Any, Back]:
         return X, lambda found: found
     from sklearn.utils._array_api import _convert_to_numpy
 
-    space, place = X.__array_namespace__(), X.device
-    return _convert_to_numpy(X, space), lambda found: space.asarray(found, device=place)
+    space, device = X.__array_namespace__(), X.device
+    return _convert_to_numpy(X, space), lambda found: space.asarray(found, device=device)
 
 
 def check_finite(X: NDArray, estimator_name: str) -> None:

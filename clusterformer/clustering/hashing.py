@@ -45,8 +45,8 @@ def pack(bits: Tensor) -> Tensor:
         shifts = torch.arange(32, device=bits.device)
         halves = torch.bitwise_left_shift(bits.unflatten(-1, (2, 32)).long(), shifts).sum(-1)
         return halves[..., 0] + halves[..., 1] * 2**32
-    places = (1 << torch.arange(8, device=bits.device)).float()
-    values = bits.unflatten(-1, (8, 8)).float() @ places
+    powers = (1 << torch.arange(8, device=bits.device)).float()
+    values = bits.unflatten(-1, (8, 8)).float() @ powers
     return values.to(torch.uint8).view(torch.int64).squeeze(-1)
 
 

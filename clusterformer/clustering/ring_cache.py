@@ -127,5 +127,5 @@ def _ranks(cluster: Tensor, counts: Tensor) -> Tensor:
     """Count the tokens of its cluster before each token, (B, N), of clusters of sizes (B, C)."""
     found, order = cluster.sort(dim=1, stable=True)
     starts = counts.cumsum(1) - counts
-    places = torch.arange(cluster.shape[1], device=cluster.device)
-    return torch.empty_like(order).scatter_(1, order, places - starts.gather(1, found))
+    positions = torch.arange(cluster.shape[1], device=cluster.device)
+    return torch.empty_like(order).scatter_(1, order, positions - starts.gather(1, found))

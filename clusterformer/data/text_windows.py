@@ -43,8 +43,8 @@ def sample_windows(
     for number, window in enumerate(_windows(paths, tokenizer, length, column)):
         if number < count:
             chosen.append(window)
-        elif (place := chooser.randrange(number + 1)) < count:
-            chosen[place] = window
+        elif (slot := chooser.randrange(number + 1)) < count:
+            chosen[slot] = window
     if not chosen:
         raise InputError(f"{', '.join(paths)}: no text of {_SHORTEST} tokens or more")
     chooser.shuffle(chosen)

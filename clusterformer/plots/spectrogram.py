@@ -52,8 +52,8 @@ def spectrogram_clusters(
     grid[0].set_ylabel("mel filters", fontsize=8, color=QUIET)
     for word, begin, end in words:
         if begin < MAX_SECONDS:
-            place = {"x": (begin + end) / 2, "y": 1.02, "ha": "center", "va": "bottom"}
-            text = grid[0].text(s=word, fontsize=8, color=INK, clip_on=False, **place)
+            options = {"x": (begin + end) / 2, "y": 1.02, "ha": "center", "va": "bottom"}
+            text = grid[0].text(s=word, fontsize=8, color=INK, clip_on=False, **options)
             text.set_parse_math(False)
             text.set_fontfamily(installed_fonts())
     for axes, assignment, label in zip(grid[1:], clusters, labels, strict=True):

@@ -127,13 +127,13 @@ def _tree(clusters: Sequence[Cluster], linkage: NDArray, colors: Sequence[str]) 
     highest = max(float(linkage[-1, 2]), 1e-12)
     height, width = _ROW * len(clusters), 460
 
-    def place(depth: float, leaf: float) -> str:  # dendrogram puts leaves at 5, 15, 25, ...
+    def point(depth: float, leaf: float) -> str:  # dendrogram puts leaves at 5, 15, 25, ...
         return f"{10 + (1 - depth / highest) * (width - 20):.1f},{leaf / 10 * _ROW:.1f}"
 
     parts = [f'<svg viewBox="0 0 {width + 420} {height}" width="{width + 420}" role="img" '
              'aria-label="hierarchy">']  # fmt: skip
     for leaves, depths in zip(drawn["icoord"], drawn["dcoord"], strict=True):
-        points = " ".join(place(depth, leaf) for leaf, depth in zip(leaves, depths, strict=True))
+        points = " ".join(point(depth, leaf) for leaf, depth in zip(leaves, depths, strict=True))
         parts.append(f'<polyline points="{points}" fill="none" stroke="#888" stroke-width="1.5"/>')
     for row, cluster in enumerate(drawn["leaves"]):
         y = (row + 0.5) * _ROW
