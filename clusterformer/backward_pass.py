@@ -1,4 +1,4 @@
-"""Whether a backward pass is awaited, or runs: for layers that count or learn once in a step."""
+"""Signs that a backward pass is awaited, or runs: for layers that count or learn once a step."""
 
 import torch
 from torch import Tensor

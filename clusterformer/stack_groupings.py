@@ -1,4 +1,4 @@
-"""How the layers of a network grouped a batch: its stacks, their losses, what their tokens see.
+"""Groupings of a batch by the layers of a network: stacks, their losses, what their tokens see.
 
 B batch   N tokens
 """

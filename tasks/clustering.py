@@ -44,7 +44,7 @@ _CHUNK = 16_384  # points whose features are computed at a time
 
 
 class ClusteringState(TypedDict):
-    """What a checkpoint holds of the task."""
+    """State of the task in a checkpoint."""
 
     features: dict[str, Tensor]
 

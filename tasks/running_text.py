@@ -40,7 +40,7 @@ _SUBWORDS: dict[str, type[StreamBytePairTokenizer]] = {
 
 
 class RunningTextState(TypedDict):
-    """What a checkpoint holds of the task."""
+    """State of the task in a checkpoint."""
 
     tokenizer: dict[str, Any]
 

@@ -26,7 +26,7 @@ TF_IDF = "cosine of TF-IDF"
 
 
 class SimilarityState(LabellingState):
-    """What a checkpoint holds of the task."""
+    """State of the task in a checkpoint."""
 
     scale: list[float]
 

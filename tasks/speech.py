@@ -46,7 +46,7 @@ class RecordingBatch(NamedTuple):
 
 
 class SpeechState(TypedDict):
-    """What a checkpoint holds of the task."""
+    """State of the task in a checkpoint."""
 
     units: OutputUnitsState
     longest: int

@@ -59,7 +59,7 @@ class SourceBatch(NamedTuple):
 
 
 class TranslationState(TypedDict):
-    """What a checkpoint holds of the task."""
+    """State of the task in a checkpoint."""
 
     tokenizer: dict[str, Any]
 

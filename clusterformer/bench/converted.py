@@ -26,7 +26,7 @@ from clusterformer.models.pretrained import num_positions
 
 
 class Form(NamedTuple):
-    """What attends to what.
+    """Division of heads and tokens by what they attend to.
 
     Attributes:
         local: Share of the heads that attend to a window.

@@ -1,4 +1,4 @@
-"""How much of a full attention's mass lies on the keys that other trained models select.
+"""Share of a full attention's mass on the keys that other trained models select.
 
 B batch   H heads   N tokens   D head width
 """

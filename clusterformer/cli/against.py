@@ -23,7 +23,7 @@ from clusterformer.wording import counted, formatted
 
 
 class Outcome(NamedTuple):
-    """What a training reached.
+    """Outcome of a training.
 
     Attributes:
         run: Its directory; None in all processes but the first.

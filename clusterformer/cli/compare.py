@@ -139,12 +139,12 @@ def _refuse_options_of_files(options: argparse.Namespace) -> None:
 
 
 def _names_plan(source: str) -> bool:
-    """Whether a word names a plan, and not a run directory; one may have a shipped plan's name."""
+    """Tell whether a word names a plan, not a run directory; one may have a shipped plan's name."""
     return not Path(source).is_dir() or _names_shipped(source)
 
 
 def _names_shipped(source: str) -> bool:
-    """Whether a word is the name of a shipped plan, and not a run directory of that name."""
+    """Tell whether a word is the name of a shipped plan, and not a run directory of that name."""
     from clusterformer.training.config_files import comparisons
 
     return f"{source}.yaml" in comparisons() and not (Path(source) / "config.yaml").exists()

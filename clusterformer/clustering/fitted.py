@@ -1,4 +1,4 @@
-"""What a fitted NeuralClustering answers: clusters, memberships, distances, hierarchy.
+"""Methods of a fitted NeuralClustering: clusters, memberships, distances, hierarchy.
 
 Shapes have scikit-learn's names: n_samples, n_features, n_clusters.
 """

@@ -24,7 +24,7 @@ from clusterformer.whole_files import replacing
 
 
 class Predictor(nn.Module):
-    """What `predict` and `predict_proba` compute, in single precision.
+    """The computation of `predict` and `predict_proba`, in single precision.
 
     Args:
         features: The map from data to features.

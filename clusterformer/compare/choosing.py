@@ -15,7 +15,7 @@ Scores = Mapping[int, tuple[float, Result]]
 
 
 class Choice(NamedTuple):
-    """What validation chose for one row and column.
+    """Choice of validation for one row and column.
 
     Attributes:
         row, column: The cell of the table.

@@ -51,13 +51,13 @@ class Job:
 
     @property
     def outcome(self) -> Mapping[str, Any] | None:
-        """What training wrote when it ended; None if it has not, or files are damaged."""
+        """Outcome that training wrote when it ended; None if it has not, or files are damaged."""
         run = self.run
         return None if run is None or self.damage else read_outcome(run)
 
     @property
     def finished(self) -> bool:
-        """Whether training has written its results."""
+        """True if training has written its results."""
         return self.outcome is not None
 
     @property

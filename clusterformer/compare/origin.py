@@ -1,4 +1,4 @@
-"""Where a number comes from: commit, command, machine and versions, for files and pages."""
+"""Origin of a number: commit, command, machine and versions, for files and pages."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LATEX = str.maketrans(
         "±": r"$\pm$",
     }
 )
-"""What a character of a cell is in LaTeX."""
+"""Characters of a cell in LaTeX."""
 
 
 def header(summary: Summary) -> list[str]:

@@ -75,7 +75,7 @@ def refuse_lists(labels: Sequence[str]) -> None:
 
 
 class LabellingState(TypedDict):
-    """What a checkpoint holds of a task that gives labels."""
+    """State of a task that gives labels in a checkpoint."""
 
     labels: list[str]
     tokenizer: dict[str, Any]

@@ -13,7 +13,7 @@ UnitKind = Literal["character", "phone", "word"]
 
 
 class OutputUnitsState(TypedDict):
-    """What a checkpoint holds of the units."""
+    """State of the units in a checkpoint."""
 
     kind: UnitKind
     symbols: list[str]

@@ -1,4 +1,4 @@
-"""How far back the words of a text were last seen: where a model needs more than a local window.
+"""Distance back to the last use of each word of a text: where a local window is not enough.
 
 B batch   N tokens
 """

@@ -50,7 +50,7 @@ class StreamTokenizer(Tokenizer):
 
     @property
     def lowercase(self) -> bool:
-        """Whether the tokens are those of the text in lower case."""
+        """True if the tokens are those of the text in lower case."""
         return False
 
     @abstractmethod

@@ -57,7 +57,7 @@ class TextRows(NamedTuple):
 
     @property
     def framed(self) -> bool:
-        """Whether the tokenizer has special tokens of its own for rows."""
+        """True if the tokenizer has special tokens of its own for rows."""
         return isinstance(self.tokenizer, FramedTokenizer)
 
     @property

@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Card:
-    """What a model card says.
+    """Content of a model card.
 
     Attributes:
         title: Name of the model.

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Distilled(NamedTuple):
-    """How near a model is to what it was with its own attention.
+    """Nearness of a model to what it was with its own attention.
 
     Attributes:
         before: Cosine of each token's last hidden state with that of the original, mean over the

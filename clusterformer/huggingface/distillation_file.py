@@ -16,7 +16,7 @@ from clusterformer.whole_files import write_tensors
 
 
 class Progress(NamedTuple):
-    """How far a distillation is.
+    """Progress of a distillation.
 
     Attributes:
         steps: Number of steps taken.

@@ -1,4 +1,4 @@
-"""What the tokens of a converted model see.
+"""Share of its text that a token of a converted model sees.
 
 B batch   N tokens
 """

@@ -1,4 +1,4 @@
-"""What each network reads of a batch: any object with these attributes, such as a NamedTuple.
+"""Attributes of a batch that each network reads; any object with them will do, as a NamedTuple.
 
 B batch   N tokens or frames   A tokens that ask   M frames after subsampling   K neighbours
 F features

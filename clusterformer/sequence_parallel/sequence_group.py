@@ -1,4 +1,4 @@
-"""What processes that share a sequence send each other, and how much.
+"""Exchange between processes that share a sequence, and its number of bytes.
 
 R rows   W numbers in a row   P processes
 """

@@ -1,4 +1,4 @@
-"""What is checked when a training begins, between reading its checkpoint and its first step."""
+"""Checks when a training begins, between reading its checkpoint and its first step."""
 
 from __future__ import annotations
 

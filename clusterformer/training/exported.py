@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clusterformer.training.saved import Saved
 
 ENTRIES = "clusterformer.json"
-"""What a checkpoint holds beside weights: configuration, task, its vocabulary and so on."""
+"""File of a checkpoint without its weights: configuration, task, its vocabulary and so on."""
 
 WEIGHTS = "model.safetensors"
 _TENSOR = "task tensor "

@@ -136,7 +136,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the latest start came to its end."""
+        """True if the latest start came to its end."""
         written = self._numbered("results.json")[:-1]
         if not written:
             return False

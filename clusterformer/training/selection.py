@@ -1,4 +1,4 @@
-"""Whether a mechanism that is to select keys selected any, over a whole run."""
+"""Check that a mechanism that is to select keys selected any, over a whole run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MAX_CHARACTERS = 200_000_000
 
 
 class Labelled(NamedTuple):
-    """What a method says of P test examples.
+    """Predictions of a method for P test examples.
 
     Attributes:
         labels: The label of each.

@@ -1,4 +1,4 @@
-"""What a configuration that somebody sent may choose: classes of ours, or those the user names.
+"""Classes that a configuration of somebody else may choose: ours, or those the user names.
 
 A checkpoint and a run directory hold a configuration. Reading one must not import a module of the
 file's choice, and must not write to a folder of its choice.
@@ -32,7 +32,7 @@ _DOTTED = re.compile(r"([A-Za-z_]\w*\.)+[A-Za-z_]\w*")
 
 
 class Named(NamedTuple):
-    """What the user names on the command line, and in the configuration files that it names.
+    """Names that the user gives on the command line, and in the configuration files that it names.
 
     Attributes:
         classes: Classes, modules or packages, such as "mypackage.MyAttention".

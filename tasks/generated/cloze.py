@@ -42,7 +42,7 @@ class ClozeTextState(TypedDict):
 
 
 class ClozeState(ClozeTextState, total=False):
-    """What a checkpoint holds of the task; a pretrained model, where there is one.
+    """State of the task in a checkpoint; a pretrained model, where there is one.
 
     Older ones lack the length.
     """
@@ -197,7 +197,7 @@ class Cloze(GeneratedTask):
         metrics["accuracy"].update(right[batch.target != IGNORE].float())
 
     def baselines(self, *, cheap: bool = False) -> dict[str, Callable[[], SimpleResult]]:
-        """What a name's places in the passage tell, and the words beside it."""
+        """Answers by the positions of a name in the passage, and by the words beside it."""
 
         def measure(choose: Callable[[ClozeBatch, Tensor], Tensor]) -> SimpleResult:
             right, texts = 0, self.texts(TEST)  # all of them, whatever this process has a share of

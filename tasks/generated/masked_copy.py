@@ -32,7 +32,7 @@ _SEPARATOR, _FIRST = 1, 2  # tokens; symbols from _FIRST on, behind them the mas
 
 
 class MaskedCopyState(TypedDict):
-    """What a checkpoint holds of the task."""
+    """State of the task in a checkpoint."""
 
     length: int
     symbols: int

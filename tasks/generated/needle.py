@@ -43,7 +43,7 @@ _POSITIONS = 512
 
 
 class NeedleState(TypedDict, total=False):
-    """What a checkpoint holds of the task; older ones lack the length."""
+    """State of the task in a checkpoint; older ones lack the length."""
 
     length: int
 

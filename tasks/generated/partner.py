@@ -47,14 +47,14 @@ class PartnerBatch(NamedTuple):
 
 
 class PartnerTextState(TypedDict):
-    """What every checkpoint holds of the task."""
+    """State of the task in every checkpoint."""
 
     num_tokens: int
     num_values: int
 
 
 class PartnerState(PartnerTextState, total=False):
-    """What a checkpoint holds of the task; older ones lack what has a default."""
+    """State of the task in a checkpoint; older ones lack what has a default."""
 
     shared_keys: bool
 

@@ -37,7 +37,7 @@ from clusterformer.tasks.generated.several_lengths import SeveralLengths, requir
 
 
 class RecallState(TypedDict):
-    """What a checkpoint holds of the task."""
+    """State of the task in a checkpoint."""
 
     vocab_size: int
     length: int
