@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from clusterformer import huggingface
 from clusterformer.attention import AttentionCore, FullAttention
 from clusterformer.errors import InputError
+from clusterformer.huggingface.positions import num_learned
 from clusterformer.huggingface.recording import calls, without_cache
 from clusterformer.models.classifier import compare, comparison_head
 from clusterformer.models.config import TransformerConfig
@@ -215,11 +216,8 @@ def loading(name: str) -> Iterator[None]:
 
 def num_positions(model: PreTrainedModel) -> int | None:
     """Return the number of tokens that a model has positions for; None if it has no limit."""
-    for name, part in model.named_modules():
-        if isinstance(part, nn.Embedding) and "position_embeddings" in name:
-            # RoBERTa and its kin begin to count behind the position of padding
-            return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
-    return getattr(model.config, "max_position_embeddings", None)
+    learned = num_learned(model)
+    return getattr(model.config, "max_position_embeddings", None) if learned is None else learned
 
 
 def read_num_positions(model_config: dict[str, Any]) -> int | None:
