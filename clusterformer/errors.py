@@ -118,7 +118,7 @@ def making(what: str) -> Iterator[None]:
         what: Object that cannot be made, such as "the trainer".
 
     Raises:
-        InputError: for any other exception; it names the place of one that only code explains.
+        InputError: for any other exception; it names the line of one that only code explains.
     """
     try:
         yield

@@ -35,10 +35,10 @@ from clusterformer.training.loop_progress import begin_next_epoch, continue_epoc
 from clusterformer.training.nonfinite import TrainedBatch, nonfinite_error, skips_step
 from clusterformer.training.optimizer import (
     OptimizerName,
+    apply_options,
     gradient_norm,
     make_optimizer,
     plan_schedule,
-    take_up,
 )
 from clusterformer.training.schedule import Schedule
 from clusterformer.training.shared_sequences import SharedSequenceStrategy
@@ -245,10 +245,10 @@ class ClusterFormer(LightningModule):
             self._seed = run_seed()
 
     def on_train_start(self) -> None:
-        """Take up the optimiser's options of this run, where a checkpoint brought others."""
+        """Apply the optimiser's options of this run, where a checkpoint brought others."""
         for config in self.trainer.lr_scheduler_configs:
             assert isinstance(config.scheduler, torch.optim.lr_scheduler.LambdaLR)
-            take_up(config.scheduler, self.lr, self.pretrained_lr)
+            apply_options(config.scheduler, self.lr, self.pretrained_lr)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed each step by its number, so that a resumed run draws the same numbers."""

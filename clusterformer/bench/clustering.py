@@ -206,7 +206,7 @@ def draw_clusterings(
     sample = np.asarray(points.train[shown])
     if min(sample.shape) > 1:
         tsne = tsne and len(sample) > TSNE_MINIMUM
-        plane = place_on_plane(sample, tsne=tsne)
+        plane = embed_in_plane(sample, tsne=tsne)
         title = f"{what}, {'t-SNE' if tsne else 'principal components'}"
         path = folder / f"map-{num_clusters}.png"
         point_maps(
@@ -221,8 +221,8 @@ def draw_clusterings(
         centroid_images(clustering.cluster_centers_, points.image, path, title=title)
 
 
-def place_on_plane(points: Any, *, tsne: bool) -> Any:
-    """Place points (N, D) on a plane, (N, 2), by t-SNE if there are enough, else by components."""
+def embed_in_plane(points: Any, *, tsne: bool) -> Any:
+    """Embed points (N, D) in a plane, (N, 2), by t-SNE if there are enough, else by components."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

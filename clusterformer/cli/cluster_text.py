@@ -216,7 +216,7 @@ def _page(
     options: argparse.Namespace,
     command: str,
 ) -> str:
-    from clusterformer.bench.clustering import place_on_plane
+    from clusterformer.bench.clustering import embed_in_plane
     from clusterformer.plots.topic_page import Cluster, topic_page
 
     shown = np.sort(np.random.default_rng(0).permutation(len(texts))[:_MAPPED])
@@ -231,7 +231,7 @@ def _page(
     ]
     return topic_page(
         clusters,
-        place_on_plane(vectors[shown], tsne=options.map == "tsne"),
+        embed_in_plane(vectors[shown], tsne=options.map == "tsne"),
         clustering.labels_[shown],
         clustering.linkage_,
         title=f"{len(topics)} clusters of {len(texts)} texts: {Path(options.text).name}",

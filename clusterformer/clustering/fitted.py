@@ -55,7 +55,7 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
             return self._map(
                 "predict", X, lambda network, x: label(network(x), self.min_probability)
             )
-        return self._answer("predict", X, Evaluator.nearest)
+        return self._evaluate("predict", X, Evaluator.nearest)
 
     def predict_proba(self, X: Any) -> Any:
         """Return memberships p(cluster | point), (n_samples, n_clusters); rows sum to 1.
@@ -146,9 +146,9 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
     def _map(
         self, method: str, X: Any, function: Callable[[NeuralClusters, Tensor], Tensor]
     ) -> Any:
-        return self._answer(method, X, lambda evaluator: evaluator.per_point(function))
+        return self._evaluate(method, X, lambda evaluator: evaluator.per_point(function))
 
-    def _answer(self, method: str, X: Any, function: Callable[[Evaluator], NDArray]) -> Any:
+    def _evaluate(self, method: str, X: Any, function: Callable[[Evaluator], NDArray]) -> Any:
         check_is_fitted(self, "_network")
         check_library(X, self, method)
         X, _, back = self._receive(X, None, reset=False)

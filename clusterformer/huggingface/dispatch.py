@@ -74,12 +74,12 @@ class AttachedMechanism(nn.Module):
         self._given: dict[int, tuple[Tensor, Any]] = {}  # by thread
         self._without_grad = False
 
-    def give(self, hidden: Tensor, past: Any) -> None:
+    def store_input(self, hidden: Tensor, past: Any) -> None:
         """Keep the input of the layer, which the attention function does not get."""
         self._given[_thread()] = hidden, past
 
-    def take(self) -> tuple[Tensor, Any]:
-        """Return what was given last, and forget it."""
+    def pop_input(self) -> tuple[Tensor, Any]:
+        """Return what was stored last, and forget it."""
         given = self._given.pop(_thread(), None)
         if given is None:  # compiled, a graph may end between the two
             given = self._given.pop(0, None)
@@ -154,7 +154,7 @@ def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     given = kwargs.get("hidden_states")
     hidden = next(x for x in (given, *args, *kwargs.values()) if isinstance(x, Tensor))
     past = kwargs.get("past_key_values", kwargs.get("layer_past"))  # GPT-NeoX's name
-    getattr(module, SLOT).give(hidden, past)
+    getattr(module, SLOT).store_input(hidden, past)
 
 
 def attend(
@@ -176,7 +176,7 @@ def attend(
             f"{type(module).__name__} has no mechanism; use clusterformer.huggingface.attach or "
             "load, and give each model a config of its own"
         )
-    hidden, past = slot.take()
+    hidden, past = slot.pop_input()
     if kwargs.get("output_attentions") and not torch.compiler.is_compiling():
         _warn_once(_NO_WEIGHTS)
     for name in ("softcap", "s_aux", "position_bias"):

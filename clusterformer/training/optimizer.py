@@ -137,7 +137,7 @@ def _check_restored(optimizer: Optimizer) -> None:
                 )
 
 
-def take_up(scheduler: LambdaLR, lr: float, pretrained_lr: float) -> None:
+def apply_options(scheduler: LambdaLR, lr: float, pretrained_lr: float) -> None:
     """Give the groups of `make_optimizer` the options of this run, at the step reached.
 
     A checkpoint has those of the run before; AdamW and RAdam can take over from each other.
