@@ -21,7 +21,7 @@ Group = tuple[Tensor, Cache]
 """Rows of the batch, (R,), and the cache of the mechanism for them."""
 
 
-def filled_layer(past: Any, keys: Tensor, number: int) -> Any:
+def filled_layer(past: Any, keys: Tensor, module: Any) -> Any:
     """Find the layer of transformers' KV cache that gave these keys: a module of HRM fills several.
 
     A layer with a window gives more keys than it keeps; there it is the module's own.
@@ -29,12 +29,12 @@ def filled_layer(past: Any, keys: Tensor, number: int) -> Any:
     Args:
         past: The KV cache.
         keys: What it gave, (B, G, M, D).
-        number: Number of the module's own layer.
+        module: Attention module of transformers.
     """
     for layer in past.layers:
         if getattr(layer, "keys", None) is keys:
             return layer
-    return past.layers[number]
+    return past.layers[module.layer_idx]
 
 
 def attend_with_cache(

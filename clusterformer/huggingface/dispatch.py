@@ -212,7 +212,7 @@ def attend(
         )
     if scaling is not None and scaling != core.head_width**-0.5:
         query = query * (scaling * core.head_width**0.5)
-    past_layer = None if past is None else filled_layer(past, key, module.layer_idx)
+    past_layer = None if past is None else filled_layer(past, key, module)
     if key.shape[1] != query.shape[1]:
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))

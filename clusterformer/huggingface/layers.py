@@ -140,8 +140,9 @@ def _input_width(module: nn.Module, config: Any) -> int:
     MobileBERT's layers read a narrower input than the model's hidden states.
     """
     for name, part in module.named_children():
-        if name.startswith("q") and isinstance(getattr(part, "in_features", None), int):
-            return int(part.in_features)
+        width = getattr(part, "in_features", None)
+        if name.startswith("q") and isinstance(width, int):
+            return width
     return int(config.hidden_size)
 
 

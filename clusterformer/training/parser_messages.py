@@ -75,9 +75,10 @@ def explain(message: str, options: Iterable[str]) -> str:
         if where.startswith("trainer."):
             hint = "give the path of one, such as lightning.pytorch.loggers.CSVLogger"
             return f"{where}no class {found[1]!r}; {hint}; for Weights & Biases: --wandb"
-        of = locate(kinds[-1]) if len(keys) > 1 and (kinds := _SUBTYPE.findall(message)) else None
-        if isinstance(of, type) and is_dataclass(of):
-            names = ", ".join(field.name for field in fields(of))
+        subtypes = _SUBTYPE.findall(message) if len(keys) > 1 else []
+        options_of = locate(subtypes[-1]) if subtypes else None
+        if isinstance(options_of, type) and is_dataclass(options_of):
+            names = ", ".join(field.name for field in fields(options_of))
             return f"{where}expected null or its options, {names}, got {found[1]!r}"
         return f"{where}no class {found[1]!r}; {_suggest(found[1], subclasses(base))}"
     if found := _ARGUMENT.search(message):
