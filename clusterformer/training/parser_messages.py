@@ -78,8 +78,8 @@ def explain(message: str, options: Iterable[str]) -> str:
         subtypes = _SUBTYPE.findall(message) if len(keys) > 1 else []
         options_of = locate(subtypes[-1]) if subtypes else None
         if isinstance(options_of, type) and is_dataclass(options_of):
-            names = ", ".join(field.name for field in fields(options_of))
-            return f"{where}expected null or its options, {names}, got {found[1]!r}"
+            known_options = ", ".join(field.name for field in fields(options_of))
+            return f"{where}expected null or its options, {known_options}, got {found[1]!r}"
         return f"{where}no class {found[1]!r}; {_suggest(found[1], subclasses(base))}"
     if found := _ARGUMENT.search(message):
         name = found[1].lstrip("-").partition("=")[0]
