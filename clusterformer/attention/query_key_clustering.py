@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clusterformer.attention.base import Causal, Grouping, without_training
 from clusterformer.attention.dense_warm_up import DenseWarmUp
 from clusterformer.attention.query_key_decoding import QueryKeyDecoding
+from clusterformer.attention.sampled_keys import add_sampled_keys, random_tokens
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_one_of, require_positive, require_whole
@@ -21,7 +22,7 @@ from clusterformer.kernels.blocks import Sorted, window_mask, windows
 from clusterformer.kernels.chunking import cluster_chunks
 from clusterformer.kernels.gathered_attention import gathered_attention
 from clusterformer.kernels.grouping import sort
-from clusterformer.kernels.ordering import ceil_div, count_up_to, stable_order
+from clusterformer.kernels.ordering import ceil_div, count_up_to
 from clusterformer.kernels.rows import repeat_rows
 from clusterformer.seeded import draw_seeded
 
@@ -49,7 +50,8 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
     Inside clusters the same would teach z to flee from the mean of its own cluster. So z learns
     where nothing is selected: the first `dense_length` tokens of any text attend to all (before
     them), and in training so do `probes` other tokens, drawn anew each time, or all tokens in the
-    first `dense_steps` steps. The rest take z as it is.
+    first `dense_steps` steps. The rest take z as it is, unless in training they see `sampled_keys`
+    random keys beside those of their clusters: then all tokens teach z.
 
     Args:
         d_model: Width of the hidden states (E).
@@ -67,6 +69,9 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
             of a text that has no more. `keys_seen` does not count what they see, except in a
             training batch whose texts all have up to `probes` tokens: these heads select nothing
             there, and count as seeing all.
+        sampled_keys: Number of random keys of a text that its tokens attend to in training beside
+            those of their clusters. They stand for all keys outside the clusters, so z learns from
+            every token (`clusterformer.attention.sampled_keys`). `keys_seen` does not count them.
         dense_steps: Number of first passes of training in which every token attends to all (before
             it): what takes long to learn is learnt sooner. Evaluation always selects. A training
             that starts from another's weights goes on with its count.
@@ -86,8 +91,8 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
             equal, before training and after it (`clusterformer.attention.shifted_keys`).
         seed: Seed of the anchors, which are drawn once and kept in a buffer.
 
-    Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training O(N probes D) more,
-    in its dense warm-up O(N^2 D).
+    Cost: O(N C D + N S D) time, O(N (P C + S)) memory; in training
+    O(N (probes + sampled_keys) D) more, in its dense warm-up O(N^2 D).
     """
 
     causal_forms: ClassVar[tuple[Causal, ...]] = (False, True)
@@ -103,6 +108,7 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
         chunk_size: int = 32,
         dense_length: int = 128,
         probes: int = 64,
+        sampled_keys: int = 0,
         dense_steps: int = 0,
         local_heads: int | None = None,
         local_window: int = 64,
@@ -116,7 +122,7 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
         )
         require_whole(1, num_clusters=num_clusters, key_clusters=key_clusters)
         require_whole(1, chunk_size=chunk_size)
-        require_whole(0, dense_length=dense_length, probes=probes)
+        require_whole(0, dense_length=dense_length, probes=probes, sampled_keys=sampled_keys)
         require_positive(alpha=alpha)
         require_one_of(get_args(Origin), clusters=clusters)
         if self.local_heads == num_heads:
@@ -127,6 +133,7 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
         self.num_clusters, self.key_clusters = num_clusters, min(key_clusters, num_clusters)
         self.chunk_size = chunk_size
         self.dense_length, self.probes = dense_length, probes
+        self.sampled_keys = sampled_keys
         self.plan_warm_up(dense_steps)
         self.num_clusterings = num_heads - self.local_heads
         self.shift_keys, self.alpha, self.clusters = shift_keys, alpha, clusters
@@ -231,12 +238,18 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
             allowed = allowed & (seen[:, :, None] <= members[..., None])
         keyless = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
         allowed = allowed | keyless[..., None]
-        if self.clusters != "random":
+        sampling = self.training and self.sampled_keys > 0
+        if self.clusters != "random" and not sampling:
             far_q, far_k = far_q.detach(), far_k.detach()
         q, k, v = (x.flatten(0, 1) for x in (far_q, far_k, value))
+        own = v
+        if sampling:
+            k, v, seen, allowed = add_sampled_keys(
+                k, v, members, seen, filled, allowed, self.sampled_keys, key_mask, causal=causal
+            )
         scale = q.shape[-1] ** -0.5
         mixed = gathered_attention(q, k, v, members, groups.filled, seen, allowed, scale=scale)
-        mixed = torch.where(none[..., None], v, mixed)
+        mixed = torch.where(none[..., None], own, mixed)
         by_text = z_q.shape[:2]
         assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
         return mixed.unflatten(0, by_text), Grouping(assignment, self.num_clusters, counts=counts)
@@ -244,15 +257,9 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
     def _probe(
         self, values: Tensor, far_q: Tensor, far_k: Tensor, value: Tensor, key_mask: Tensor | None
     ) -> Tensor:
-        """Replace the values of random real tokens of each text by those of all keys.
-
-        All texts take the first of their real tokens in one random order of positions.
-        """
+        """Replace the values of random real tokens of each text by those of all keys."""
         length, device = far_k.shape[2], far_k.device
-        order = torch.randperm(length, device=device)
-        if key_mask is not None:
-            order = order[stable_order((~key_mask[:, order]).long())]  # (B, N), padding last
-        chosen = order.view(-1, length)[:, : self.probes]  # (B, probes); (1, probes) if unmasked
+        chosen = random_tokens(length, self.probes, key_mask, device)
         position = torch.arange(length, device=device)
         own = position == chosen[..., None]  # (B, probes, N)
         mask = position <= chosen[..., None] if self.causal else own | True
