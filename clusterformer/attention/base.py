@@ -40,10 +40,12 @@ class AttentionCore(nn.Module, ABC):
     is truly causal; every real token gets a value; the same bits twice; finite gradients.
 
     Safe inputs are finite, up to a magnitude of 1e4: they give finite values and gradients in
-    float32 and under bfloat16 autocast. Float16 ends at 65,504, so products of large inputs
-    overflow in it. A NaN or infinity in one token may reach every token of its own sequence, also
-    those before it where attention is causal (a weight of 0 times NaN is NaN); it never reaches
-    another sequence, and in padding it reaches nothing.
+    float32 and under bfloat16 autocast. Finite is not exact: on CPU the backward pass of PyTorch's
+    fused attention (2.13) computes the weights again, and from logits of some 1e7 on its rounding
+    errors are as large as the gradients; near 1e9 these may overflow. Float16 ends at 65,504, so
+    products of large inputs overflow in it. A NaN or infinity in one token may reach every token of
+    its own sequence, also those before it where attention is causal (a weight of 0 times NaN is
+    NaN); it never reaches another sequence, and in padding it reaches nothing.
 
     Args:
         d_model: Width of the hidden states (E).
