@@ -78,7 +78,8 @@ class Task(LightningDataModule, ABC):
         state_type: Type of `state()`, a subclass of TypedDict; that of a checkpoint must fit it.
         sizes: Names in `state()` of bounds of a text, such as its length: they do not change what a
             token means.
-        features: Names of options that say what the network reads, which a run keeps.
+        kept_options: Names of options that a trained run keeps: they say what the network reads, or
+            the checkpoint holds what was learnt with them.
         decodes: Whether `update` runs the network again, as decoding does, and on some rows only.
         usage: Python that uses a trained `model` of the task, for the card of an export; "" if it
             reads nothing.
@@ -93,7 +94,7 @@ class Task(LightningDataModule, ABC):
     causal_input: str | None = None
     state_type: Any = dict[str, Any]
     sizes: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
+    kept_options: tuple[str, ...] = ()
     usage: str = ""
     smooths_labels: bool = True
     reads_pretrained: bool = False

@@ -76,6 +76,7 @@ class Clustering(LineTask):
     mode = "min"
     state_type = ClusteringState
     usage = "model.predict([POINT])"
+    kept_options = ("n_clusters", "hidden", "n_components")
     smooths_labels = False
 
     def __init__(

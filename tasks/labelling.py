@@ -37,6 +37,7 @@ class Labelling(LabelledTexts):
     """
 
     state_type: Any = LabellingState
+    kept_options = (*LabelledTexts.kept_options, "class_weights")
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class SpeechRecognition(SplitTask):
     state_type = SpeechState
     usage = "model.predict([RECORDING])"
     sizes = ("longest",)
-    features = ("features",)
+    kept_options = ("features",)
     smooths_labels = False
 
     def __init__(

@@ -111,6 +111,7 @@ class Translation(LineTask):
     decodes = True
     usage = "model.translate([TEXT])"
     state_type = TranslationState
+    kept_options = ("vocab_size",)
 
     def __init__(
         self,

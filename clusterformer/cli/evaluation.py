@@ -9,7 +9,7 @@ from typing import Any, Literal
 from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
 from clusterformer.errors import InputError, making
-from clusterformer.training.as_trained import refuse_other_features, refuse_other_fold
+from clusterformer.training.as_trained import refuse_other_fold, refuse_other_options
 from clusterformer.training.config_files import read_yaml
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.runs import Run, first_process
@@ -43,7 +43,7 @@ def load_model(arguments: list[str], device: str | None = None) -> tuple[Trained
     saved = open_saved(path, Named.by(arguments, trust).classes)
     options = Options(arguments, fitting=False, base=saved.config)
     trained, used = saved.config["data"].get("init_args") or {}, _used(options)
-    refuse_other_features(options.task.features, trained, used, saved.path)
+    refuse_other_options(options.task.kept_options, trained, used, saved.path)
     model = TrainedModel(
         saved, options.model, options.task, average=average, device=named or device
     )

@@ -9,13 +9,16 @@ from typing import Any
 from clusterformer.errors import InputError
 
 
-def refuse_other_features(
+def refuse_other_options(
     names: Iterable[str], trained: Mapping[str, Any], used: Mapping[str, Any], run: object
 ) -> None:
-    """Refuse to give a trained network other features than it was trained on.
+    """Refuse other values of the options that a trained run keeps.
+
+    They would have no effect, as the checkpoint holds what was learnt with them, or would give the
+    network what it was not trained on.
 
     Args:
-        names: Options of the task that say what its network reads.
+        names: These options, as `Task.kept_options` names them.
         trained: Options of the task with which the run was trained.
         used: Those to be used now; they may have more, of a newer version.
         run: Name of the run, for the message.
@@ -24,7 +27,9 @@ def refuse_other_features(
         InputError: if one of them has another value.
     """
     for name in names:
-        one, other = trained.get(name), used.get(name)
+        if name not in trained:  # of a newer version
+            continue
+        one, other = trained[name], used.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             one, other = dict(one), {option: other.get(option) for option in one}
         if one != other:

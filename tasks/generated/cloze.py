@@ -80,6 +80,7 @@ class Cloze(GeneratedTask):
 
     state_type = ClozeState
     sizes = ("length",)
+    kept_options = ("vocab_size", "num_names")
     reads_pretrained = True
 
     def __init__(

@@ -1,12 +1,39 @@
 """A run is used with the options of its training that its weights, or an honest test, need."""
 
+from inspect import isabstract, signature
 from pathlib import Path
 
 import pytest
 
+from clusterformer.api import import_tasks
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
-from clusterformer.training.as_trained import refuse_other_features, refuse_other_fold
+from clusterformer.task import Task
+from clusterformer.training.as_trained import refuse_other_fold, refuse_other_options
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of a tiny training on a fold of mr."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "mr").mkdir()
+    lines = (f"{number % 2}\ttext number {number}\n" for number in range(10_662))
+    (folder / "mr" / "mr.tsv").write_text("".join(lines))
+    return [
+        "--data=Classification", "--data.name=mr", f"--data.root={folder}", "--data.fold=1",
+        "--data.max_length=2", "--model.attention=FullAttention", "--model.d_model=8",
+        "--model.num_heads=2", "--model.num_layers=1", "--trainer.max_steps=1",
+        "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1",
+        "--trainer.accelerator=cpu", "--pictures=false", "--baselines=false",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(data: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    assert main(["fit", *data, f"--runs={runs}"]) == 0
+    (found,) = runs.glob("*/1")
+    return found
 
 
 def test_another_fold_is_refused_whatever_option_names_it() -> None:
@@ -20,42 +47,62 @@ def test_another_fold_is_refused_whatever_option_names_it() -> None:
         refuse_other_fold({"name": "mr", "fold": 1}, {"name": "mr", "fold": 0}, "run")
 
 
-def test_other_features_are_refused() -> None:
+def test_other_values_of_kept_options_are_refused() -> None:
     trained, rate = {"features": {"rate": 8000, "num_mels": 40}}, {"rate": 16000, "num_mels": 40}
     newer = {"features": {"rate": 8000, "num_mels": 40, "dither": 0.0}, "beam": 8}
-    refuse_other_features(["features"], trained, newer, "run")
-    refuse_other_features(["features"], {"features": None}, {"features": None}, "run")
-    refuse_other_features([], trained, {"features": rate}, "run")
+    refuse_other_options(["features"], trained, newer, "run")
+    refuse_other_options(["features"], {"features": None}, {"features": None}, "run")
+    refuse_other_options([], trained, {"features": rate}, "run")
+    refuse_other_options(["dither"], trained, {"dither": 0.1}, "run")
     with pytest.raises(InputError, match=r'--data.features: run was .* {"rate": 8000, .*16000'):
-        refuse_other_features(["features"], trained, {"features": rate}, "run")
+        refuse_other_options(["features"], trained, {"features": rate}, "run")
     with pytest.raises(InputError, match="run was trained with its defaults, got"):
-        refuse_other_features(["features"], {"features": None}, {"features": rate}, "run")
+        refuse_other_options(["features"], {"features": None}, {"features": rate}, "run")
 
 
 def test_no_text_that_a_run_was_trained_on_tests_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mr").mkdir()
-    lines = (f"{number % 2}\ttext number {number}\n" for number in range(10_662))
-    (tmp_path / "mr" / "mr.tsv").write_text("".join(lines))
-    options = [
-        "--data=Classification", "--data.name=mr", f"--data.root={tmp_path}", "--data.fold=1",
-        "--data.max_length=2", "--model.attention=FullAttention", "--model.d_model=8",
-        "--model.num_heads=2", "--model.num_layers=1", "--trainer.max_steps=1",
-        "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1",
-        "--trainer.accelerator=cpu", "--pictures=false", "--baselines=false",
-    ]  # fmt: skip
-    assert main(["fit", *options, f"--runs={tmp_path / 'runs'}"]) == 0
-    (run,) = (tmp_path / "runs").glob("*/1")
     assert main(["test", "--checkpoint", str(run), "--data.fold=1"]) == 0
     capsys.readouterr()
     for command in (
         ["test", "--checkpoint", str(run)],
         ["validate", "--checkpoint", str(run)],
         ["fit", "--resume", str(run), "--trainer.max_steps=2"],
-        ["fit", *options, f"--model.init_from={run}", f"--runs={tmp_path / 'others'}"],
+        ["fit", *data, f"--model.init_from={run}", f"--runs={tmp_path / 'others'}"],
     ):
         assert main([*command, "--data.fold=3"]) == 2
         error = capsys.readouterr().err
         assert "--data.fold 3" in error
         assert "was trained with 1" in error
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["test", "--checkpoint"], "lowercase=false"),
+        (["test", "--checkpoint"], "vectors=a.txt"),
+        (["fit", "--trainer.max_steps=2", "--resume"], "tokenizer=bpe"),
+    ],
+)
+def test_an_option_that_the_checkpoint_has_learnt_with_cannot_change(
+    command: list[str], option: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, str(run), f"--data.{option}"]) == 2
+    error = capsys.readouterr().err
+    assert f"--data.{option.partition('=')[0]}: {run}" in error
+    assert "leave the option out" in error
+
+
+def subclasses(base: type) -> list[type]:
+    return [each for one in base.__subclasses__() for each in (one, *subclasses(one))]
+
+
+def test_every_option_that_a_run_keeps_is_one_of_its_task() -> None:
+    import_tasks()
+    tasks = [task for task in subclasses(Task) if not isabstract(task)]
+    for task in tasks:
+        bases = (base for base in task.__mro__ if issubclass(base, Task))
+        options = {name for base in bases for name in signature(base).parameters}
+        assert options.issuperset(task.kept_options), task
+    assert sum(bool(task.kept_options) for task in tasks) > 5
