@@ -130,7 +130,12 @@ def calibrating(
     """
     attached = [s for s in slots(model) if isinstance(s.core, NeuralClusteringAttention)]
     if not attached:
-        raise InputError("calibrate needs a model with NeuralClusteringAttention attached")
+        others = ", ".join(sorted({type(slot.core).__name__ for slot in slots(model)}))
+        windows = "; layers with a sliding window keep it" if "LocalAttention" in others else ""
+        raise InputError(
+            "calibrate needs layers with NeuralClusteringAttention, "
+            f"got {others or 'a model without a mechanism'}{windows}"
+        )
     cores: list[Any] = [slot.core for slot in attached]
     if any(core.similarity != "cosine" for core in cores):
         raise InputError('calibrate needs similarity="cosine"')

@@ -205,7 +205,8 @@ def attend(
         hidden = _collect_input(hidden, group, kwargs.get("position_ids"))
         heads //= group.size
     if query.shape[1:4:2] != (heads, core.head_width):
-        hint = "; is huggingface.share_heads missing?" if query.shape[1] < heads else ""
+        others = query.shape[2] > hidden.shape[1]  # tokens of other processes, as Ulysses brings
+        hint = "; is huggingface.share_heads missing?" if others else ""
         raise ValueError(
             f"{type(module).__name__} has {query.shape[1]} heads of width {query.shape[3]}, "
             f"the mechanism {heads} of {core.head_width}{hint}"

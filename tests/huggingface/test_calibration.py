@@ -130,8 +130,11 @@ def test_short_texts_come_out_as_before(tiny, batch) -> None:
 
 
 def test_what_cannot_be_calibrated_is_refused(tiny) -> None:
-    model = huggingface.attach(tiny("Bert"), "FullAttention")
-    with pytest.raises(ValueError, match="NeuralClusteringAttention attached"):
+    model = tiny("Bert")
+    with pytest.raises(ValueError, match="got a model without a mechanism"):
+        huggingface.calibrate(model, batches(1))
+    huggingface.attach(model, "FullAttention")
+    with pytest.raises(ValueError, match=r"NeuralClusteringAttention, got FullAttention$"):
         huggingface.calibrate(model, batches(1))
     huggingface.attach(model, "NeuralClusteringAttention")
     with pytest.raises(ValueError, match="at least one text"):
@@ -142,6 +145,12 @@ def test_what_cannot_be_calibrated_is_refused(tiny) -> None:
         with pytest.raises(ValueError, match=message):
             huggingface.calibrate(model.train(), texts, tokenizer=str)
         assert model.training
+
+
+def test_layers_that_keep_their_windows_have_no_clusters_to_calibrate(tiny) -> None:
+    model = huggingface.attach(tiny("Mistral", sliding_window=6), "NeuralClusteringAttention")
+    with pytest.raises(ValueError, match="got LocalAttention; layers with a sliding window keep"):
+        huggingface.calibrate(model, batches(1))
 
 
 @pytest.fixture

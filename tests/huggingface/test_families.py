@@ -153,6 +153,15 @@ def test_models_of_one_config_are_told_apart() -> None:
     second(TOKENS)
 
 
+def test_heads_that_the_config_does_not_tell_are_named_without_a_guess() -> None:
+    """JetMoe has num_key_value_heads for each expert, whatever num_attention_heads says."""
+    sizes = {"kv_channels": 16, "num_key_value_heads": 1, "num_local_experts": 4}
+    model = make("JetMoeModel", num_attention_heads=4, **sizes)
+    huggingface.attach(model, "FullAttention")
+    with pytest.raises(ValueError, match=r"has 2 heads of width 16, the mechanism 4 of 16$"):
+        model(TOKENS)
+
+
 @pytest.mark.parametrize(
     ("name", "further", "told"),
     [

@@ -19,7 +19,7 @@ from forked import in_processes
 from torch import Tensor
 
 from clusterformer import huggingface
-from clusterformer.huggingface.dispatch import IMPLEMENTATION
+from clusterformer.huggingface.dispatch import IMPLEMENTATION, SLOT, attend
 from clusterformer.sequence_parallel import SequenceGroup
 
 LENGTH = 24
@@ -139,3 +139,14 @@ def refuse(rank: int, make: Callable[..., Any], store: str) -> None:
     with pytest.raises(ValueError, match="need local_heads=0, got 2"):
         huggingface.share_heads(model)
     dist.destroy_process_group()
+
+
+def test_a_sequence_that_is_shared_without_share_heads_is_explained(
+    tiny: Callable[..., Any],
+) -> None:
+    model = huggingface.attach(tiny("Llama"), "FullAttention")
+    layer = next(module for module in model.modules() if hasattr(module, SLOT))
+    getattr(layer, SLOT).store_input(torch.zeros(1, 5, 64), None)
+    half = torch.zeros(1, 2, 10, 16)  # of the heads, for the tokens of two processes
+    with pytest.raises(ValueError, match=r"2 heads .*, the mechanism 4 .*share_heads missing"):
+        attend(layer, half, half, half, None)
