@@ -9,7 +9,7 @@ from typing import Any, Literal
 from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
 from clusterformer.errors import InputError, making
-from clusterformer.training.as_trained import refuse_other_fold, refuse_other_options
+from clusterformer.training.as_trained import refuse_other_options, refuse_other_split
 from clusterformer.training.config_files import read_yaml
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.runs import Run, first_process
@@ -61,7 +61,7 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     if folder and model.task.report() is None:
         raise InputError(f"--report: {type(model.task).__name__} has no report")
     _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
-    refuse_other_fold(model.config["data"].get("init_args") or {}, _used(options), model.path)
+    refuse_other_split(model.config["data"].get("init_args") or {}, _used(options), model.path)
     watch = ProcessWatch()
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test

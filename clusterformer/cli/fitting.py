@@ -20,7 +20,7 @@ from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
 from clusterformer.tasks.similarity import Similarity
 from clusterformer.tasks.speech import SpeechRecognition
 from clusterformer.tasks.translation import Translation
-from clusterformer.training.as_trained import refuse_other_fold, refuse_other_options
+from clusterformer.training.as_trained import refuse_other_options, refuse_other_split
 from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import read_yaml, to_yaml
 from clusterformer.training.fit import Fitted, fit
@@ -58,7 +58,7 @@ def fit_run(
         resumed.refuse_edited(config["data"])
         trained = read_yaml(resumed.config)["data"].get("init_args") or {}
         used = config["data"].get("init_args") or {}
-        refuse_other_fold(trained, used, resumed.folder)
+        refuse_other_split(trained, used, resumed.folder)
         refuse_other_options(options.task.kept_options, trained, used, resumed.folder)
     model, task = options.model, options.task
     sections = ("seed_everything", "model", "data")

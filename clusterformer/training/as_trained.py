@@ -43,8 +43,8 @@ def _shown(value: Any) -> str:
     return "its defaults" if value is None else json.dumps(value)
 
 
-def refuse_other_fold(trained: Mapping[str, Any], used: Mapping[str, Any], run: object) -> None:
-    """Refuse to go on with, or to measure, a run on another fold than that of its training.
+def refuse_other_split(trained: Mapping[str, Any], used: Mapping[str, Any], run: object) -> None:
+    """Refuse to go on with, or to measure, a run on another split than that of its training.
 
     Args:
         trained: Options of the task with which the run was trained.
@@ -52,10 +52,18 @@ def refuse_other_fold(trained: Mapping[str, Any], used: Mapping[str, Any], run: 
         run: Name of the run, for the message.
 
     Raises:
-        InputError: if both read the same data set by different folds.
+        InputError: if both read the same data set by different folds, or hold out of the same file
+            what the run was trained on.
     """
     if trained.get("name") != used.get("name"):
         return
+    for part, train in _HELD_OUT.items():
+        same = used.get(train) == trained.get(train)
+        if same and used.get(part) is None and (file := trained.get(part)) is not None:
+            raise InputError(
+                f"--data.{part} null: {run} was trained with {file}, so what is held out of "
+                f"{used.get(train)} instead was in its training; give a file"
+            )
     before, now = _folds(trained), _folds(used)
     for option in before | now:
         one, other = before.get(option, 0), now.get(option, 0)
@@ -64,6 +72,10 @@ def refuse_other_fold(trained: Mapping[str, Any], used: Mapping[str, Any], run: 
                 f"--data.{option} {other}: {run} was trained with {one}, so examples of the test "
                 f"of fold {other} were in its training; leave the option out, or train with it"
             )
+
+
+_HELD_OUT = {"valid": "train", "test": "train", "valid_source": "train_source"}
+"""Options of files without which a part is held out of another file, by that file's option."""
 
 
 def _folds(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,7 +22,7 @@ from clusterformer.errors import InputError, making
 from clusterformer.models.config import TransformerConfig
 from clusterformer.structure import require_structure
 from clusterformer.task import Task
-from clusterformer.training.as_trained import refuse_other_fold
+from clusterformer.training.as_trained import refuse_other_split
 from clusterformer.training.runs import Run
 
 _log = logging.getLogger(__name__)
@@ -146,14 +146,14 @@ def start_task(
     """Start a task's network from the run of `init_from`, if a training begins and there is one.
 
     Raises:
-        InputError: as `open_learnt` and `start_from` do, and for a run of another fold.
+        InputError: as `open_learnt` and `start_from` do, and for a run of another split.
     """
     if not task.init_from or task.restored or trainer.state.fn != TrainerFn.FITTING:
         return None
     learnt = task.learnt or open_learnt(task.init_from)
     if own := trainer.lightning_module.config:  # of the command line
         used = yaml.safe_load(str(own))["data"].get("init_args") or {}
-        refuse_other_fold(learnt.data, used, learnt.path)
+        refuse_other_split(learnt.data, used, learnt.path)
     same = _same_state(learnt, task)
     same_tokens = same or task.learnt is not None  # the task took the run's tokenizer
     start = start_from(network, learnt, same_tokens=same_tokens, same_outputs=same)

@@ -9,7 +9,14 @@ from clusterformer.api import import_tasks
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
 from clusterformer.task import Task
-from clusterformer.training.as_trained import refuse_other_fold, refuse_other_options
+from clusterformer.training.as_trained import refuse_other_options, refuse_other_split
+
+TINY = [
+    "--data.max_length=2", "--model.attention=FullAttention", "--model.d_model=8",
+    "--model.num_heads=2", "--model.num_layers=1", "--trainer.max_steps=1",
+    "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1",
+    "--trainer.accelerator=cpu", "--pictures=false", "--baselines=false",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (folder / "mr" / "mr.tsv").write_text("".join(lines))
     return [
         "--data=Classification", "--data.name=mr", f"--data.root={folder}", "--data.fold=1",
-        "--data.max_length=2", "--model.attention=FullAttention", "--model.d_model=8",
-        "--model.num_heads=2", "--model.num_layers=1", "--trainer.max_steps=1",
-        "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1",
-        "--trainer.accelerator=cpu", "--pictures=false", "--baselines=false",
+        *TINY,
     ]  # fmt: skip
 
 
@@ -38,13 +42,13 @@ def run(data: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_another_fold_is_refused_whatever_option_names_it() -> None:
     strings = {"name": "fsdd", "strings": {"fold": 2, "min_digits": 5}}
-    refuse_other_fold(strings, {"name": "fsdd", "strings": {"fold": 2, "min_digits": 1}}, "run")
-    refuse_other_fold({"name": "mr", "fold": 1}, {"name": "cr", "fold": 3}, "run")
-    refuse_other_fold({"name": "fsdd", "strings": None}, {"name": "fsdd"}, "run")
+    refuse_other_split(strings, {"name": "fsdd", "strings": {"fold": 2, "min_digits": 1}}, "run")
+    refuse_other_split({"name": "mr", "fold": 1}, {"name": "cr", "fold": 3}, "run")
+    refuse_other_split({"name": "fsdd", "strings": None}, {"name": "fsdd"}, "run")
     with pytest.raises(InputError, match=r"--data.strings.fold 2: run was trained with 0"):
-        refuse_other_fold({"name": "fsdd", "strings": None}, strings, "run")
+        refuse_other_split({"name": "fsdd", "strings": None}, strings, "run")
     with pytest.raises(InputError, match=r"--data.fold 0: run was trained with 1"):
-        refuse_other_fold({"name": "mr", "fold": 1}, {"name": "mr", "fold": 0}, "run")
+        refuse_other_split({"name": "mr", "fold": 1}, {"name": "mr", "fold": 0}, "run")
 
 
 def test_other_values_of_kept_options_are_refused() -> None:
@@ -58,6 +62,18 @@ def test_other_values_of_kept_options_are_refused() -> None:
         refuse_other_options(["features"], trained, {"features": rate}, "run")
     with pytest.raises(InputError, match="run was trained with its defaults, got"):
         refuse_other_options(["features"], {"features": None}, {"features": rate}, "run")
+
+
+def test_a_part_of_the_file_that_a_run_was_trained_on_is_refused() -> None:
+    files = {"train": "a", "valid": None, "test": "c"}
+    refuse_other_split(files, files | {"valid": "b"}, "run")
+    refuse_other_split(files, files | {"train": "other", "test": None}, "run")
+    refuse_other_split({"name": "mr", "test": None}, {"name": "mr", "test": None}, "run")
+    refuse_other_split({"train_source": "a", "test_source": "c"}, {"train_source": "a"}, "run")
+    with pytest.raises(InputError, match=r"--data.test null: run was trained with c, .* of a "):
+        refuse_other_split(files, files | {"test": None}, "run")
+    with pytest.raises(InputError, match=r"--data.valid_source null: run was trained"):
+        refuse_other_split({"train_source": "a", "valid_source": "b"}, {"train_source": "a"}, "run")
 
 
 def test_no_text_that_a_run_was_trained_on_tests_it(
@@ -92,6 +108,22 @@ def test_an_option_that_the_checkpoint_has_learnt_with_cannot_change(
     error = capsys.readouterr().err
     assert f"--data.{option.partition('=')[0]}: {run}" in error
     assert "leave the option out" in error
+
+
+def test_no_part_of_the_training_file_that_a_run_was_trained_on_tests_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{'ab'[number % 2]}\ttext number {number}\n" for number in range(60)]
+    for part, rows in (("train", lines[:40]), ("test", lines[40:])):
+        (tmp_path / f"{part}.tsv").write_text("label\ttext\n" + "".join(rows))
+    files = [f"--data.{part}={tmp_path / part}.tsv" for part in ("train", "test")]
+    runs = tmp_path / "runs"
+    assert main(["fit", "--data=Classification", *files, *TINY, f"--runs={runs}"]) == 0
+    capsys.readouterr()
+    assert main(["test", "--checkpoint", str(runs / "classification/1"), "--data.test=null"]) == 2
+    error = capsys.readouterr().err
+    assert f"--data.test null: {runs / 'classification/1'}" in error
+    assert "test.tsv" in error
 
 
 def subclasses(base: type) -> list[type]:
