@@ -149,11 +149,16 @@ class LabelledTexts(LineTask):
     def setup(self, stage: str) -> None:
         """Read the parts that the stage needs; learn vocabulary and labels unless restored."""
         read = cache(self.read)
+        parts = {split: read(split) for split in STAGE_SPLITS[stage] if split not in self._encoded}
+        for split, examples in parts.items():  # before a tokenizer is learnt
+            if not examples:
+                raise InputError(
+                    f"data.{split}: no example in it; give more texts, or another file"
+                )
         if self._rows is None and stage != "predict":
             self._learn(read("train"), self._rows_of_model())
-        for split in STAGE_SPLITS[stage]:
-            if split not in self._encoded:
-                self._encoded[split] = self._encode(split, read(split))
+        for split, examples in parts.items():
+            self._encoded[split] = self._encode(split, examples)
 
     def _rows_of_model(self) -> TextRows | None:
         """Rows of the model or run that the network starts from; None if a tokenizer is learnt."""
@@ -219,8 +224,6 @@ class LabelledTexts(LineTask):
             self._expect_vectors(self.learnt.state.get("vector_width"))
 
     def _encode(self, split: Split, examples: Sequence[Example]) -> LabelledDataset:
-        if not examples:
-            raise InputError(f"data.{split}: no example in it; give more texts, or another file")
         if split == "test":
             self._test_examples = examples
         targets = self.targets(examples)

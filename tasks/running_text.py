@@ -103,6 +103,9 @@ class RunningText(LineTask):
 
     def setup(self, stage: str) -> None:
         """Read the parts that the stage needs; learn the vocabulary unless restored."""
+        if stage == "fit" and not self._names:
+            for split in SPLITS:  # told before a tokenizer is learnt, and the model that is tested
+                self._documents(split)
         if self._tokenizer is None and stage != "predict":
             self._tokenizer = self._tokenizer_of_run() or self._learn()
         for split in STAGE_SPLITS[stage]:

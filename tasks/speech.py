@@ -152,14 +152,16 @@ class SpeechRecognition(SplitTask):
         """Read the parts that the stage needs; learn units and statistics unless restored."""
         if stage == "predict":
             return
-        if self._units is None:
+        learning = self._units is None
+        if learning:
             self._units = OutputUnits.learn(self._kind, self._corpus.read("train").texts)
+        for part in STAGE_SPLITS[stage]:  # what is wrong with a table is told before a long reading
+            self._part(part)
+        if learning:
             trained = self._part("train")
             self._longest = max(trained.lengths)
             self._statistics = feature_statistics(trained)
             self._corpus.check()
-        for part in STAGE_SPLITS[stage]:
-            self._part(part)
 
     def _part(self, split: Split) -> SpeechDataset:
         if split not in self._parts:

@@ -169,7 +169,9 @@ def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> li
     """
     path = Path(path).expanduser()
     if not path.is_dir():
-        if path.exists() and not path.is_file():
+        if not path.exists():
+            raise InputError(f"{path}: no such file")
+        if not path.is_file():
             raise InputError(f"{path}: no regular file; the text is read more than once")
         return [Document(path, first, last)]
     files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS))

@@ -51,6 +51,16 @@ def test_own_file_is_split_batched_and_labelled(train_file):
             assert set(task.describe(batch, row)) & set(WORDS[label])
 
 
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("long work before the check")
+
+
+def test_a_missing_part_is_told_before_a_tokenizer_is_learnt(train_file, monkeypatch):
+    monkeypatch.setattr("clusterformer.tasks.labelled_texts.learn_tokenizer", never)
+    with pytest.raises(InputError, match=r"none\.tsv: no such file"):
+        ready(train=train_file, valid="none.tsv")
+
+
 def test_own_validation_and_test_files_are_used_whole(train_file):
     task = Classification(train=train_file, valid=train_file, test=train_file)
     task.setup("fit")

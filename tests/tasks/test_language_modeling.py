@@ -52,6 +52,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"train": "books"}, "books: too few files, 4, to hold some out; give data.valid and"),
+        ({"train": "text.txt", "valid": "none.txt"}, "none.txt: no such file"),
+        ({"train": "text.txt", "test": "none.txt"}, "none.txt: no such file"),
+    ],
+)
+def test_a_missing_part_is_told_before_a_tokenizer_is_learnt(
+    options: dict[str, str], told: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("long work before the check")
+
+    (folder / "books").mkdir()
+    for number in range(4):
+        (folder / "books" / f"{number}.txt").write_text(text(10), encoding="utf-8")
+    monkeypatch.setattr(StreamBytePairTokenizer, "train", never)
+    with pytest.raises(InputError, match=told):
+        LanguageModeling(tokenizer="bpe", **options).setup("fit")
+
+
 class Uniform(nn.Module):
     """Gives every byte the same probability."""
 

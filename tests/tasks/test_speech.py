@@ -226,6 +226,16 @@ def test_a_bad_table_is_one_line(tmp_path, capsys, content: str, message: str) -
         made(tmp_path)
 
 
+def test_a_bad_table_is_told_before_recordings_are_read(tmp_path, monkeypatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("long work before the check")
+
+    write_table(tmp_path, 12)
+    monkeypatch.setattr(speech, "feature_statistics", never)
+    with pytest.raises(InputError, match=r"none\.tsv: no such file"):
+        made(tmp_path, valid="none.tsv")
+
+
 def test_parts_of_own_recordings_share_none(tmp_path) -> None:
     write_table(tmp_path, 30)
     task = made(tmp_path)
