@@ -91,10 +91,8 @@ SHAPES = (
 shipped configurations."""
 
 
-def compile_all(
-    targets: Sequence[str] = tuple(TARGETS), shapes: Sequence[Shape] = SHAPES
-) -> Iterator[dict[str, Any]]:
-    """Compile every kernel at every shape for every target.
+def compile_all(targets: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Compile every kernel at each of `SHAPES` for each target.
 
     Yields:
         One row for each kernel, with target, shape, tile, registers, spilled bytes and bytes of
@@ -113,7 +111,7 @@ def compile_all(
         raise InputError("TRITON_INTERPRET is set: unset it to compile")
     known: set[str] = set()
     for target in targets:
-        for shape in shapes:
+        for shape in SHAPES:
             for launch in _launches(shape, DEVICES[target]):
                 row = _compile(launch, shape, target)
                 if (made := row.pop("hash")) not in known:
