@@ -186,12 +186,17 @@ def require_memory(num_bytes: float, what: str) -> None:
     Raises:
         InputError: with the estimate and the memory that there is.
     """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine_memory()
     if num_bytes > memory:
         raise InputError(
             f"{what} needs {_gib(num_bytes)}, and this machine has {_gib(memory)}; "
             "make a size smaller"
         )
+
+
+def machine_memory() -> int:
+    """Return the memory of this machine, bytes, used or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _gib(num_bytes: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Hashable
 from numbers import Integral, Real
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from clusterformer.clustering.network import initial_clusters
+from clusterformer.errors import machine_memory
 
 MAX_UNITS = 2**20
 """Maximum number of units of the hidden layer."""
@@ -133,7 +133,7 @@ def check_memory(estimator: Any, num_points: int) -> None:
         "n_clusters": 4 * clusters * (2 * _COPIES * batch + 2 * clusters),
         "n_neighbors": 2 * 8 * num_points * min(searched_neighbors(estimator), num_points - 1),
     }
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine_memory()
     if torch.device(estimator.device).type == "cuda":
         memory = torch.cuda.get_device_properties(estimator.device).total_memory
     for name, size in needed.items():

@@ -1,7 +1,6 @@
 """NeuralClustering in threads, on unusual arrays, and with parameters that make no sense."""
 
 import math
-import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +15,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from clusterformer.clustering import NeuralClustering
 from clusterformer.clustering.images import RandomAffine
+from clusterformer.errors import machine_memory
 
 
 def small(n_clusters: int = 3, **options: object) -> NeuralClustering:
@@ -140,7 +140,7 @@ def test_more_memory_than_there_is_is_not_asked_for() -> None:
         small(120_000).fit(x)
     with pytest.raises(ValueError, match=r"'n_neighbors' parameter .* need about .* GiB"):
         small(n_neighbors=2**17).fit(x)
-    fitting = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (16 * len(x))
+    fitting = machine_memory() // (16 * len(x))
     twice = small(n_neighbors=fitting * 3 // 4, merge="information")  # searches twice as many
     with pytest.raises(ValueError, match=r"'n_neighbors' parameter .* need about .* GiB"):
         twice.fit(x)
