@@ -115,6 +115,8 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
             membership (eq. 3 in the space of the data).
         labels_: (n_samples,), cluster of each training point; -1 for noise.
         linkage_: (n_clusters - 1, 4), the hierarchy of clusters, which SciPy draws and cuts.
+        features_: Principal components, a module that computes features of points.
+        network_: Clusters, a module that computes logits of features.
         n_features_in_: Number of features seen in fit.
         n_iter_: Number of training steps taken.
     """

@@ -46,6 +46,18 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
     _features: PrincipalComponents
     _totals: Totals
 
+    @property
+    def network_(self) -> NeuralClusters:
+        """The network that was learnt, from features of points to logits of clusters."""
+        check_is_fitted(self, "_network")
+        return self._network
+
+    @property
+    def features_(self) -> PrincipalComponents:
+        """The principal components that were learnt, from points to features."""
+        check_is_fitted(self, "_network")
+        return self._features
+
     def predict(self, X: Any) -> Any:
         """Return the cluster of each point, (n_samples,): its largest membership (eq. 4).
 

@@ -243,6 +243,19 @@ class NeuralClusters(nn.Module):
         """Set the number of clusters that `auto` found."""
         self.num_clusters, self.sizes = num_clusters, self.sizes.new_zeros(num_clusters)
 
+    def living_state(self) -> dict[str, Tensor]:
+        """Return the state of a network that never had the clusters which were merged into others.
+
+        Its memberships are the same; its `sizes`, which training alone reads, are those of `joint`.
+        """
+        joint = self.joint[self.alive][:, self.alive]
+        return self.state_dict() | {
+            "centroids": self.centroids.detach()[self.alive],
+            "joint": joint,
+            "sizes": joint.sum(1),
+            "alive": self.alive[self.alive],
+        }
+
 
 def _joined(group: Tensor) -> Iterator[tuple[int, int]]:
     """Name the merges that join groups: the first cluster of each is kept."""

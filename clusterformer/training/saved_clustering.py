@@ -40,7 +40,7 @@ def open_clustering(path: Path) -> Saved:
             f"{path}: clusters of texts, label others with `{predicting_command(path)}`"
         )
     model = NeuralClustering.load(path)
-    network, features = model._network, model._features
+    network, features = model.network_, model.features_
     data = {
         "name": str(path),
         "n_clusters": int(network.alive.sum()),
@@ -58,22 +58,12 @@ def open_clustering(path: Path) -> Saved:
         },
         kind="Clustering",
         state={"features": _single(features.state_dict())},
-        weights=_single(_alive(network.state_dict(prefix="network.clusters."))),
+        weights={
+            f"network.clusters.{name}": value
+            for name, value in _single(network.living_state()).items()
+        },
         mode="min",
     )
-
-
-def _alive(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Leave out the clusters that were merged into others."""
-    prefix = "network.clusters."
-    alive = weights[f"{prefix}alive"]
-    joint = weights[f"{prefix}joint"][alive][:, alive]
-    return weights | {
-        f"{prefix}centroids": weights[f"{prefix}centroids"][alive],
-        f"{prefix}joint": joint,
-        f"{prefix}sizes": joint.sum(1),  # read in training alone
-        f"{prefix}alive": alive[alive],
-    }
 
 
 def _single(values: dict[str, Tensor]) -> dict[str, Tensor]:
