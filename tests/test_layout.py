@@ -109,13 +109,13 @@ def imports(path: Path, *, late: bool = True) -> list[str]:
     return names
 
 
-def place(module: str) -> str:
+def room(module: str) -> str:
     """The name under which LAYERS lists a module: `clusterformer.x`."""
     return ".".join(module.split(".")[:2])
 
 
 def level(module: str) -> int:
-    return LAYERS.get(place(module), TRAINER)
+    return LAYERS.get(room(module), TRAINER)
 
 
 def own_imports(module: str) -> Iterator[str]:
@@ -131,7 +131,7 @@ def test_imports_point_down() -> None:
     upward = []
     for module in set(MODULES) - {"clusterformer"}:
         for name in own_imports(module):
-            beside = place(name) == place(module) or level(name) == level(module) == TRAINER
+            beside = room(name) == room(module) or level(name) == level(module) == TRAINER
             if name != "clusterformer" and not beside and level(name) >= level(module):
                 upward.append(f"{module} imports {name}")
     assert not upward
@@ -152,7 +152,7 @@ def test_third_party_weight_stays_at_the_edge() -> None:
     for module in MODULES:
         found = third_party(module)
         allowed = found if level(module) >= TRAINER else found - trainer
-        if place(module) not in edge and module not in PRETRAINED:
+        if room(module) not in edge and module not in PRETRAINED:
             allowed = allowed - ONLY_AT_THE_EDGE
         heavy[module] = found - allowed
         if level(module) <= LAYERS["clusterformer.attention"] and module not in ON_ARRAYS:

@@ -188,7 +188,7 @@ def draw_clusterings(
         points: The points that were clustered.
         num_clusters: C, or "auto".
         found: Methods to compare, all with this number of clusters.
-        tsne: Whether t-SNE places the points on the map, and not principal components.
+        tsne: Whether t-SNE lays out the map, and not principal components.
 
     Raises:
         ImportError: if matplotlib is missing.

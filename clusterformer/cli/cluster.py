@@ -56,7 +56,7 @@ probability of each point), memberships.npy, and model.npz, or centers.npy of ot
   --threads N           CPU threads of all methods (default: all cores)
   --runs runs           parent of the run directory, which gets results.csv, results.json,
                         pictures and the directories of the clusters
-  --map tsne            method that places points on the map: tsne, or pca, which is faster
+  --map tsne            method that lays out the map: tsne, or pca, which is faster
   --no-pictures         draw nothing
   --wandb               log every row to Weights & Biases too
 

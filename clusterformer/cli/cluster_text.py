@@ -53,7 +53,7 @@ hierarchy, words, examples; nothing external), and the model.
                         --min_probability, --device, --threads and --runs
   --seed 0 --hidden N --device cpu --threads N
                         further options of the clustering; --hidden adds a hidden layer
-  --map tsne            method that places texts on the map: tsne, or pca, which is faster
+  --map tsne            method that lays out the map: tsne, or pca, which is faster
   --runs runs           parent of the run directory
 
 examples:

@@ -111,8 +111,8 @@ class MaskedRows(Dataset[MaskedBatch]):
             texts = [self._read(first, cut), self._read(second, width - cut)]
         row = np.array(frame.around(*texts))
         is_second = np.arange(len(row)) >= frame.second_start(texts[0], row.tolist())
-        places = np.arange(len(row)) - is_second - 1  # in the text of the row
-        asked = self._choose(row, places < unread, rng)
+        offset = np.arange(len(row)) - is_second - 1  # in the text of the row
+        asked = self._choose(row, offset < unread, rng)
         target = row[asked]
         self._hide(row, asked, rng)
         return _Row(row, is_second, asked, target, follows)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TRAINED = "trained"
-"""Name, in the place of a file, of the vectors that `clusterformer prepare vectors` makes."""
+"""Name, instead of a file, of the vectors that `clusterformer prepare vectors` makes."""
 
 _VECTORS, _WORDS = "vectors.npy", "words.txt"
 _FORMAT = "word vectors in GloVe's format"

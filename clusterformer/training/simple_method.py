@@ -1,4 +1,4 @@
-"""The engine of `fit --method`: a simple method of the task in the place of the network."""
+"""The engine of `fit --method`: a simple method of the task instead of the network."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ a power law, as those between repeated words of a language do.
     2 8 4 7 . . 4 . . . . . 2 . .        asked: 4 -> 7, 2 -> 8
 
 By chance a key may stand among the random tokens before its question too, with another token
-behind it; the smaller the vocabulary, the more often. Then only its place tells which is meant.
+behind it; the smaller the vocabulary, the more often. Then only its position tells which is meant.
 
 In Zoology's texts a block of two tokens, counted from the first, is a pair. The mean of a block
 then holds a key with its value, and no selection is needed. `shifted` moves the pairs by one token.

@@ -200,10 +200,10 @@ def test_decoding_reads_only_its_cache(exact: int) -> None:
     picked = torch.tensor([2, 0, 0])
     with torch.no_grad():
         cache, steps = layer.cache(x), []
-        for place, token in enumerate(x.split(1, dim=1)):
-            if place == 18:
+        for position, token in enumerate(x.split(1, dim=1)):
+            if position == 18:
                 cache = tuple(part.index_select(0, picked) for part in cache)
-            values, cache = layer.step(token[picked] if place >= 18 else token, cache)
+            values, cache = layer.step(token[picked] if position >= 18 else token, cache)
             steps.append(values)
         torch.testing.assert_close(torch.cat(steps[18:], 1), layer(x[picked]).values[:, 18:])
 

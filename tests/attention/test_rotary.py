@@ -1,4 +1,4 @@
-"""Rotary positions: distance counts, place does not."""
+"""Rotary positions: distance counts, position does not."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ STRICT = [cls for cls in mechanisms() if True in cls.causal_forms]
 
 def test_products_depend_on_the_distance_alone() -> None:
     q, k = torch.randn(2, 1, 1, 9, 8, dtype=torch.double).unbind(0)
-    places = torch.arange(9)
-    near = rotate(q, places) @ rotate(k, places).transpose(-1, -2)
-    far = rotate(q, places + 5000) @ rotate(k, places + 5000).transpose(-1, -2)
+    positions = torch.arange(9)
+    near = rotate(q, positions) @ rotate(k, positions).transpose(-1, -2)
+    far = rotate(q, positions + 5000) @ rotate(k, positions + 5000).transpose(-1, -2)
     torch.testing.assert_close(near, far, atol=1e-3, rtol=1e-3)
     assert not torch.allclose(near, q @ k.transpose(-1, -2), atol=0.1)
 
@@ -21,10 +21,10 @@ def test_products_depend_on_the_distance_alone() -> None:
 def test_the_angles_are_those_of_the_paper() -> None:
     """Eq. 34 of RoFormer, as multiplication of complex numbers."""
     x = torch.randn(1, 1, 5, 6)
-    places = torch.tensor([0, 1, 2, 7, 300])
-    turned = rotate(x, places, base=100.0)
+    positions = torch.tensor([0, 1, 2, 7, 300])
+    turned = rotate(x, positions, base=100.0)
     for i in range(3):
-        angle = places * 100.0 ** (-2 * i / 6)
+        angle = positions * 100.0 ** (-2 * i / 6)
         expected = torch.complex(x[..., i], x[..., i + 3]) * torch.exp(1j * angle)
         torch.testing.assert_close(turned[..., i], expected.real)
         torch.testing.assert_close(turned[..., i + 3], expected.imag)

@@ -12,7 +12,7 @@ from clusterformer.clustering.seeding import seeds
 
 def literal_kmeans(codes: list[int], clusters: int, iterations: int) -> list[int]:
     start = seeds(torch.ones(1, len(codes)), clusters, 0.5)[0].tolist()
-    centroids = [codes[place] for place in start]
+    centroids = [codes[point] for point in start]
 
     def nearest(code: int) -> int:
         return min(range(clusters), key=lambda c: ((code ^ centroids[c]).bit_count(), c))

@@ -32,8 +32,8 @@ def test_each_picture_goes_its_own_way_within_bounds_and_repeats() -> None:
     torch.manual_seed(0)
     assert shifted.equal(shift(image.view(1, -1).expand(200, -1)))
     assert len(np.unique(shifted.numpy(), axis=0)) == 200
-    places = torch.arange(41.0) - 20
-    across = shifted.view(-1, 41, 41).sum(1) @ places / 9
+    offsets = torch.arange(41.0) - 20
+    across = shifted.view(-1, 41, 41).sum(1) @ offsets / 9
     assert 3 < across.abs().max() <= 4.1
 
 

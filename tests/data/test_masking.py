@@ -76,11 +76,11 @@ def test_processes_share_the_rows_of_one(pairs: bool) -> None:
         for rank in range(3):
             for numbers in DistributedBatchSampler(plan, rank=rank, world_size=3, epoch=epoch):
                 batch = data[numbers]
-                for place, number in enumerate(numbers):
-                    hidden = batch.target[place] != IGNORE
+                for row, number in enumerate(numbers):
+                    hidden = batch.target[row] != IGNORE
                     alone = whole.pop(number)
-                    assert torch.equal(batch.tokens[place], alone.tokens[0])
-                    assert torch.equal(batch.asked[place][hidden], alone.asked[0])
+                    assert torch.equal(batch.tokens[row], alone.tokens[0])
+                    assert torch.equal(batch.asked[row][hidden], alone.asked[0])
         assert not whole
 
 

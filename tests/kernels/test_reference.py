@@ -153,4 +153,4 @@ def test_the_place_of_the_largest_is_the_first_of_equals(dim: int) -> None:
     torch.testing.assert_close(reference.argmax_first(values, dim), expected)
     values[0, 0] = float("nan")
     found = reference.argmax_first(values, dim)
-    assert ((found >= 0) & (found < values.shape[dim])).all()  # a place, whatever came in
+    assert ((found >= 0) & (found < values.shape[dim])).all()  # an index, whatever came in

@@ -51,7 +51,7 @@ def test_variables_lead_to_the_number(books) -> None:
         numbers = [number for number in value.values() if number.isdecimal()]
         assert len(set(numbers)) == 2
         first_is_right.append(numbers[0] == answer)
-    assert 2 < sum(first_is_right) < 18  # no number answers by its place
+    assert 2 < sum(first_is_right) < 18  # no number answers by its position
 
 
 def test_the_target_is_what_follows_each_asking_byte(books) -> None:
