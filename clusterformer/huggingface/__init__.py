@@ -14,9 +14,9 @@ Needs the extra `pretrained`. Nothing of transformers is imported before a funct
 from clusterformer.huggingface.attaching import attach, detach, is_attached
 from clusterformer.huggingface.calibration import calibrate
 from clusterformer.huggingface.distillation import distill
+from clusterformer.huggingface.loading import from_config, load
 from clusterformer.huggingface.positions import extend_positions
 from clusterformer.huggingface.recording import groupings
-from clusterformer.huggingface.saving import from_config, load
 from clusterformer.huggingface.shared_heads import share_heads
 from clusterformer.huggingface.visibility import keys_seen
 
