@@ -90,6 +90,11 @@ class ParallelTextSource(TranslationSource):
         return self._text("train")
 
     def learn_tokenizer(self) -> Tokenizer:
+        evaluated: tuple[Split, ...] = ("valid", "test")
+        for bitext in map(self._find, evaluated):  # told before the long work
+            for path in bitext.files if bitext else ():
+                if not path.exists():
+                    raise InputError(f"{path}: no such file")
         return self._training.learn_tokenizer(self._vocab_size)
 
     def training_pairs(self, tokenizer: Tokenizer) -> TranslationDataset:

@@ -305,6 +305,17 @@ def test_compounds_are_scored_where_the_guide_says_so(options, compounds: bool):
     assert set(Translation(**options).signatures()) == expected
 
 
+@pytest.mark.parametrize("part", ["valid", "test"])
+def test_a_missing_part_is_told_before_a_tokenizer_is_learnt(part, files, monkeypatch):
+    def never(*_: object) -> None:
+        raise AssertionError("long work before the check")
+
+    monkeypatch.setattr("clusterformer.data.parallel.ParallelText.learn_tokenizer", never)
+    absent = {f"{part}_source": "none.de", f"{part}_target": files["valid_target"]}
+    with pytest.raises(InputError, match=r"none\.de: no such file"):
+        task(files | absent).setup("fit")
+
+
 def test_an_empty_side_of_validation_is_told(files):
     path = Path(files["valid_target"])
     lines = path.read_text().splitlines()
