@@ -90,6 +90,9 @@ def transformers_classes() -> tuple[type, type]:
         """A network that clusterformer trained, as transformers calls classifiers."""
 
         config_class = ClusterFormerConfig
+        # transformers' Trainer divides the loss by the number of accumulated batches then; it
+        # would take `**_` of `forward` for a loss that is divided already
+        accepts_loss_kwargs = False
 
         def __init__(self, config: Any, saved: Saved) -> None:
             super().__init__(config)

@@ -163,6 +163,35 @@ def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_pat
             load(tmp_path / "first", **wrong)
 
 
+def test_accumulated_batches_move_a_loaded_export_as_one_batch_does(
+    run: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments
+    from transformers import Trainer as TheirTrainer
+
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    rows = [tokenizer("a fine film") | {"labels": number % 2} for number in range(4)]
+    moved = []
+    for size in (4, 1):
+        read = AutoModelForSequenceClassification.from_pretrained
+        model = read(tmp_path / "exported", trust_remote_code=True)
+        for part in model.modules():
+            if "Dropout" in type(part).__name__:
+                part.p = 0.0
+        start = {name: x.detach().clone() for name, x in model.named_parameters()}
+        arguments = TrainingArguments(
+            str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=size, optim="sgd",
+            gradient_accumulation_steps=4 // size, learning_rate=0.1, max_grad_norm=0.0,
+            save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        TheirTrainer(model, arguments, train_dataset=rows).train()
+        steps = [(x - start[name]).flatten() for name, x in model.named_parameters()]
+        moved.append(torch.cat(steps).detach())
+    assert moved[0].any()
+    torch.testing.assert_close(moved[1], moved[0], rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["Matching", "Similarity"])
 def test_a_pipeline_gives_what_a_run_of_pairs_gives(task: str, tmp_path: Path) -> None:
