@@ -237,8 +237,17 @@ def _stateful(kind: Any) -> type:
                     "a mechanism's cache cannot forget tokens; assisted decoding is not supported"
                 )
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _empty_layer, (kind,), self.__dict__
+
         def _select(self, indices: Tensor) -> None:
             if self.clusterformer is not None:
                 self.clusterformer.select(indices.to(self.keys.device))
 
     return Stateful
+
+
+def _empty_layer(kind: type) -> Any:
+    """Make an empty layer for `pickle` and `copy`, which then set its attributes."""
+    stateful = _stateful(kind)
+    return stateful.__new__(stateful)

@@ -1,6 +1,7 @@
 """Decoders generate with the cache what they generate without it."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -75,11 +76,12 @@ def test_steps_and_several_tokens_at_once_equal_the_whole_forward(tiny) -> None:
     expected = model(tokens, use_cache=False).logits
     past = transformers.DynamicCache(config=model.config)
     model(tokens[:, :7], past_key_values=past)
-    twin = copy.deepcopy(past)  # a prompt that is read once, and gone on from twice
+    twin = copy.deepcopy(past)  # a prompt that is read once, and gone on from three times
+    stored = pickle.dumps(past)
     for one in range(7, 12):
         logits = model(tokens[:, one : one + 1], past_key_values=past).logits
         torch.testing.assert_close(logits[:, 0], expected[:, one])
-    for cache, start in ((past, 12), (twin, 7)):
+    for cache, start in ((past, 12), (twin, 7), (pickle.loads(stored), 7)):
         logits = model(tokens[:, start:], past_key_values=cache).logits
         torch.testing.assert_close(logits, expected[:, start:])
 
