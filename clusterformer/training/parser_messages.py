@@ -13,6 +13,7 @@ from pydoc import locate
 from clusterformer.attention import AttentionCore
 from clusterformer.errors import InputError
 from clusterformer.task import Task
+from clusterformer.training.names_elsewhere import our_option
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
 _OPTION = re.compile(r"Option '([^']+)' is not accepted")
@@ -85,7 +86,12 @@ def explain(message: str, options: Iterable[str]) -> str:
         name = found[1].lstrip("-").partition("=")[0]
         if not found[1].startswith("-"):
             return f"unexpected argument {found[1]!r}; an option begins with --"
-        close = _without_its_group(name, names) or difflib.get_close_matches(name, names, 1)
+        ours = our_option(name)
+        close = (
+            _without_its_group(name, names)
+            or ([] if ours is None else [ours])
+            or difflib.get_close_matches(name, names, 1)
+        )
         meant = " or ".join(f"--{option}" for option in close)
         hint = f"did you mean {meant}?" if close else "--help-all lists every option"
         return f"no option --{name}; {hint}"
@@ -162,8 +168,8 @@ def _options(cls: type) -> set[str]:
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, 1)
+    known, ours = sorted(known), our_option(name)
+    close = difflib.get_close_matches(name, known, 1) if ours is None else [f"--{ours}"]
     return (f"did you mean {close[0]}? " if close else "") + f"there is {', '.join(known)}"
 
 

@@ -141,6 +141,13 @@ BAD_OPTIONS = {
     ("--modle.lr=1",): "no option --modle.lr; did you mean --model.lr?",
     ("--lr=1",): "no option --lr; did you mean --model.lr?",
     ("--seed=1",): "no option --seed; did you mean --seed_everything?",
+    ("--learning_rate=1",): "no option --learning_rate; did you mean --model.lr?",
+    ("--model.learning_rate=1",): "no option --model.learning_rate; did you mean --model.lr?",
+    ("--num_train_epochs=1",): "did you mean --trainer.max_epochs?",
+    ("--trainer.gpus=1",): "no option --trainer.gpus; did you mean --trainer.devices?",
+    ("--fp16",): "no option --fp16; did you mean --trainer.precision 16-mixed?",
+    ("--text_column=a",): "no option --text_column; did you mean --data.text_column?",
+    ("--model.attention.num_heads=3",): "'num_heads'; did you mean --model.num_heads? there is",
     ("--model.lr=abc",): "model.lr: expected float, got 'abc'",
     ("--model.norm=middle",): "model.norm: expected 'pre', 'post', got 'middle'",
     ("--trainer.max_epoch=1",): "did you mean --trainer.max_epochs?",
@@ -195,6 +202,7 @@ def test_a_bad_option_is_one_line(
 
 BAD_CONFIGS = {
     "model:\n  lrr: 1\n": "bad.yaml:2: model: no option 'lrr'; did you mean lr?",
+    "model:\n  learning_rate: 1\n": "bad.yaml:2: model: no option 'learning_rate'; did you mean --",
     "model:\n  attention: FullAtention\n": "bad.yaml:2: model.attention: no class 'FullAtention'",
     "data:\n  class_path: toy_task.Toy\n  init_args:\n    sise: 3\n": "bad.yaml:4: data: Toy has",
     "modle:\n  lr: 1\n": "bad.yaml:1: no option 'modle'",
