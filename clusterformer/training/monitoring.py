@@ -55,6 +55,11 @@ class Patience(EarlyStopping):
         return super().state_key.replace(type(self).__qualname__, EarlyStopping.__qualname__, 1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not trainer.limit_val_batches:  # Lightning says so at the end of the first epoch
+            raise InputError(
+                "patience waits for validations, and trainer.limit_val_batches 0 has none; "
+                "add --patience null to train without"
+            )
         if validates_after_each_batch(trainer):
             self._check_on_train_epoch_end = False
         super().setup(trainer, pl_module, stage)

@@ -91,6 +91,15 @@ def test_a_training_without_validation_says_that_nothing_was_tested(
     assert said in capsys.readouterr().err
 
 
+def test_patience_without_validations_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = "--trainer.limit_val_batches=0"
+    said = error_of([*TOY, f"--runs={tmp_path}", none, "--patience=2"], capsys)
+    assert said.startswith("patience waits for validations, and trainer.limit_val_batches 0 has")
+    assert not list(tmp_path.glob("*/*/metrics.csv"))
+
+
 def test_checkpoints_of_the_user_stand_beside_ours(tmp_path: Path) -> None:
     own = "--trainer.callbacks=lightning.pytorch.callbacks.ModelCheckpoint"
     assert main([*TOY, f"--runs={tmp_path}", own]) == 0
