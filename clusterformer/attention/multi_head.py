@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clusterformer.attention.adapters import warn_of_idle_adapters
 from clusterformer.attention.base import AttentionCore, Cache
 from clusterformer.attention.grouping import Grouping
 from clusterformer.attention.rotary import rotate
@@ -104,6 +105,8 @@ class MultiHeadAttention(nn.Module):
             ValueError: if shapes do not fit, a mask is not boolean, or the mechanism has no
                 cross-attention for `memory`.
         """
+        if self.training:
+            warn_of_idle_adapters(self.core, "core")
         self._check(x, key_mask, "x", "key_mask")
         if key_mask is not None:
             x = x.masked_fill(~key_mask[..., None], 0.0)

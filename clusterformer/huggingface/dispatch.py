@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, Grouping
+from clusterformer.attention.adapters import warn_of_idle_adapters
 from clusterformer.backward_pass import in_backward
 from clusterformer.huggingface.decoding import attend_with_cache, filled_layer
 
@@ -47,10 +48,6 @@ _REENTRANT_CHECKPOINTS = (
 _NO_WEIGHTS = (
     "a mechanism returns no attention weights, so output_attentions=True gives none; "
     'detach it and ask for "eager" attention to see them'
-)
-_IDLE_ADAPTERS = (
-    "adapters inside the attention mechanism learn nothing, as after PEFT's "
-    'target_modules="all-linear"; add modules_to_save=["clusterformer"] to train the mechanism'
 )
 
 
@@ -110,8 +107,8 @@ class AttachedMechanism(nn.Module):
         """
         if not q.is_meta and any(weight.is_meta for weight in self.core.parameters()):
             raise ValueError(type(self.core).__name__ + _OFFLOADED)
-        if self.training and not torch.compiler.is_compiling() and _has_adapters(self.core):
-            _warn_once(_IDLE_ADAPTERS)  # a mechanism reads the weights themselves
+        if self.training:
+            warn_of_idle_adapters(self.core, SLOT)
         if past_layer is None:
             mixed, grouping = self.core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
         else:
@@ -143,10 +140,6 @@ def _thread() -> int:
 @cache
 def _warn_once(message: str) -> None:
     warnings.warn(message, stacklevel=2)
-
-
-def _has_adapters(core: AttentionCore) -> bool:
-    return any(hasattr(part, "base_layer") for part in core.modules())  # PEFT's name
 
 
 def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clusterformer import huggingface
-from clusterformer.huggingface import dispatch
+from clusterformer.attention import MultiHeadAttention, NeuralClusteringAttention, adapters
 from clusterformer.huggingface.dispatch import slots
 
 transformers = pytest.importorskip("transformers")
@@ -184,7 +184,7 @@ def test_adapters_and_the_mechanism_are_trained_by_peft(tiny, tmp_path: Path) ->
 
 
 def test_adapters_that_a_mechanism_goes_past_are_warned_of_once(tiny) -> None:
-    dispatch._warn_once.cache_clear()
+    adapters._warn_once.cache_clear()
     peft = pytest.importorskip("peft")
     tokens = torch.randint(3, 50, (2, 17))
     for saved in (["clusterformer"], None):
@@ -201,6 +201,26 @@ def test_adapters_that_a_mechanism_goes_past_are_warned_of_once(tiny) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(tokens)
+
+
+def test_adapters_in_a_layer_of_ones_own_model_are_warned_of_and_the_way_trains() -> None:
+    adapters._warn_once.cache_clear()
+    peft = pytest.importorskip("peft")
+    x = torch.randn(2, 17, 32)
+    core = NeuralClusteringAttention(d_model=32, num_heads=4, num_clusters=3)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), MultiHeadAttention(core))
+    twin = copy.deepcopy(model)
+    config = peft.LoraConfig(r=2, target_modules="all-linear")
+    with pytest.warns(UserWarning, match=r'learn nothing.* add modules_to_save=\["core"\]'):
+        peft.get_peft_model(model, config).train()(x)
+    config = peft.LoraConfig(r=2, target_modules="all-linear", modules_to_save=["core"])
+    trained = peft.get_peft_model(twin, config).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(x).values.square().sum().backward()
+    grads = {n for n, w in trained.named_parameters() if w.grad is not None and w.grad.any()}
+    assert any(name.endswith("core.modules_to_save.default.space.weight") for name in grads)
+    assert any(name.endswith("q_proj.lora_B.default.weight") for name in grads)
 
 
 @pytest.mark.slow
