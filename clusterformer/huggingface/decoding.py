@@ -249,5 +249,5 @@ def _stateful(kind: Any) -> type:
 
 def _empty_layer(kind: type) -> Any:
     """Make an empty layer for `pickle` and `copy`, which then set its attributes."""
-    stateful = _stateful(kind)
+    stateful: Any = _stateful(kind)
     return stateful.__new__(stateful)
