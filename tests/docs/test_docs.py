@@ -297,6 +297,8 @@ def test_commands_on_a_run_work(
 ) -> None:
     if "runs/needle/" in line:
         pytest.skip("needs the data set")
+    if "--checkpoint RUN " in line:
+        pytest.skip("stands for any run of the page")
     quick = any(name in line for name in LABELLED)
     monkeypatch.chdir(request.getfixturevalue("folder" if quick else "trained"))
     piped = re.match(r'echo "(.*)" \|', line)
