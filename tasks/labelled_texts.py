@@ -64,7 +64,7 @@ class LabelledTexts(LineTask):
 
     reads_pretrained = True
     usage = "model.predict([TEXT])"
-    kept_options = ("tokenizer", "lowercase", "min_count", "vocab_size", "vectors")
+    kept_options: tuple[str, ...] = ("tokenizer", "lowercase", "min_count", "vocab_size", "vectors")
     joint = False
 
     def __init__(

@@ -37,7 +37,7 @@ class Labelling(LabelledTexts):
     """
 
     state_type: Any = LabellingState
-    kept_options = (*LabelledTexts.kept_options, "class_weights")
+    kept_options: tuple[str, ...] = (*LabelledTexts.kept_options, "class_weights")
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class MaskedLanguageModeling(RunningText):
 
     monitor = "val/bits_per_masked_token"
     usage = "model.predict([TEXT])"
-    kept_options = (*RunningText.kept_options, "lowercase")
+    kept_options: tuple[str, ...] = (*RunningText.kept_options, "lowercase")
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class PairLabelling(Labelling):
 
     scored = False
     usage = "model.predict([(TEXT, TEXT)])"
-    kept_options = (*Labelling.kept_options, "joint")
+    kept_options: tuple[str, ...] = (*Labelling.kept_options, "joint")
 
     def __init__(
         self,

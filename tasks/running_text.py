@@ -68,7 +68,7 @@ class RunningText(LineTask):
 
     mode = "min"
     state_type: Any = RunningTextState
-    kept_options = ("tokenizer", "vocab_size")
+    kept_options: tuple[str, ...] = ("tokenizer", "vocab_size")
     lowercase = False
 
     def __init__(
