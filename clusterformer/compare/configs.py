@@ -42,14 +42,25 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Name the row and column of each run, by what distinguishes its configuration.
 
-    A row is the mechanism, with the options of the model that differ, or a simple method, which has
-    no model; a column is the data. Runs that would share a cell and a seed are told apart by what
-    else differs between them: options of the data name the column too, those of the training the
-    row.
+    A row is the mechanism, with the options of the model that differ, its own only between runs of
+    that mechanism; or a simple method, which has no model. A column is the data. Runs that would
+    share a cell and a seed are told apart by what else differs between them: options of the data
+    name the column too, those of the training the row.
     """
     networks = [config for config in configs if not config.get("method")]
     options = [key for key in differences(networks) if _is_model_option(key)]
-    rows = [_name_row(config, options) for config in configs]
+    mechanisms = {config.get("model.attention") for config in networks}
+    own = {
+        mechanism: differences([c for c in networks if c.get("model.attention") == mechanism])
+        for mechanism in mechanisms
+    }
+
+    def name(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+        told = own.get(config.get("model.attention"), {})
+        named = [key for key in keys if key in told or not key.startswith("model.attention.")]
+        return _name_row(config, named)
+
+    rows = [name(config, options) for config in configs]
     columns = [str(config.get("data.name") or config.get("data") or "") for config in configs]
 
     together: dict[tuple[str, str, Any], list[Mapping[str, Any]]] = {}
@@ -60,7 +71,7 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     of_training = sorted({key for key in apart if _is_of_training(key)})
     of_data = sorted({key for key in apart if key.startswith("data.")} - {*of_training})
 
-    rows = _shorten([_name_row(config, options + of_training) for config in configs])
+    rows = _shorten([name(config, options + of_training) for config in configs])
     columns = [
         ", ".join([column, *_options(config, of_data)])
         for config, column in zip(configs, columns, strict=True)

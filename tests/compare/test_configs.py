@@ -28,6 +28,17 @@ def test_options_of_a_model_tell_rows_of_one_mechanism_apart() -> None:
     ]
 
 
+def test_what_all_runs_of_a_mechanism_share_does_not_name_its_rows() -> None:
+    local = {**RUN, "model.attention": "LocalAttention", "model.attention.window": 16}
+    runs = [RUN, local, {**local, "model.d_model": 64}, {**RUN, "model.d_model": 64}]
+    assert [row for row, _ in name_rows(runs)] == [
+        "FullAttention",
+        "LocalAttention",
+        "LocalAttention, d_model=64",
+        "FullAttention, d_model=64",
+    ]
+
+
 def test_other_data_make_another_column_where_runs_would_share_a_cell() -> None:
     longer = {**RUN, "data.length": 2048}
     local = {**RUN, "model.attention": "LocalAttention"}
