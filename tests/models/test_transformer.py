@@ -27,6 +27,7 @@ def neural(d_model: int, num_heads: int) -> NeuralClusteringAttention:
 # these draw numbers in their forward pass
 exploring = partial(NeuralClusteringAttention, num_clusters=4, exploration=1.0)
 probing = partial(QueryKeyClusteringAttention, dense_length=4, probes=6)
+sampling = partial(QueryKeyClusteringAttention, dense_length=4, probes=0, sampled_keys=5)
 
 
 def small(**options) -> TransformerConfig:
@@ -51,7 +52,7 @@ def test_centroids_are_learned_below_and_handed_up() -> None:
     assert owners == ["layers.0.attention.core.centroids"]
 
 
-@pytest.mark.parametrize("attention", [FullAttention, neural, exploring, probing])
+@pytest.mark.parametrize("attention", [FullAttention, neural, exploring, probing, sampling])
 def test_recomputing_changes_no_gradient(attention) -> None:
     torch.manual_seed(1)
     config = TransformerConfig(attention, d_model=32, d_ff=64, dropout=0.0)
