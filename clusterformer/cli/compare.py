@@ -62,6 +62,8 @@ example. Shipped files are found by bare name.
     MR: {config: mr.yaml}
     CR: {config: cr.yaml}
                                    rows: {full attention: {...}} in a column: for that row only
+  first: {short: {...}}            as columns, but trained before; a column with `after: short` goes
+                                   on from it, and it is not in the table itself
   grid: {model.lr: [0.001, 0.002]} lists of values; each combination makes further rows
   choose: {model.lr: [...]}        likewise, but each row and column shows the values that are best
                                    in validation
@@ -179,7 +181,7 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
         return
     folder = options.out or Path("comparisons") / path.stem
-    jobs = [Job(folder, planned) for planned in plan.runs]
+    jobs = [Job(folder, planned) for planned in plan.trainings]
     if plan.skip_absent:
         jobs = _present(jobs)
     for row, start in missing_starts(jobs).items():
@@ -221,7 +223,7 @@ def _write_finished(
     """Write and print the table of the runs that are finished by now; return their number."""
     from clusterformer.compare.choosing import choose_by_validation
 
-    finished = [(job.planned, job.result) for job in jobs]
+    finished = [(job.planned, job.result) for job in jobs if not job.planned.is_first]
     results, choices = choose_by_validation(finished)
     for choice in choices:
         if choice.missing:
@@ -233,7 +235,7 @@ def _write_finished(
     if results:
         unfinished = [planned for planned, result in finished if result is None]
         _write(results, options, folder, plan, choices, unfinished)
-    return sum(result is not None for _, result in finished)
+    return sum(job.finished for job in jobs)
 
 
 def _present(jobs: Sequence[Job]) -> list[Job]:
@@ -245,6 +247,8 @@ def _present(jobs: Sequence[Job]) -> list[Job]:
     for column, message in absent.items():
         print(f"left out: column {column}: {message}", file=sys.stderr)
     present = [job for job in jobs if job.planned.column not in absent]
+    used = {job.first.folder for job in present if job.first}
+    present = [job for job in present if not job.planned.is_first or job.folder in used]
     if not present:
         raise InputError("no column has its data set here; the lines above say what brings them")
     return present
@@ -252,10 +256,12 @@ def _present(jobs: Sequence[Job]) -> list[Job]:
 
 def _submit(jobs: Sequence[Job], options: argparse.Namespace, folder: Path) -> None:
     """Hand the unfinished runs to Slurm."""
-    from clusterformer.compare.slurm import submit, unfinished_shards, write_script
+    from clusterformer.compare.runner import split_into_shards
+    from clusterformer.compare.slurm import submit, write_script
 
     total = min(options.slurm, len(jobs))
-    shards = unfinished_shards([job.finished for job in jobs], total)
+    dealt = split_into_shards(jobs, total)
+    shards = [i for i, shard in enumerate(dealt, 1) if not all(job.finished for job in shard)]
     if not shards:
         print(f"all {len(jobs)} runs are finished; without --slurm the table is made")
         return

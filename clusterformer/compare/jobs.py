@@ -40,6 +40,7 @@ class Job:
 
     def __init__(self, folder: Path, planned: PlannedRun) -> None:
         self.planned = planned
+        self.first = Job(folder, planned.after) if planned.after else None
         self.folder = folder / planned.subfolder
         self.log = self.folder / "log.txt"
         self.lock = FileLock(self.folder / "lock", timeout=0)
@@ -115,9 +116,9 @@ class Job:
         if theirs is None:
             return
         ours = self._description()
-        for key in ("version", "arguments"):
-            if theirs[key] != ours[key]:
-                difference = _difference(theirs[key], ours[key])
+        for key in ("version", "arguments", "after"):
+            if theirs.get(key) != ours[key]:
+                difference = _difference(theirs.get(key), ours[key])
                 raise InputError(
                     f"{self.folder}: holds a run of other {key}, {difference}; choose another --out"
                 )
@@ -137,6 +138,7 @@ class Job:
         return {
             "version": clusterformer.__version__,
             "arguments": self.planned.arguments(),
+            "after": str(self.planned.after.subfolder) if self.planned.after else None,
             "configs": {name: _digest(options) for name, options in configs.items()},
             "data": _data_digests(*map(flatten, configs.values()), self.planned.options),
         }
@@ -147,6 +149,8 @@ class Job:
         fit += ["--baselines=false", *(["--wandb"] if wandb else [])]
         if self.run:  # its config.yaml may choose no class that the plan does not name
             return [*fit, "--resume", str(self.run.folder)]
+        if self.first and self.first.run:
+            fit += ["--model.init_from", str(self.first.run.folder)]
         return [*fit, "--runs", str(self.folder)]
 
     def last_message(self) -> str:
@@ -199,8 +203,8 @@ def _data_digests(*layers: FitOptions) -> dict[str, str]:
 
 
 def _difference(theirs: Any, ours: Any) -> str:
-    if isinstance(theirs, str):
-        return f"{theirs} instead of {ours}"
+    if not isinstance(theirs, list):
+        return f"{theirs or 'none'} instead of {ours or 'none'}"
     only_theirs = [word for word in theirs if word not in ours] or ["fewer options"]
     only_ours = [word for word in ours if word not in theirs] or ["fewer options"]
     return f"{' '.join(only_theirs)} instead of {' '.join(only_ours)}"

@@ -112,6 +112,9 @@ def absent_columns(jobs: Sequence[Job], make: Maker) -> dict[str, str]:
         runs = [job for job in jobs if job.planned.column == column]
         if any(job.run or job.outcome for job in runs):
             continue
+        if (start := runs[0].planned.after) and start.column in absent:
+            absent[column] = f"goes on from {start.column}, which is left out"
+            continue
         try:
             _, task = make(runs[0].planned.arguments())
             if isinstance(task, Labelling):

@@ -15,6 +15,8 @@ MAX_NAMED = 5
 NO_OPTIONS = ("seed_everything", "runs", "wandb", "data.root")
 """Keys of a configuration that may differ between runs that are repetitions of one another."""
 
+_START = "model.init_from"  # a first part of the same seed
+
 _TEST_LIMIT = "trainer.limit_test_batches"
 
 
@@ -68,7 +70,7 @@ def mixed_cells(results: Sequence[Result]) -> list[str]:
     """Name the cells whose runs have different options, but for those that follow the seed."""
     notes = []
     for cell, found in _by_cell(results).items():
-        told = _told_differences(found)
+        told = _told_differences(found, lambda key: key != _START)
         if told:
             notes.append(f"{cell}: its runs differ in {told}")
     return notes

@@ -15,6 +15,7 @@ from clusterformer.compare.plan_entries import (
     check_options,
     combinations,
     expand,
+    read_after,
     read_cells,
     read_columns_of,
     read_named,
@@ -24,7 +25,7 @@ from clusterformer.compare.plan_entries import (
     read_values,
 )
 from clusterformer.compare.plan_file import PlanFile, shorten
-from clusterformer.compare.planned_run import FitOptions, PlannedRun
+from clusterformer.compare.planned_run import FitOptions, PlannedRun, with_first_parts
 from clusterformer.errors import InputError, reading
 from clusterformer.training.config_files import comparisons, find
 
@@ -37,7 +38,7 @@ class Plan:
 
     Attributes:
         title: Title of the page.
-        runs: Runs, ordered by seed, column and row.
+        runs: Runs of the table, ordered by seed, column and row.
         metric: Measure to compare, such as "test/accuracy"; None for that of the task.
         also: Further measures, whose mean over all columns stands beside the costs.
         baseline: Row to test the others against; None for the first.
@@ -52,6 +53,11 @@ class Plan:
     baseline: str | None = None
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     skip_absent: bool = False
+
+    @property
+    def trainings(self) -> list[PlannedRun]:
+        """All runs to train: those of the table, and before them their first parts."""
+        return with_first_parts(self.runs)
 
     def part(
         self,
@@ -89,7 +95,10 @@ def read_plan(path: Path) -> Plan:
 
     The file holds `config` (one or several, for all runs), `options` (dotted keys, for all runs),
     `rows` and `columns` (name to dotted keys, among them `config`; a row with `columns` stands in
-    those alone, and `rows` of a column holds further options of single rows in it), `grid` (dotted
+    those alone, and `rows` of a column holds further options of single rows in it), `first` (as
+    columns, but trained before, and not in the table: a column whose `after` names one goes on
+    from its weights, each run from that of its row and seed; rows whose options are the same in it
+    share one), `grid` (dotted
     key to a list of values; each combination makes further rows), `choose` (likewise, but
     validation chooses one combination for each row and column; a row with `method` has no
     validation, and one run without these values), `seeds`, `seed_options` (dotted
@@ -107,9 +116,11 @@ def read_plan(path: Path) -> Plan:
     rows = read_named(file, "rows", "run")
     cells = read_cells(file, rows)
     columns = read_named(file, "columns", "")
+    first = read_named(file, "first", "") if "first" in content else {}
+    after = read_after(file, first, columns)
     grid, choose = read_values(file, "grid"), read_values(file, "choose")
     values = [*grid.values(), *choose.values()]
-    number = len(rows) * len(columns) * len(seeds) * math.prod(map(len, values))
+    number = len(rows) * len({**first, **columns}) * len(seeds) * math.prod(map(len, values))
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
     stands_in = {row: read_columns_of(file, row, rows[row], list(columns)) for row in rows}
@@ -117,6 +128,7 @@ def read_plan(path: Path) -> Plan:
     single = {
         **{f"rows: {row}": keys for row, keys in rows.items()},
         **{f"columns: {column}": keys for column, keys in columns.items()},
+        **{f"first: {name}": keys for name, keys in first.items()},
         **{f"columns: {column}: rows: {row}": keys for (column, row), keys in cells.items()},
     }
     _refuse_twice(file, "grid", grid, {"choose": choose, "seed_options": seeded, **single})
@@ -128,19 +140,31 @@ def read_plan(path: Path) -> Plan:
     shared = {**content.get("options", {}), "config": content.get("config", [])}
     check_options(file, content.get("options", {}), "options")
     check_configurations(file, shared["config"], "config")
+    begun: dict[tuple[str, ...], PlannedRun] = {}  # first parts, which rows may share
+
+    def plan_run(row: str, column: str, seed: int, choice: str) -> PlannedRun:
+        base, options = expanded[row]
+        chosen = {**choices, **unchosen}[choice]
+        own = {**cells.get((column, base), {}), **chosen, **dict.fromkeys(follow, seed)}
+        place = {**first, **columns}[column]
+        run = _planned((row, column, seed, choice), shared, options, place, own)
+        if column not in after or options.get("method"):
+            return replace(run, is_first=column in first)
+        start = plan_run(row, after[column], seed, choice)
+        start = begun.setdefault(tuple(start.arguments()), start)
+        fresh = {key: value for key, value in run.options.items() if key != "model.init_from"}
+        return replace(run, options=fresh, after=start)
+
     with reading(path, "a comparison"):
         runs = [
-            _planned(
-                (row, column, seed, choice), shared, options, columns[column],
-                {**cells.get((column, base), {}), **chosen, **dict.fromkeys(follow, seed)},
-            )
+            plan_run(row, column, seed, choice)
             for seed in seeds  # first, so that what was interrupted has every row
             for column in columns
             for row, (base, options) in expanded.items()
             if column in stands_in[base]
-            for choice, chosen in (unchosen if options.get("method") else choices).items()
-        ]  # fmt: skip
-    _refuse_duplicates(file, runs)
+            for choice in (unchosen if options.get("method") else choices)
+        ]
+    _refuse_duplicates(file, with_first_parts(runs))
     baseline = content.get("baseline")
     if baseline is not None and baseline not in expanded:
         names = ", ".join(list(expanded)[:20])

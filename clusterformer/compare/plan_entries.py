@@ -21,6 +21,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "config": (str, list),
     "options": dict,
     "rows": dict,
+    "first": dict,
     "columns": dict,
     "grid": dict,
     "choose": dict,
@@ -35,6 +36,9 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 
 OURS = ("seed_everything", "runs", "resume")
 """Options of `fit` that the comparison sets."""
+
+_PLACES, _OF_PLACES = ("columns", "first"), ("rows", "after")
+"""Keys of what all rows are trained on, and what their entries hold beside options of `fit`."""
 
 MAX_SEED = 2**32 - 1
 MAX_NAME = 200
@@ -83,23 +87,48 @@ def read_values(file: PlanFile, name: str) -> Mapping[str, list[Any]]:
 
 
 def read_cells(file: PlanFile, rows: Mapping[str, FitOptions]) -> dict[tuple[str, str], FitOptions]:
-    """Read the options that columns give to single rows: (column, row) to dotted keys."""
+    """Read what columns and first parts give to single rows: (column, row) to dotted keys."""
     cells: dict[tuple[str, str], FitOptions] = {}
-    for column, options in file.content.get("columns", {}).items():
+    places = [(key, *entry) for key in _PLACES for entry in file.content.get(key, {}).items()]
+    for key, column, options in places:
         special = options.get("rows", {}) if isinstance(options, dict) else {}
         if not isinstance(special, dict):
-            message = f"columns: {column}: rows must be row: dotted keys, got {shorten(special)}"
-            file.refuse(message, "columns", column, "rows")
+            message = f"{key}: {column}: rows must be row: dotted keys, got {shorten(special)}"
+            file.refuse(message, key, column, "rows")
         for row, keys in special.items():
-            at = "columns", column, "rows", row
+            at = key, column, "rows", row
             if row not in rows:
                 names = ", ".join(list(rows)[:20])
-                file.refuse(f"columns: {column}: no row {shorten(row)}; there are {names}", *at)
+                file.refuse(f"{key}: {column}: no row {shorten(row)}; there are {names}", *at)
             if not isinstance(keys, dict) or "config" in keys:
-                file.refuse(f"columns: {column}: {row}: must be dotted keys of fit", *at)
+                file.refuse(f"{key}: {column}: {row}: must be dotted keys of fit", *at)
             check_options(file, keys, *at)
             cells[column, row] = keys
     return cells
+
+
+def read_after(
+    file: PlanFile, first: Mapping[str, FitOptions], columns: Mapping[str, FitOptions]
+) -> dict[str, str]:
+    """Read the first part that the runs of a column go on from: column to its name."""
+    after: dict[str, str] = {}
+    for column, options in file.content.get("columns", {}).items():
+        if "after" not in (options or {}):
+            continue
+        at, name = ("columns", column, "after"), options["after"]
+        if not isinstance(name, str) or name not in first:
+            known = ", ".join(first) or "no `first` in the file"
+            message = f"after must name a first part, got {shorten(name)}; there is {known}"
+            file.refuse(f"columns: {column}: {message}", *at)
+        if "model.init_from" in columns[column]:
+            file.refuse(f"columns: {column}: after and model.init_from are two starts", *at)
+        after[column] = name
+    for name in first:
+        if name in columns:
+            file.refuse(f"first: {name} is the name of a column too", "first", name)
+        if name not in after.values():
+            file.refuse(f"first: no column stands after {shorten(name)}", "first", name)
+    return after
 
 
 def read_paper(
@@ -141,6 +170,8 @@ def check_options(file: PlanFile, options: Mapping[str, Any], *keys: str) -> Non
             file.refuse(f"{keys[0]}: only a row can name its columns", *keys, key)
         if not re.fullmatch(r"[A-Za-z_][\w.+-]*", key):
             file.refuse(f"{shorten(key)} is no option of fit, such as model.lr", *keys, key)
+        if key == "after" and not (keys[0] == "columns" and len(keys) == 2):
+            file.refuse(f"{keys[0]}: only a column can stand after a first part", *keys, key)
         if key == "config":
             check_configurations(file, value, *keys, key)
 
@@ -160,7 +191,7 @@ def check_configurations(file: PlanFile, value: Any, *keys: str) -> None:
 
 
 def read_named(file: PlanFile, key: str, default: str) -> dict[str, FitOptions]:
-    """Read `rows` or `columns`: name to dotted keys; one named `default` if there are none."""
+    """Read `rows`, `columns` or `first`: name to dotted keys; one named `default` without any."""
     named = file.content.get(key, {default: {}})
     if not named:
         file.refuse(f"{key} is empty", key)
@@ -171,7 +202,7 @@ def read_named(file: PlanFile, key: str, default: str) -> dict[str, FitOptions]:
         check_name(file, name, key, name)
         check_options(file, options or {}, key, name)
     return {
-        name: {k: v for k, v in (options or {}).items() if (key, k) != ("columns", "rows")}
+        name: {k: v for k, v in (options or {}).items() if key == "rows" or k not in _OF_PLACES}
         for name, options in named.items()
     }
 

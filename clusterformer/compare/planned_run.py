@@ -28,6 +28,8 @@ class PlannedRun:
         options: Dotted keys of `fit`, without configurations.
         configs: Configurations, each overlaying those before it.
         choice: Values among which validation chooses, such as "lr=0.01"; "" if there is no choice.
+        after: First part, whose weights it goes on from; None if it starts from nothing.
+        is_first: Whether it is such a first part, which is not in the table.
     """
 
     row: str
@@ -36,6 +38,8 @@ class PlannedRun:
     options: FitOptions
     configs: tuple[str, ...]
     choice: str = ""
+    after: PlannedRun | None = None
+    is_first: bool = False
 
     @property
     def subfolder(self) -> Path:
@@ -56,6 +60,18 @@ class PlannedRun:
         configs = [word for config in self.configs for word in ("--config", config)]
         values = [f"--{key}={_as_argument(value)}" for key, value in self.options.items()]
         return in_order([*configs, *values, f"--seed_everything={self.seed}"])
+
+
+def with_first_parts(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """List runs with their first parts, each of these once and before all that go on from it."""
+    found: list[PlannedRun] = []
+    begun: set[Path] = set()
+    for run in runs:
+        if run.after and run.after.subfolder not in begun:
+            begun.add(run.after.subfolder)
+            found.append(run.after)
+        found.append(run)
+    return found
 
 
 def name_cell(row: str, column: str) -> str:

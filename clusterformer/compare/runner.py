@@ -73,7 +73,16 @@ def select_shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:
     index, slash, number = shard.partition("/")
     if not (slash and index.isdigit() and number.isdigit() and 1 <= int(index) <= int(number)):
         raise InputError(f"--shard is I/N with I from 1 to N, got {shard}")
-    return list(jobs[int(index) - 1 :: int(number)])
+    return split_into_shards(jobs, int(number))[int(index) - 1]
+
+
+def split_into_shards(jobs: Sequence[Job], number: int) -> list[list[Job]]:
+    """Deal out the jobs, one by one; those of one first part stay together, behind it."""
+    together: dict[Path, list[Job]] = {}
+    for job in jobs:
+        together.setdefault((job.first or job).folder, []).append(job)
+    groups = list(together.values())
+    return [[job for group in groups[i::number] for job in group] for i in range(number)]
 
 
 @contextmanager
@@ -117,8 +126,9 @@ def train_jobs(
 ) -> list[Failure]:
     """Train unfinished jobs in processes of their own.
 
-    A job that another process holds is left to it. However this process ends, its children end
-    as well; each job resumes from its last checkpoint the next time.
+    A job that another process holds is left to it. One that goes on from a first part waits for
+    it, and fails if that has failed. However this process ends, its children end as well; each job
+    resumes from its last checkpoint the next time.
 
     Args:
         jobs: The runs.
@@ -140,10 +150,14 @@ def train_jobs(
         report(f"{counted(total, 'run')} to train; the output of the first: {waiting[0].log}")
     try:
         while waiting or running:
-            while waiting and len(running) < num_parallel:
-                job = waiting.pop(0)
-                process = _start(job, wandb, environment, report)
-                if process:
+            while len(running) < num_parallel and (job := _next_job(waiting, running)):
+                waiting.remove(job)
+                if job.first and not job.first.finished:
+                    reason = f"goes on from {job.first.planned.name}, which is not finished"
+                    failures.append(Failure(job.planned, reason))
+                    report(f"{job.planned.name}: FAILED: {reason}")
+                    total -= 1
+                elif process := _start(job, wandb, environment, report):
                     running.append(process)
                 else:
                     total -= 1
@@ -169,6 +183,12 @@ def train_jobs(
         for process in running:
             process.close()
     return failures
+
+
+def _next_job(waiting: Sequence[Job], running: Sequence[_Process]) -> Job | None:
+    """Choose the first job whose first part is not still to come; None if all must wait."""
+    ahead = {job.folder for job in waiting} | {process.job.folder for process in running}
+    return next((job for job in waiting if not job.first or job.first.folder not in ahead), None)
 
 
 def _start(

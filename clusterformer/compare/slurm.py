@@ -14,16 +14,6 @@ WARNING_SECONDS = 120
 """Time before the end of a job's time limit at which its training writes a checkpoint."""
 
 
-def unfinished_shards(finished: Sequence[bool], shards: int) -> list[int]:
-    """List the shards, from 1, that hold an unfinished run.
-
-    Args:
-        finished: Whether each run has finished, in the order of the plan.
-        shards: Number of shards; run i belongs to shard i mod `shards`.
-    """
-    return [shard + 1 for shard in range(shards) if not all(finished[shard::shards])]
-
-
 def write_script(
     folder: Path, arguments: Sequence[str], shards: Sequence[int], total: int, options: str
 ) -> Path:

@@ -24,6 +24,8 @@ def sweep(plan: Plan, group: str) -> str:
     Raises:
         InputError: if the runs are no grid, or have different configurations.
     """
+    if any(run.after for run in plan.runs):
+        raise InputError("a sweep has no first parts; `compare` itself trains them")
     values = _grid(plan)
     configs = {run.configs for run in plan.runs}
     if len(configs) > 1:

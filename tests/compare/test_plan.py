@@ -305,7 +305,7 @@ def test_shipped_comparisons_name_options_that_exist() -> None:
     """Cells are built until each option has been; those of a mechanism, for each mechanism."""
     cells = []
     for path in comparisons().values():
-        for run in read_plan(path).runs:
+        for run in read_plan(path).trainings:
             mechanism = run.options.get("model.attention")
             names = {
                 (mechanism if "model.attention." in name else None, name) for name in run.options
@@ -323,7 +323,7 @@ def test_shipped_comparisons_name_options_that_exist() -> None:
 @pytest.mark.parametrize("name", comparisons())
 def test_shipped_comparisons_name_options_that_fit(name: str) -> None:
     """Of cells that differ in a number one stands for all."""
-    runs = read_plan(comparisons()[name]).runs
+    runs = read_plan(comparisons()[name]).trainings
     kinds = {
         (run.configs, run.options.get("model.attention"), *sorted(run.options)): run for run in runs
     }

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from clusterformer.cli.main import main
-from clusterformer.compare.slurm import submit, unfinished_shards, write_script
+from clusterformer.compare.slurm import submit, write_script
 
 SBATCH = r"""#!/bin/bash
 # runs each task of the array, one after the other, as Slurm would
@@ -31,13 +31,6 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> N
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-
-def test_only_shards_with_unfinished_runs_are_submitted() -> None:
-    assert unfinished_shards([True, False, True, True, True], 2) == [2]
-    assert unfinished_shards([True, True, False, True, True], 2) == [1]
-    assert unfinished_shards([True] * 5, 3) == []
-    assert unfinished_shards([False] * 3, 3) == [1, 2, 3]
 
 
 def test_the_script_trains_the_shard_of_its_task(tmp_path: Path) -> None:
