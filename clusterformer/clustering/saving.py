@@ -85,6 +85,7 @@ class SaveMixin:
 
         Raises:
             InputError: if there is no such file, or it is damaged or something else.
+            ValueError: if there is no such device.
         """
         with reading(path, _KIND):
             with Path(path).open("rb") as content:
@@ -102,7 +103,9 @@ class SaveMixin:
                     raise InputError(f"{path}: NaN or infinity in {name}; the file is damaged")
             estimator = cls(**described["parameters"] | {"device": "cpu"})
             _restore(estimator, described, arrays)
-        return estimator.set_params(device=device)  # type: ignore[attr-defined]
+        estimator.set_params(device=device)  # type: ignore[attr-defined]
+        check_parameters(estimator)
+        return estimator
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle on the CPU; partial_fit goes on as it would here."""

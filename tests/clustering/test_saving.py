@@ -155,6 +155,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         NeuralClustering.load(tmp_path / "none")
 
 
+def test_a_device_that_is_not_there_is_refused_when_a_model_is_loaded(saved: Path) -> None:
+    with pytest.raises(ValueError, match=r"'device' parameter .* must be 'cpu' or 'cuda'"):
+        NeuralClustering.load(saved, device="what")
+
+
 def test_a_missing_directory_is_named(x: np.ndarray, saved: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no such directory to write to: .*none'"):
         NeuralClustering.load(saved).save(tmp_path / "none" / "m")
