@@ -161,7 +161,7 @@ def _next_folder() -> Path:
 
 def _compare(options: argparse.Namespace) -> None:
     from clusterformer.compare.jobs import Job
-    from clusterformer.compare.listing import missing_starts, missing_vectors
+    from clusterformer.compare.listing import missing_starts, missing_vectors, slow_precision
     from clusterformer.compare.plan import find_plan, read_plan
     from clusterformer.compare.runner import (
         explain,
@@ -189,6 +189,8 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"{told}; train it first", file=sys.stderr)
     if absent := missing_vectors(jobs):
         print(f"{absent}; these runs will fail without them", file=sys.stderr)
+    if not options.slurm and (slow := slow_precision(jobs)):
+        print(slow, file=sys.stderr)
     if options.dry_run or options.slurm:
         for job in jobs:
             job.refuse_other()

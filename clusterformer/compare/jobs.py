@@ -130,6 +130,14 @@ class Job:
                 )
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Options of `fit` by their dotted keys: of the configurations, then of the plan."""
+        layers = [flatten(read_yaml(find(name))) for name in self.planned.configs]
+        return {
+            key: value for layer in (*layers, self.planned.options) for key, value in layer.items()
+        }
+
+    @property
     def _record(self) -> Path:
         return self.folder / "planned.json"
 
@@ -140,7 +148,7 @@ class Job:
             "arguments": self.planned.arguments(),
             "after": str(self.planned.after.subfolder) if self.planned.after else None,
             "configs": {name: _digest(options) for name, options in configs.items()},
-            "data": _data_digests(*map(flatten, configs.values()), self.planned.options),
+            "data": _data_digests(self.options),
         }
 
     def command(self, wandb: bool) -> list[str]:
@@ -196,9 +204,8 @@ def _digest(config: Any) -> str:
     return hashlib.blake2b(options.encode(), digest_size=16).hexdigest()
 
 
-def _data_digests(*layers: FitOptions) -> dict[str, str]:
-    """Name the content of each file that an option of the data names; the last layer wins."""
-    options = {key: value for layer in layers for key, value in layer.items()}
+def _data_digests(options: FitOptions) -> dict[str, str]:
+    """Name the content of each file that an option of the data names."""
     return file_digests([value for key, value in options.items() if key.startswith("data.")])
 
 

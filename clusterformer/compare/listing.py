@@ -17,6 +17,7 @@ from clusterformer.errors import InputError, MissingDataError, making
 from clusterformer.module import ClusterFormer
 from clusterformer.task import Task
 from clusterformer.tasks.labelling import Labelling
+from clusterformer.training.trainer_options import SLOW, is_slow_on_cpu
 from clusterformer.wording import counted
 
 _OF_DATA = "data", "model.pretrained", "model.init_from"  # they bring their tokenizer
@@ -147,6 +148,17 @@ def missing_vectors(jobs: Sequence[Job]) -> str | None:
             find_vectors(vectors)
     except InputError as error:
         return str(error)
+    return None
+
+
+def slow_precision(jobs: Sequence[Job]) -> str | None:
+    """Say which precision of runs to be trained is slow on this machine's CPU; None for none."""
+    if torch.cuda.is_available():
+        return None
+    for job in jobs:
+        precision = "" if job.finished else str(job.options.get("trainer.precision"))
+        if is_slow_on_cpu(precision):
+            return f"trainer.precision {precision} {SLOW}; give the runs trainer.precision 32-true"
     return None
 
 

@@ -118,11 +118,20 @@ def warn_of_slow_bfloat16(trainer: Trainer) -> None:
 
     Measured on a CPU with AVX2 alone: a product of matrices took 39 times that in float32.
     """
-    if not trainer.precision.startswith("bf16") or trainer.strategy.root_device.type != "cpu":
-        return
-    if torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if trainer.strategy.root_device.type == "cpu" and is_slow_on_cpu(trainer.precision):
         rank_zero_only(_log.warning)(
-            "trainer.precision %s is many times slower than 32-true on this CPU, which has no "
-            "instructions for it; add --trainer.precision 32-true",
-            trainer.precision,
+            "trainer.precision %s %s; add --trainer.precision 32-true", trainer.precision, SLOW
         )
+
+
+SLOW = "is many times slower than 32-true on this CPU, which has no instructions for it"
+"""What `is_slow_on_cpu` says of a precision, for messages."""
+
+
+def is_slow_on_cpu(precision: str) -> bool:
+    """Tell whether a precision of the trainer is bfloat16, and this CPU has no product of it."""
+    return (
+        precision.startswith("bf16")
+        and torch.backends.mkldnn.is_available()
+        and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )

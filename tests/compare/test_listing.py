@@ -100,3 +100,18 @@ def test_word_vectors_that_are_to_be_trained_are_told_before_any_run(
     told = capfd.readouterr().err
     assert "vectors trained: no file" in told
     assert "`prepare vectors` makes it; these runs will fail without them" in told
+
+
+def test_a_precision_that_is_slow_on_this_machine_is_told_once(
+    tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
+    path = tmp_path / "points.yaml"
+    for precision, count in (("32-true", 0), ("bf16-mixed", 1)):
+        options = {"data.name": "digits", "trainer.precision": precision}
+        content = {"config": "mnist.yaml", "options": options, "seeds": [0, 1]}
+        path.write_text(yaml.safe_dump({**content, "rows": {"a": {}, "b": {"model.lr": 0.1}}}))
+        assert main(["compare", str(path), "--dry-run"]) == 0
+        told = capfd.readouterr().err
+        assert told.count("trainer.precision bf16-mixed is many times slower") == count
