@@ -38,6 +38,7 @@ from clusterformer.training.saved import restore
 from clusterformer.training.shared_sequences import sequence_size
 from clusterformer.training.stopping import Stopping
 from clusterformer.training.trainer_options import (
+    check_nodes,
     check_trainer_options,
     refuse_no_time,
     warn_of_slow_bfloat16,
@@ -176,6 +177,7 @@ def make_trainer(
     with making("trainer"):
         trainer = Trainer(**options)
         refuse_no_time(trainer)
+        check_nodes(trainer)
     warn_of_slow_bfloat16(trainer)
     return trainer
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -135,3 +136,28 @@ def is_slow_on_cpu(precision: str) -> bool:
         and torch.backends.mkldnn.is_available()
         and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
+
+
+def check_nodes(trainer: Trainer) -> None:
+    """Refuse several nodes that could not meet; say what a node waits for that was started by hand.
+
+    torchrun, Slurm and others start all nodes, and check their number.
+
+    Raises:
+        InputError: if no launcher starts the nodes, and none is told where to meet the others.
+    """
+    environment = trainer._accelerator_connector.cluster_environment
+    if trainer.num_nodes == 1 or not isinstance(environment, LightningEnvironment):
+        return
+    if "MASTER_PORT" not in os.environ:
+        raise InputError(
+            f"trainer.num_nodes {trainer.num_nodes}: nothing starts the other nodes; start all by "
+            f"srun or torchrun --nnodes {trainer.num_nodes}, or each by hand with MASTER_ADDR, "
+            "MASTER_PORT and NODE_RANK set"
+        )
+    if environment.local_rank() == 0:
+        _log.info(
+            "node %d of %d (NODE_RANK, from 0): training begins once all nodes have met at %s:%s",
+            *(environment.node_rank(), trainer.num_nodes),
+            *(environment.main_address, environment.main_port),
+        )
