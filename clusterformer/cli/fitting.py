@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from clusterformer.cli.options import Options
+from clusterformer.compare.configs import flatten
 from clusterformer.compare.tables import aligned
-from clusterformer.errors import making
+from clusterformer.errors import InputError, making
 from clusterformer.task import Task
 from clusterformer.tasks.clustering import Clustering
 from clusterformer.tasks.language_modeling import LanguageModeling
@@ -25,6 +27,7 @@ from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import read_yaml, to_yaml
 from clusterformer.training.fit import Fitted, fit
 from clusterformer.training.loop_progress import continue_epoch
+from clusterformer.training.mechanism_defaults import MECHANISMS
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.selection import selected_nothing
 from clusterformer.training.simple_method import fit_simple
@@ -56,10 +59,7 @@ def fit_run(
     config = options.resolved()
     if resumed and resume:
         resumed.refuse_edited(config["data"])
-        trained = read_yaml(resumed.config)["data"].get("init_args") or {}
-        used = config["data"].get("init_args") or {}
-        refuse_other_split(trained, used, resumed.folder)
-        refuse_other_options(options.task.kept_options, trained, used, resumed.folder)
+        _refuse_other_data(options, config, resumed)
     model, task = options.model, options.task
     sections = ("seed_everything", "model", "data")
     model.config = to_yaml({section: config[section] for section in sections})
@@ -136,6 +136,35 @@ def is_finished(run: Run, last: Path, options: Options) -> bool:
         return True
     patience = options.config["patience"]
     return patience is not None and any(count >= patience for count in waited)
+
+
+def ignored_options(options: Options, finished: Run) -> list[str]:
+    """Name the options of the model that differ from those of a run that has ended.
+
+    Raises:
+        InputError: if another mechanism is among them, or options of the data ask for another run.
+    """
+    config = options.resolved()
+    _refuse_other_data(options, config, finished)
+    trained = flatten(read_yaml(finished.config)["model"], "model")
+    used = flatten(config["model"], "model")
+    # an older version has fewer
+    other = [name for name, value in trained.items() if name in used and used[name] != value]
+    for name in (f"model.{mechanism}" for mechanism in MECHANISMS):
+        if name in other:
+            raise InputError(
+                f"--{name}: {finished.folder} was trained with {trained[name]}, got {used[name]}; "
+                f"another model begins a new run, with what fits: fit --model.init_from "
+                f"{finished.folder}"
+            )
+    return other
+
+
+def _refuse_other_data(options: Options, config: Mapping[str, Any], run: Run) -> None:
+    trained = read_yaml(run.config)["data"].get("init_args") or {}
+    used = config["data"].get("init_args") or {}
+    refuse_other_split(trained, used, run.folder)
+    refuse_other_options(options.task.kept_options, trained, used, run.folder)
 
 
 def _announcement(run: Run) -> LambdaCallback:

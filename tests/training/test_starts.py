@@ -132,7 +132,14 @@ def test_resuming_a_finished_run_changes_nothing(
     before = names(run), (run / "metrics.csv").read_bytes(), (run / "results.json").read_bytes()
     for options in ([], ["--model.lr=0.5"]):
         assert main(["fit", f"--resume={run}", *options]) == 0
-        assert "finished, nothing is left to train" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "finished, nothing is left to train" in told
+        assert told.endswith("; without effect: model.lr\n") == bool(options)
+    for other in ("attention", "outer_attention"):
+        assert main(["fit", f"--resume={run}", f"--model.{other}=ReformerAttention"]) == 2
+        told = capsys.readouterr().err
+        assert f"--model.{other}: {run} was trained with" in told
+        assert "got ReformerAttention; another model begins a new run" in told
     assert (
         names(run),
         (run / "metrics.csv").read_bytes(),
