@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
+from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError, making
 from clusterformer.training.as_trained import refuse_other_options, refuse_other_split
 from clusterformer.training.config_files import read_yaml
@@ -61,7 +62,9 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     if folder and model.task.report() is None:
         raise InputError(f"--report: {type(model.task).__name__} has no report")
     _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
-    refuse_other_split(model.config["data"].get("init_args") or {}, _used(options), model.path)
+    trained = model.config["data"].get("init_args") or {}
+    part: Split = "valid" if stage == "validate" else "test"
+    refuse_other_split(trained, _used(options), model.path, [part])
     watch = ProcessWatch()
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test

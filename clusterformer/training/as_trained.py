@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError
 
 
@@ -43,17 +44,23 @@ def _shown(value: Any) -> str:
     return "its defaults" if value is None else json.dumps(value)
 
 
-def refuse_other_split(trained: Mapping[str, Any], used: Mapping[str, Any], run: object) -> None:
+def refuse_other_split(
+    trained: Mapping[str, Any],
+    used: Mapping[str, Any],
+    run: object,
+    parts: Sequence[Split] = ("valid", "test"),
+) -> None:
     """Refuse to go on with, or to measure, a run on another split than that of its training.
 
     Args:
         trained: Options of the task with which the run was trained.
         used: Those to be used now.
         run: Name of the run, for the message.
+        parts: Parts of the data that will be measured.
 
     Raises:
         InputError: if both read the same data set by different folds, or hold out of the same file
-            what the run was trained on.
+            what the run was trained on, or other examples than in the training.
     """
     if trained.get("name") != used.get("name"):
         return
@@ -64,6 +71,7 @@ def refuse_other_split(trained: Mapping[str, Any], used: Mapping[str, Any], run:
                 f"--data.{part} null: {run} was trained with {file}, so what is held out of "
                 f"{used.get(train)} instead was in its training; give a file"
             )
+    _refuse_other_tenths(trained, used, run, parts)
     before, now = _folds(trained), _folds(used)
     for option in before | now:
         one, other = before.get(option, 0), now.get(option, 0)
@@ -76,6 +84,29 @@ def refuse_other_split(trained: Mapping[str, Any], used: Mapping[str, Any], run:
 
 _HELD_OUT = {"valid": "train", "test": "train", "valid_source": "train_source"}
 """Options of files without which a part is held out of another file, by that file's option."""
+
+
+def _refuse_other_tenths(
+    trained: Mapping[str, Any], used: Mapping[str, Any], run: object, parts: Sequence[Split]
+) -> None:
+    """Refuse a file for a part that was held out, if the other one is still held out.
+
+    Which examples these are depends on what else is held out: the same would not be measured.
+    """
+    train = trained.get("train")
+    if train is None or used.get("train") != train:
+        return
+    for option in ("valid", "test"):
+        file = used.get(option)
+        if trained.get(option) is not None or file is None:
+            continue
+        for part in parts:
+            if part != option and used.get(part) is None:
+                does = "validate" if part == "valid" else "test"
+                raise InputError(
+                    f"--data.{option} {file}: {run} was trained without it, and with it other "
+                    f"examples of {train} would {does} than without; leave the option out"
+                )
 
 
 def _folds(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -76,6 +76,19 @@ def test_a_part_of_the_file_that_a_run_was_trained_on_is_refused() -> None:
         refuse_other_split({"train_source": "a", "valid_source": "b"}, {"train_source": "a"}, "run")
 
 
+def test_a_file_that_changes_what_is_held_out_for_another_part_is_refused() -> None:
+    files = {"train": "a", "valid": None, "test": None}
+    refuse_other_split(files, files | {"valid": "v"}, "run", ["valid"])
+    refuse_other_split(files, files | {"test": "t"}, "run", ["test"])
+    refuse_other_split(files, files | {"valid": "v", "test": "t"}, "run", ["test"])
+    refuse_other_split(files, files | {"train": "b", "valid": "v"}, "run", ["test"])
+    refuse_other_split({"name": "mr"}, {"name": "mr"}, "run", ["test"])
+    with pytest.raises(InputError, match=r"--data.valid v: run .* other examples of a would test"):
+        refuse_other_split(files, files | {"valid": "v"}, "run", ["test"])
+    with pytest.raises(InputError, match=r"--data.test t: run .* other .* would validate than"):
+        refuse_other_split(files, files | {"test": "t"}, "run")
+
+
 def test_no_text_that_a_run_was_trained_on_tests_it(
     data: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +137,24 @@ def test_no_part_of_the_training_file_that_a_run_was_trained_on_tests_it(
     error = capsys.readouterr().err
     assert f"--data.test null: {runs / 'classification/1'}" in error
     assert "test.tsv" in error
+
+
+def test_the_tenth_that_validated_does_not_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.tsv"
+    lines = [f"{'ab'[number % 2]}\ttext number {number}\n" for number in range(40)]
+    path.write_text("label\ttext\n" + "".join(lines))
+    files = f"--data.train={path}", f"--runs={tmp_path}"
+    assert main(["fit", "--data=Classification", *files, *TINY]) == 0
+    run = str(tmp_path / "classification" / "1")
+    for command, code in (("test", 2), ("validate", 0)):
+        capsys.readouterr()
+        assert main([command, "--checkpoint", run, f"--data.valid={path}"]) == code
+        told = capsys.readouterr().err
+        assert (
+            (f"--data.valid {path}: " in told) == ("was trained without it" in told) == bool(code)
+        )
 
 
 def subclasses(base: type) -> list[type]:
