@@ -150,6 +150,8 @@ class LabelledTexts(LineTask):
         """Read the parts that the stage needs; learn vocabulary and labels unless restored."""
         read = cache(self.read)
         parts = {split: read(split) for split in STAGE_SPLITS[stage] if split not in self._encoded}
+        if stage == "fit" and self._files["test"] is not None:
+            parts["test"] = read("test")  # what is wrong with it is told before the training
         for split, examples in parts.items():  # before a tokenizer is learnt
             if not examples:
                 raise InputError(

@@ -129,6 +129,7 @@ class SpeechRecognition(SplitTask):
             strings or DigitStrings(),
             subsampling,
         )
+        self._own_test = test is not None
         self._subsampling, self._context_convolutions = subsampling, context_convolutions
         self._augment, self._beam = augment, beam
         if batch_size is None and frames_per_batch is None:
@@ -155,7 +156,9 @@ class SpeechRecognition(SplitTask):
         learning = self._units is None
         if learning:
             self._units = OutputUnits.learn(self._kind, self._corpus.read("train").texts)
-        for part in STAGE_SPLITS[stage]:  # what is wrong with a table is told before a long reading
+        own_test: tuple[Split, ...] = ("test",) if stage == "fit" and self._own_test else ()
+        # what is wrong with a table is told before a long reading, and before the training
+        for part in (*STAGE_SPLITS[stage], *own_test):
             self._part(part)
         if learning:
             trained = self._part("train")

@@ -61,6 +61,20 @@ def test_a_missing_part_is_told_before_a_tokenizer_is_learnt(train_file, monkeyp
         ready(train=train_file, valid="none.tsv")
 
 
+def test_a_bad_test_file_is_told_before_the_training(train_file, tmp_path, monkeypatch):
+    path = tmp_path / "test.tsv"
+    for content, message in (
+        ("what\ttext\nneg\tbad\n", "no column 'label'"),
+        ("label\ttext\nother\tbad\n", "label 'other' is not among those of the training"),
+    ):
+        path.write_text(content)
+        with pytest.raises(InputError, match=message):
+            Classification(train=train_file, test=str(path)).setup("fit")
+    monkeypatch.setattr("clusterformer.tasks.labelled_texts.learn_tokenizer", never)
+    with pytest.raises(InputError, match=r"none\.tsv: no such file"):
+        Classification(train=train_file, test="none.tsv").setup("fit")
+
+
 def test_own_validation_and_test_files_are_used_whole(train_file):
     task = Classification(train=train_file, valid=train_file, test=train_file)
     task.setup("fit")

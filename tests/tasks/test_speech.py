@@ -232,8 +232,9 @@ def test_a_bad_table_is_told_before_recordings_are_read(tmp_path, monkeypatch) -
 
     write_table(tmp_path, 12)
     monkeypatch.setattr(speech, "feature_statistics", never)
-    with pytest.raises(InputError, match=r"none\.tsv: no such file"):
-        made(tmp_path, valid="none.tsv")
+    for part in ("valid", "test"):
+        with pytest.raises(InputError, match=r"none\.tsv: no such file"):
+            made(tmp_path, **{part: "none.tsv"})
 
 
 def test_parts_of_own_recordings_share_none(tmp_path) -> None:
