@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,8 +46,9 @@ class LabelledTexts(LineTask):
             (`label`) or contents by default.
         header: Header line in own files, to be skipped although all columns are numbers.
         encoding: Encoding of own files.
-        tokenizer: "word", or for subwords "bpe" or "wordpiece"; learnt from the training texts.
-        lowercase: Conversion of all texts to lower case.
+        tokenizer: "word", or for subwords "bpe" or "wordpiece"; learnt from the training texts. A
+            pretrained model, or the run of `init_from`, has its own tokenizer instead.
+        lowercase: Conversion of all texts to lower case; done by default.
         min_count: Minimum number of occurrences of a word in training; rarer ones are unknown. Not
             for subwords.
         vocab_size: Maximum number of words or subwords; no limit for words and 8000 subwords by
@@ -79,7 +80,7 @@ class LabelledTexts(LineTask):
         header: bool = False,
         encoding: str = "utf-8",
         tokenizer: TokenizerKind = "word",
-        lowercase: bool = True,
+        lowercase: bool | None = None,
         min_count: int = 1,
         vocab_size: int | None = None,
         vectors: str | None = None,
@@ -109,8 +110,14 @@ class LabelledTexts(LineTask):
         self._tokenizer_options: dict[str, Any] = {
             "kind": tokenizer,
             "vocab_size": vocab_size,
-            "lowercase": lowercase,
+            "lowercase": lowercase is not False,
             "min_count": min_count,
+        }
+        self._asked: dict[str, Any] = {
+            "tokenizer": None if tokenizer == "word" else tokenizer,
+            "lowercase": lowercase,
+            "min_count": None if min_count == 1 else min_count,
+            "vocab_size": vocab_size,
         }
         self._vectors, self._max_length = vectors, max_length
         if batch_size is None and tokens_per_batch is None:
@@ -167,12 +174,28 @@ class LabelledTexts(LineTask):
         if self._vectors is not None and (self.pretrained or self.init_from):
             raise InputError("a pretrained model has its own vectors; leave data.vectors out")
         if self.pretrained is not None:
+            self._name_ignored("the pretrained model", {})
             return TextRows.of_pretrained(self.pretrained, self._max_length, self.joint)
         learnt = open_learnt(self.init_from) if self.init_from else None
         if learnt is None or learnt.tokenizer is None:
             return None
         self.learnt = learnt
+        self._name_ignored("the run of init_from", learnt.data)
         return TextRows.of_learnt(learnt.tokenizer, self._max_length, self.joint)
+
+    def _name_ignored(self, owner: str, own: Mapping[str, Any]) -> None:
+        """Name options that ask for another tokenizer than that of what training starts from.
+
+        Args:
+            owner: What has the tokenizer.
+            own: Options with which that was learnt; none if nobody knows.
+        """
+        asked = {name: value for name, value in self._asked.items() if value is not None}
+        other = [f"data.{name}" for name, value in asked.items() if own.get(name) != value]
+        if other:
+            rank_zero_only(_log.warning)(
+                "%s has its own tokenizer; ignored: %s", owner, ", ".join(other)
+            )
 
     def loader(self, split: Split) -> DataLoader:
         part = self._encoded[split]

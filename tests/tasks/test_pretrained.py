@@ -270,6 +270,26 @@ def test_options_that_the_model_decides_on_are_named(
 
 
 @pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, ""),
+        ({"lowercase": True}, "data.lowercase"),
+        ({"lowercase": False}, "data.lowercase"),
+        ({"tokenizer": "bpe", "vocab_size": 300}, "data.tokenizer, data.vocab_size"),
+        ({"min_count": 2}, "data.min_count"),
+    ],
+)
+def test_options_of_a_tokenizer_that_is_not_learnt_are_named(
+    options: dict[str, Any], named: str, bert: Path, texts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Classification(train=str(texts), **options)
+    task.pretrained = str(bert)
+    task.setup("fit")
+    told = f"the pretrained model has its own tokenizer; ignored: {named}"
+    assert caplog.messages == ([told] if named else [])
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--model.pretrained=/no/folder"], "no such folder"),
