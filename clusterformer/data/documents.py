@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.data.named_sets import Split, check_count, data_folder
-from clusterformer.data.tables import read_text
+from clusterformer.data.tables import FORMATS, read_text
 from clusterformer.data.text_pieces import open_bytes, text_pieces
 from clusterformer.errors import InputError, MissingDataError, reading
 from clusterformer.wording import counted
@@ -173,6 +173,8 @@ def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> li
             raise InputError(f"{path}: no such file")
         if not path.is_file():
             raise InputError(f"{path}: no regular file; the text is read more than once")
+        if path.name.lower().removesuffix(".gz").endswith(FORMATS):
+            _warn_of_table(path)
         return [Document(path, first, last)]
     files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS))
     if not files:
@@ -199,6 +201,14 @@ def _is_empty(file: Path) -> bool:
 
 
 @cache  # the parts of a data set are listed one by one: say it once
+def _warn_of_table(path: Path) -> None:
+    rank_zero_only(_log.warning)(
+        f"{path}: read as plain text, with all that makes it a table, such as quotes and names of "
+        "columns; if only its texts are wanted, write them to a .txt file"
+    )
+
+
+@cache
 def _warn_of_empty(folder: Path, count: int) -> None:
     rank_zero_only(_log.warning)(f"{folder}: {counted(count, 'empty file')} left out")
 

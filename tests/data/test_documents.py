@@ -43,3 +43,16 @@ def test_empty_files_of_a_folder_are_left_out_and_counted_once(
         parts = own_documents(tmp_path, 0.0, 0.5), own_documents(tmp_path, 0.5, 1.0)
     assert [document.path.name for part in parts for document in part] == ["d.txt", "e.txt"]
     assert caplog.messages == [f"{tmp_path}: 3 empty files left out"]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl.gz", "t.txt", "csv", "t.csv.py"])
+def test_a_table_that_is_read_as_plain_text_is_told(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / name).write_text("text")
+    for _ in range(2):
+        own_documents(tmp_path / name)
+    assert len(caplog.messages) == (name in ("t.csv", "t.jsonl.gz"))
+    assert (
+        not caplog.messages or "read as plain text, with all that makes it a table" in caplog.text
+    )
