@@ -79,7 +79,7 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
             print(f"{name}\t{formatted(name, value)}")
         if findings := model.module.findings:
             for name, value in findings.measures().items():
-                print(f"{stage}/{name}\t{value:.4f}")
+                print(f"{stage}/{' '.join(name.split())}\t{value:.4f}")
             findings.warn()
             if folder:
                 with naming(Path(folder)):

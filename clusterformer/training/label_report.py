@@ -147,7 +147,7 @@ class LabelFindings(Findings):
         head = ["label", "precision", "recall", "F1", "test examples"]
         rows = [
             [
-                label,
+                " ".join(label.split()),  # in one line
                 *(f"{values[name]:.3f}" for name in _MEASURES),
                 str(values["count"]),
             ]

@@ -103,6 +103,11 @@ def test_outputs_that_are_nan_have_no_measures() -> None:
     assert all(math.isnan(value) for value in findings.measures().values())
 
 
+def test_a_label_of_two_lines_takes_one_line_of_the_table() -> None:
+    labels = LabelFindings(["a\nb", "c"], [], torch.tensor([0, 1]), torch.eye(2))
+    assert [row[0] for row in labels.summary()] == ["label", "a b", "c"]
+
+
 def test_ranked_answers_may_all_be_called_wrong(caplog: pytest.LogCaptureFixture) -> None:
     probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]])
     for ranks in (True, False):
