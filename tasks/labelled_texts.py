@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from clusterformer.data.batches import run_seed
 from clusterformer.data.columns import COLUMNS, find_columns
+from clusterformer.data.doubtful_examples import warn_of_known
 from clusterformer.data.labelled_text import Example
 from clusterformer.data.named_sets import Split
 from clusterformer.data.tables import Column
@@ -153,6 +154,10 @@ class LabelledTexts(LineTask):
     def targets(self, examples: Sequence[Example]) -> list[Any]:
         """Make the target of each example."""
 
+    def unmeasurable(self, examples: Sequence[Any]) -> str | None:
+        """Say why the measures of some examples would say nothing; None where they do."""
+        return None
+
     def setup(self, stage: str) -> None:
         """Read the parts that the stage needs; learn vocabulary and labels unless restored."""
         read = cache(self.read)
@@ -164,6 +169,9 @@ class LabelledTexts(LineTask):
                 raise InputError(
                     f"data.{split}: no example in it; give more texts, or another file"
                 )
+        for split in parts if stage == "fit" else ():
+            if split != "train" and self._files[split] is not None:
+                warn_of_known(split, parts[split], read("train"))
         if self._rows is None and stage != "predict":
             self._learn(read("train"), self._rows_of_model())
         for split, examples in parts.items():
@@ -251,6 +259,8 @@ class LabelledTexts(LineTask):
     def _encode(self, split: Split, examples: Sequence[Example]) -> LabelledDataset:
         if split == "test":
             self._test_examples = examples
+        if split != "train" and (reason := self.unmeasurable(examples)):
+            rank_zero_only(_log.warning)(f"{split}: {reason}")
         targets = self.targets(examples)
         columns = list(zip(*(example.texts for example in examples), strict=True))
         tokens, excess = self.cut_rows.encode(columns)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+from clusterformer.data.doubtful_examples import warn_of_header
 from clusterformer.data.label_names import (
     LabellingState,
     balanced_weights,
@@ -60,7 +61,10 @@ class Labelling(LabelledTexts):
 
     def learn_labels(self, examples: Sequence[Example]) -> list[str]:
         """List all labels, in the order of their numbers."""
-        return sorted_labels(example.label for example in examples)
+        found = sorted_labels(example.label for example in examples)
+        if (file := self._files["train"]) is not None:
+            warn_of_header(file, examples)
+        return found
 
     def targets(self, examples: Sequence[Example]) -> list[Any]:
         """Number of the label of each example."""

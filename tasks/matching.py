@@ -59,6 +59,11 @@ class Matching(PairLabelling):
             raise InputError(f"ranking needs label 1 for right answers and 0 else, found {labels}")
         return labels
 
+    def unmeasurable(self, examples: Sequence[Any]) -> str | None:
+        if not self._ranks or any(pair.label == "1" for pair in examples):
+            return None
+        return "no question has a right answer (label 1), so map and mrr are 0 in any order"
+
     def metrics(self) -> MetricCollection:
         if not self._ranks:
             found = super().metrics()

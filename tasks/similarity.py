@@ -77,6 +77,11 @@ class Similarity(PairLabelling):
         """Score of each example."""
         return [_number(example) for example in examples]
 
+    def unmeasurable(self, examples: Sequence[Any]) -> str | None:
+        if len(set(scores := self.targets(examples))) > 1:
+            return None
+        return f"all pairs have the same score {scores[0]:g}, so nothing correlates with it"
+
     def encoded(
         self, examples: Sequence[TextPair], tokens: list[list[list[int]]], targets: list[Any]
     ) -> PairDataset:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from typing import Any, TypedDict
 
 import torch
@@ -29,7 +32,30 @@ def sorted_labels(labels: Iterable[str]) -> list[str]:
     if len(found) < 2:
         raise InputError(f"training needs texts of 2 labels or more, found {found}")
     refuse_lists(found)
+    warn_of_alike(found)
     return found
+
+
+def warn_of_alike(labels: Sequence[str]) -> None:
+    """Warn of labels that a reader takes for one: "Yes" and "yes", 1 and 1.0, two forms of "é"."""
+    alike: dict[str | Decimal, list[str]] = {}
+    for label in labels:
+        alike.setdefault(_plain(label), []).append(label)
+    if found := next((each for each in alike.values() if len(each) > 1), None):
+        rank_zero_only(_log.warning)(
+            f"labels {' and '.join(map(ascii, found[:3]))} count as {len(found)} labels; if they "
+            "are the same, write them in one way"
+        )
+
+
+def _plain(label: str) -> str | Decimal:
+    """Return a label without what readers overlook: case, spaces, invisible characters."""
+    with suppress(InvalidOperation):
+        if (number := Decimal(label)).is_finite():
+            return number
+    seen = unicodedata.normalize("NFKC", label).casefold()
+    shown = "".join(sign for sign in seen if unicodedata.category(sign) != "Cf")
+    return unicodedata.normalize("NFC", " ".join(shown.split()))
 
 
 def refuse_lists(labels: Sequence[str]) -> None:

@@ -57,3 +57,23 @@ def test_balanced_weights_give_every_label_the_same_say() -> None:
     plain = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     expected = (plain[:90].mean() + plain[90:].mean()) / 2
     assert total / count == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["Yes", "no", "yes"], "labels 'Yes' and 'yes' count as 2 labels"),
+        (["1", "1.0", "True", "0"], "labels '1' and '1.0' count as 2 labels"),
+        (["th\xe9", "the\u0301", "the"], r"labels 'the\u0301' and 'th\xe9' count as 2 labels"),
+        (["a", "a\u200b", "b"], r"labels 'a' and 'a\u200b' count as 2 labels"),
+        (["very  good", "very good"], "labels 'very  good' and 'very good' count as 2"),
+        (["a", "\xe4", "1", "1.5", "nan", "inf", "-", "\u65e5\u672c", "+", ""], None),
+        (["12345678901234567890", "12345678901234567891"], None),
+    ],
+)
+def test_labels_that_look_the_same_are_told(
+    labels: list[str], told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sorted_labels(labels) == sorted(labels)
+    assert len(caplog.messages) == (told is not None)
+    assert told is None or told in caplog.text

@@ -292,3 +292,23 @@ def test_the_error_of_an_unknown_label_lists_some_of_very_many() -> None:
     with pytest.raises(InputError, match=r"t.csv:2: label 'x' is not among .*0\.143") as error:
         task.targets([Row("a film", "x", "t.csv:2")])
     assert len(str(error.value)) < 600
+
+
+def test_a_header_that_is_read_as_an_example_is_told(tmp_path, caplog):
+    path, rows = tmp_path / "t.csv", "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(40))
+    columns = {"text_column": 1, "label_column": 2}
+    for head, header, told in (("", False, False), ("what,stars\n", False, True),
+                               ("what,stars\n", True, False)):  # fmt: skip
+        caplog.clear()
+        path.write_text(head + rows)
+        Classification(train=str(path), header=header, **columns).setup("fit")
+        line = f"{path}:1: read as an example, the only one of label 'stars'; if it is a header"
+        assert (line in caplog.text) == told == bool(caplog.messages)
+
+
+def test_texts_that_are_in_the_training_part_too_are_told(train_file, tmp_path, caplog):
+    other = tmp_path / "other.tsv"
+    other.write_text("text\tlabel\n" + "".join(f"another {i}\tneg\n" for i in range(20)))
+    Classification(train=train_file, valid=train_file, test=str(other)).setup("fit")
+    told = "valid: 60 of 60 texts are in the training part too, so the model is measured on what"
+    assert [told in message for message in caplog.messages] == [True]

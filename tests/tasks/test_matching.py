@@ -131,3 +131,12 @@ def test_real_wikiqa_ranks_its_questions(data_root):
     task.setup("test")
     groups = torch.cat([batch.group for batch in task.test_dataloader()])
     assert len(groups.unique()) == 126
+
+
+def test_questions_without_a_right_answer_are_told(ranked_file, tmp_path, caplog):
+    path = tmp_path / "wrong.tsv"
+    path.write_text("1\tq\tanswer\t0\n1\tq\tother\t0\n")
+    columns = {"group_column": 1, "first_column": 2, "second_column": 3, "label_column": 4}
+    Matching(train=ranked_file, valid=str(path), test=ranked_file, **columns).setup("fit")
+    assert "valid: no question has a right answer (label 1), so map and mrr are 0" in caplog.text
+    assert "test: no question" not in caplog.text

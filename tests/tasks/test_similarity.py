@@ -147,3 +147,15 @@ def test_a_score_that_is_no_number_is_named(
     fit = [*fit_on(table, "label"), f"--runs={tmp_path}", *TRAINER]
     assert main(fit) == 2
     assert "the score must be a number, got '" in capsys.readouterr().err
+
+
+def test_scores_that_are_all_the_same_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, scores in (("train", range(5)), ("valid", [3, 3.0, 3, 3])):
+        rows = "".join(f"a {number}\tb {number}\t{score}\n" for number, score in enumerate(scores))
+        (tmp_path / f"{name}.tsv").write_text("first\tsecond\tlabel\n" + rows)
+    files = {part: str(tmp_path / f"{part}.tsv") for part in ("train", "valid")}
+    Similarity(**files, test=files["train"]).setup("fit")
+    assert "valid: all pairs have the same score 3, so nothing correlates with it" in caplog.text
+    assert "test: all pairs" not in caplog.text
