@@ -19,6 +19,7 @@ from clusterformer.training.fit import make_trainer
 from clusterformer.training.monitoring import mode_of
 from clusterformer.training.parser import Parser, instantiate, make_parser
 from clusterformer.training.parser_messages import offender
+from clusterformer.training.trainer_options import know_node_by_hand
 from clusterformer.working_folder import import_from_working_folder
 
 TRAINER_DEFAULTS = {
@@ -61,6 +62,7 @@ class Options:
                 self.config = self.parser.parse_args(arguments)
         except InputError as error:
             raise InputError(f"{locate(offender(str(error)), self._files)}{error}") from error
+        know_node_by_hand(self.config["trainer"]["num_nodes"])
         with making("seed_everything"):
             seed_everything(self.config["seed_everything"], workers=True)
         made = instantiate(self.parser, self.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -147,7 +148,7 @@ def check_nodes(trainer: Trainer) -> None:
         InputError: if no launcher starts the nodes, and none is told where to meet the others.
     """
     environment = trainer._accelerator_connector.cluster_environment
-    if trainer.num_nodes == 1 or not isinstance(environment, LightningEnvironment):
+    if trainer.num_nodes == 1 or type(environment) is not LightningEnvironment:
         return
     if "MASTER_PORT" not in os.environ:
         raise InputError(
@@ -155,9 +156,34 @@ def check_nodes(trainer: Trainer) -> None:
             f"srun or torchrun --nnodes {trainer.num_nodes}, or each by hand with MASTER_ADDR, "
             "MASTER_PORT and NODE_RANK set"
         )
-    if environment.local_rank() == 0:
-        _log.info(
-            "node %d of %d (NODE_RANK, from 0): training begins once all nodes have met at %s:%s",
-            *(environment.node_rank(), trainer.num_nodes),
-            *(environment.main_address, environment.main_port),
+    if environment.local_rank() == 0:  # of every node: each has a terminal of its own
+        print(
+            f"node {environment.node_rank()} of {trainer.num_nodes} (NODE_RANK, from 0): work "
+            "begins once all nodes have met at "
+            f"{environment.main_address}:{environment.main_port}",
+            file=sys.stderr,
+            flush=True,
         )
+
+
+_RANKS = ("RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+"""Variables by which launchers tell a process its rank among all, so that Lightning knows it."""
+
+
+def know_node_by_hand(num_nodes: int) -> None:
+    """Let a process of a node that was started by hand know that it is not the first of all.
+
+    Without a launcher only the trainer finds it, after the run directory is made.
+
+    Args:
+        num_nodes: Number of nodes.
+
+    Raises:
+        InputError: if NODE_RANK is no number of a node.
+    """
+    node = os.environ.get("NODE_RANK")
+    if node is None or num_nodes == 1 or any(name in os.environ for name in _RANKS):
+        return
+    if not node.isdecimal() or int(node) >= num_nodes:
+        raise InputError(f"NODE_RANK must be from 0 to {num_nodes - 1}, got {node!r}")
+    rank_zero_only.rank = rank_zero_only.rank or int(node)
