@@ -173,8 +173,7 @@ def own_documents(path: str | Path, first: float = 0.0, last: float = 1.0) -> li
             raise InputError(f"{path}: no such file")
         if not path.is_file():
             raise InputError(f"{path}: no regular file; the text is read more than once")
-        if path.name.lower().removesuffix(".gz").endswith(FORMATS):
-            _warn_of_table(path)
+        warn_of_table(path)
         return [Document(path, first, last)]
     files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS))
     if not files:
@@ -201,11 +200,13 @@ def _is_empty(file: Path) -> bool:
 
 
 @cache  # the parts of a data set are listed one by one: say it once
-def _warn_of_table(path: Path) -> None:
-    rank_zero_only(_log.warning)(
-        f"{path}: read as plain text, with all that makes it a table, such as quotes and names of "
-        "columns; if only its texts are wanted, write them to a .txt file"
-    )
+def warn_of_table(path: Path) -> None:
+    """Warn of a file of lines of text whose ending names a table."""
+    if path.name.lower().removesuffix(".gz").endswith(FORMATS):
+        rank_zero_only(_log.warning)(
+            f"{path}: read as plain text, with all that makes it a table, such as quotes and names "
+            "of columns; if only its texts are wanted, write them to a .txt file"
+        )
 
 
 @cache

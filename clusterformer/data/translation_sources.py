@@ -11,6 +11,7 @@ from functools import cached_property
 from lightning.pytorch.utilities import rank_zero_only
 
 from clusterformer.data.bitext import Bitext, Limits
+from clusterformer.data.documents import warn_of_table
 from clusterformer.data.named_sets import Split
 from clusterformer.data.parallel import ParallelText, warn_of_dropped
 from clusterformer.data.text_form import TextForm
@@ -90,11 +91,13 @@ class ParallelTextSource(TranslationSource):
         return self._text("train")
 
     def learn_tokenizer(self) -> Tokenizer:
-        evaluated: tuple[Split, ...] = ("valid", "test")
-        for bitext in map(self._find, evaluated):  # told before the long work
+        parts: tuple[Split, ...] = ("train", "valid", "test")
+        for bitext in map(self._find, parts):  # told before the long work
             for path in bitext.files if bitext else ():
                 if not path.exists():
                     raise InputError(f"{path}: no such file")
+                if bitext.columns is None:
+                    warn_of_table(path)
         return self._training.learn_tokenizer(self._vocab_size)
 
     def training_pairs(self, tokenizer: Tokenizer) -> TranslationDataset:

@@ -316,6 +316,14 @@ def test_a_missing_part_is_told_before_a_tokenizer_is_learnt(part, files, monkey
         task(files | absent).setup("fit")
 
 
+def test_a_table_that_is_read_as_lines_is_told(files, caplog):
+    path = Path(files["train_source"]).rename(Path(files["train_source"]).with_suffix(".csv"))
+    task(files | {"train_source": str(path)}).setup("fit")
+    told = [message for message in caplog.messages if "all that makes it a table" in message]
+    assert len(told) == 1
+    assert told[0].startswith(f"{path}: read as plain text")
+
+
 def test_an_empty_side_of_validation_is_told(files):
     path = Path(files["valid_target"])
     lines = path.read_text().splitlines()
