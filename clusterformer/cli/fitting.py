@@ -161,6 +161,7 @@ def ignored_options(options: Options, finished: Run) -> list[str]:
 
 
 def _refuse_other_data(options: Options, config: Mapping[str, Any], run: Run) -> None:
+    """Refuse options of the data with which a run cannot go on, or would have been another one."""
     trained = read_yaml(run.config)["data"].get("init_args") or {}
     used = config["data"].get("init_args") or {}
     refuse_other_split(trained, used, run.folder)

@@ -104,8 +104,8 @@ def _refuse_other_tenths(
             if part != option and used.get(part) is None:
                 does = "validate" if part == "valid" else "test"
                 raise InputError(
-                    f"--data.{option} {file}: {run} was trained without it, and with it other "
-                    f"examples of {train} would {does} than without; leave the option out"
+                    f"--data.{option} {file}: {run} was trained without it, and what is held out "
+                    f"of {train} to {does} depends on it; leave the option out"
                 )
 
 

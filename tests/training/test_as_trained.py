@@ -83,9 +83,13 @@ def test_a_file_that_changes_what_is_held_out_for_another_part_is_refused() -> N
     refuse_other_split(files, files | {"valid": "v", "test": "t"}, "run", ["test"])
     refuse_other_split(files, files | {"train": "b", "valid": "v"}, "run", ["test"])
     refuse_other_split({"name": "mr"}, {"name": "mr"}, "run", ["test"])
-    with pytest.raises(InputError, match=r"--data.valid v: run .* other examples of a would test"):
+    with pytest.raises(
+        InputError, match=r"--data.valid v: run .* held out of a to test depends on it"
+    ):
         refuse_other_split(files, files | {"valid": "v"}, "run", ["test"])
-    with pytest.raises(InputError, match=r"--data.test t: run .* other .* would validate than"):
+    with pytest.raises(
+        InputError, match=r"--data.test t: run .* held out of a to validate depends"
+    ):
         refuse_other_split(files, files | {"test": "t"}, "run")
 
 
