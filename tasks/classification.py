@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from clusterformer.data.batches import pad
-from clusterformer.data.corpora import NUM_FOLDS, ClassificationCorpus, read_corpus
+from clusterformer.data.corpora import FOLDED, NUM_FOLDS, ClassificationCorpus, read_corpus
 from clusterformer.data.holding_out import hold_out
 from clusterformer.data.labelled_text import Example, Row, read_rows
 from clusterformer.data.listops import LABELS, generate
@@ -77,6 +77,14 @@ class Classification(Labelling):
             self.monitor = "val/matthews"
         if name == "listops":
             self._tokenizer_options |= {"lowercase": False, "split": "whitespace"}
+
+    def ignored(self) -> list[str]:
+        found = super().ignored()
+        if self._fold and self._name not in FOLDED:
+            found.append("fold")
+        if self._strip and self._name != "20news":
+            found.append("strip")
+        return found
 
     def read(self, split: Split) -> list[Row]:
         if self._name == "listops":

@@ -36,6 +36,8 @@ _NUM_SENTENCES: dict[str, dict[str, int]] = {
     "cr": {"0": 1366, "1": 2405},
     "mpqa": {"0": 7292, "1": 3311},
 }
+FOLDED = (*_NUM_SENTENCES,)
+"""Named sets with folds, one of which tests."""
 _NUM_POSTS: dict[str, int] = {"train": 11_314, "test": 7_532}
 _GLUE_COLUMNS: dict[str, tuple[int | str, int | str]] = {  # of text and label
     "cola": (4, 2),

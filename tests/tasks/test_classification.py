@@ -312,3 +312,23 @@ def test_texts_that_are_in_the_training_part_too_are_told(train_file, tmp_path, 
     Classification(train=train_file, valid=train_file, test=str(other)).setup("fit")
     told = "valid: 60 of 60 texts are in the training part too, so the model is measured on what"
     assert [told in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fold": 3}, "data.fold has no effect on own files; leave it out"),
+        ({"strip": True}, "data.strip has no effect on own files"),
+        ({"name": "20news", "fold": 3}, "data.fold has no effect on this named set"),
+        ({"name": "mr", "text_column": "review"}, "data.text_column has no effect on this named"),
+        ({"name": "mr", "label_column": 2}, "data.label_column has no effect on this named set"),
+        ({"name": "mr", "header": True}, "data.header has no effect on this named set"),
+        ({"name": "mr", "encoding": "cp1252"}, "data.encoding has no effect on this named set"),
+    ],
+)
+def test_an_option_without_effect_is_refused_when_a_training_begins(options, message, train_file):
+    data = {} if "name" in options else {"train": train_file}
+    with pytest.raises(InputError, match=message):
+        ready(**data, **options)
+    if "name" not in options:
+        ready(stage="test", **data, **options)
