@@ -180,9 +180,12 @@ class LabelledTexts(LineTask):
                 raise InputError(
                     f"data.{split}: no example in it; give more texts, or another file"
                 )
-        for split in parts if stage == "fit" else ():
+        for split, examples in parts.items():
             if split != "train" and self._files[split] is not None:
-                warn_of_known(split, parts[split], read("train"))
+                if stage == "fit":
+                    warn_of_known(split, examples, read("train"))
+                elif self._files[split] == self._files["train"]:  # which may be gone else
+                    warn_of_known(split, examples, examples)
         if self._rows is None and stage != "predict":
             self._learn(read("train"), self._rows_of_model())
         for split, examples in parts.items():

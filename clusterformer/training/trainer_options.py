@@ -186,4 +186,4 @@ def know_node_by_hand(num_nodes: int) -> None:
         return
     if not node.isdecimal() or int(node) >= num_nodes:
         raise InputError(f"NODE_RANK must be from 0 to {num_nodes - 1}, got {node!r}")
-    rank_zero_only.rank = rank_zero_only.rank or int(node)
+    rank_zero_only.rank = rank_zero_only.rank or int(node)  # type: ignore[attr-defined]

@@ -312,6 +312,10 @@ def test_texts_that_are_in_the_training_part_too_are_told(train_file, tmp_path, 
     Classification(train=train_file, valid=train_file, test=str(other)).setup("fit")
     told = "valid: 60 of 60 texts are in the training part too, so the model is measured on what"
     assert [told in message for message in caplog.messages] == [True]
+    caplog.clear()
+    ready(stage="test", train=train_file, test=train_file)
+    ready(stage="test", train=train_file, test=str(other))
+    assert [message[:21] for message in caplog.messages] == ["test: 60 of 60 texts "]
 
 
 @pytest.mark.parametrize(
