@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -156,6 +156,7 @@ def _table_fields(
     number, first = next(lines, (1, []))
     given = columns.texts, columns.names
     texts, names = ([_index(path, first, column) for column in group] for group in given)
+    _refuse_shared(path, (*columns.texts, columns.names[0]), (*texts, names[0]))
 
     def fields(number: int, line: list[str]) -> _Fields:
         found = [line[i] for i in texts], [line[i] for i in names]
@@ -169,6 +170,22 @@ def _table_fields(
         if len(line) != len(first):
             raise InputError(f"{path}:{number}: {len(line)} columns, line 1 has {len(first)}")
         yield fields(number, line)
+
+
+def _refuse_shared(path: Path, columns: Sequence[Column], found: Sequence[Column]) -> None:
+    """Refuse a column that is both texts of a pair, or a text and the label.
+
+    Args:
+        path: File, for the message.
+        columns: Columns of texts and label, as they are given.
+        found: Which these are.
+    """
+    for number, column in enumerate(found):
+        if column in found[:number]:
+            raise InputError(
+                f"{path}:1: column {columns[number]!r} is given twice; each text and the label "
+                "have a column of their own"
+            )
 
 
 def _index(path: Path, first: list[str], column: Column) -> int:
@@ -188,6 +205,8 @@ def _index(path: Path, first: list[str], column: Column) -> int:
 
 
 def _json_fields(path: Path, content: str, columns: _Columns) -> Iterator[_Fields]:
+    distinct = (*columns.texts, columns.names[0])
+    _refuse_shared(path, distinct, distinct)
     for number, record in json_records(path, content):
         for column in (*columns.texts, *columns.names):
             if column not in record:

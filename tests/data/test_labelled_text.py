@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from clusterformer.data.labelled_text import read_rows
+from clusterformer.data.labelled_text import read_pairs, read_rows
 from clusterformer.errors import InputError
 
 NUMBERED = {"text_column": 2, "label_column": 1}
@@ -129,3 +129,19 @@ def test_what_is_wrong_is_said_in_one_line(write, name, content, options, messag
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"none.tsv: no such file"):
         read_rows(tmp_path / "none.tsv")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_column_serves_once(write, name):
+    path = write(name, "u,v\na b,c\n" if name == "a.csv" else '{"u": "a b", "v": "c"}\n')
+    with pytest.raises(InputError, match=r":1: column 'u' is given twice; each text and the label"):
+        read_rows(path, text_column="u", label_column="u")
+    twice = "u" if name == "a.jsonl" else 1
+    with pytest.raises(InputError, match=rf"column {twice!r} is given twice"):
+        read_pairs(path, first_column="u", second_column=twice, label_column="v")
+
+
+def test_a_question_may_be_its_own_name(write):
+    path = write("a.csv", "u,v,w\na b,c,1\n")
+    columns = {"first_column": "u", "second_column": "v", "label_column": "w"}
+    assert read_pairs(path, group_column="u", **columns)[0].group == "a b"
