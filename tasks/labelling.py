@@ -93,7 +93,8 @@ class Labelling(LabelledTexts):
         )
 
     def report(self) -> LabelReport | None:
-        return LabelReport(self._labels, self._test_examples)
+        balanced = self._label_weights is not None
+        return LabelReport(self._labels, self._test_examples, balanced=balanced)
 
     def update(
         self, metrics: MetricCollection, output: Output, batch: Any, network: nn.Module

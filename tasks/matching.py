@@ -78,7 +78,8 @@ class Matching(PairLabelling):
         )
 
     def report(self) -> LabelReport | None:
-        return LabelReport(self._labels, self._test_examples, ranks=self._ranks)
+        balanced = self._label_weights is not None
+        return LabelReport(self._labels, self._test_examples, ranks=self._ranks, balanced=balanced)
 
     def measure(self, examples: Sequence[TextPair], found: Labelled) -> dict[str, float]:
         if not self._ranks:

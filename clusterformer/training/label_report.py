@@ -38,6 +38,7 @@ class LabelReport(Report):
         labels: The L labels.
         examples: The T test examples, in the order of their row numbers.
         ranks: Whether the order of the probabilities counts, not the predicted labels.
+        balanced: Whether the loss weighs labels, so that rare ones count as much.
     """
 
     rows: list[Tensor]
@@ -45,10 +46,16 @@ class LabelReport(Report):
     probabilities: list[Tensor]
 
     def __init__(
-        self, labels: Sequence[str], examples: Sequence[Example], *, ranks: bool = False
+        self,
+        labels: Sequence[str],
+        examples: Sequence[Example],
+        *,
+        ranks: bool = False,
+        balanced: bool = False,
     ) -> None:
         super().__init__()
-        self._labels, self._examples, self._ranks = list(labels), examples, ranks
+        self._labels, self._examples = list(labels), examples
+        self._ranks, self._balanced = ranks, balanced
         for name in ("rows", "targets", "probabilities"):
             self.add_state(name, [], dist_reduce_fx="cat")
 
@@ -69,6 +76,7 @@ class LabelReport(Report):
             dim_zero_cat(self.targets)[order].cpu(),
             dim_zero_cat(self.probabilities)[order].cpu(),
             ranks=self._ranks,
+            balanced=self._balanced,
         )
 
 
@@ -81,6 +89,7 @@ class LabelFindings(Findings):
         targets: Their labels' numbers, (T,).
         probabilities: Probability of each label, (T, L).
         ranks: Whether their order counts, not the predicted labels.
+        balanced: Whether the loss weighed labels.
     """
 
     def __init__(
@@ -91,8 +100,10 @@ class LabelFindings(Findings):
         probabilities: Tensor,
         *,
         ranks: bool = False,
+        balanced: bool = False,
     ) -> None:
-        self.labels, self.examples, self._ranks = labels, examples, ranks
+        self.labels, self.examples = labels, examples
+        self._ranks, self._balanced = ranks, balanced
         self.targets, self.probabilities = targets, probabilities
 
     @property
@@ -164,7 +175,11 @@ class LabelFindings(Findings):
             _log.warning(
                 f"the model predicts {self.labels[int(predicted)]!r} for all "
                 f"{len(self.targets)} test examples: it has learnt nothing beyond one label; "
-                "train longer, change lr, or set data.class_weights: balanced"
+                + (
+                    "train longer, or change lr"
+                    if self._balanced
+                    else "train longer, change lr, or set data.class_weights: balanced"
+                )
             )
 
     def write(self, folder: Path) -> list[Path]:

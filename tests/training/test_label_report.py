@@ -114,6 +114,9 @@ def test_ranked_answers_may_all_be_called_wrong(caplog: pytest.LogCaptureFixture
         LabelFindings(["0", "1"], [], torch.tensor([0, 1, 0]), probabilities, ranks=ranks).warn()
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("the model predicts '0' for all 3 test examples: it has learnt nothing")
+    assert said.endswith("; train longer, change lr, or set data.class_weights: balanced")
+    LabelFindings(["0", "1"], [], torch.tensor([0, 1, 0]), probabilities, balanced=True).warn()
+    assert caplog.messages[-1].endswith("beyond one label; train longer, or change lr")
 
 
 def test_other_data_is_tested_and_reported(folder: Path, capsys) -> None:
