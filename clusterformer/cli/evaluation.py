@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +66,7 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     trained = model.config["data"].get("init_args") or {}
     part: Split = "valid" if stage == "validate" else "test"
     refuse_other_split(trained, _used(options), model.path, [part])
+    _refuse_edited(model, _used(options), part)
     watch = ProcessWatch()
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test
@@ -112,6 +114,26 @@ def _refuse_files(model: TrainedModel, options: Options, named: set[str]) -> Non
                 f"{model.path}: refused, the checkpoint names the file {value}; if it is to be "
                 f"read: --data.{option} {value}"
             )
+
+
+def _refuse_edited(model: TrainedModel, used: Mapping[str, Any], part: Split) -> None:
+    """Refuse a part that is held out of a file which was edited since the training.
+
+    Other examples are held out of it now, and some of them were trained on.
+
+    Raises:
+        InputError: with the file.
+    """
+    try:
+        run = Run.open(model.path)
+    except InputError:
+        return  # a checkpoint without its run directory
+    if used.get(part) is None:
+        run.refuse_edited(used.get("train"))
+    # a translation without a test part tests on the validation pairs
+    parts = {"valid_source"} if part == "valid" else {"test_source", "valid_source"}
+    if all(used.get(option) is None for option in parts):
+        run.refuse_edited([used.get("train_source"), used.get("train_target")])
 
 
 def _own_options(checkpoint: Path) -> dict[str, Any]:

@@ -159,6 +159,11 @@ def test_the_tenth_that_validated_does_not_test(
         assert (
             (f"--data.valid {path}: " in told) == ("was trained without it" in told) == bool(code)
         )
+    path.write_text("label\ttext\n" + "".join(lines[1:]))
+    for command in ("test", "validate"):
+        assert main([command, "--checkpoint", run]) == 2
+        assert f"{path}: edited since {run} was trained on it" in capsys.readouterr().err
+    assert main(["test", "--checkpoint", run, f"--data.test={path}"]) == 0
 
 
 def subclasses(base: type) -> list[type]:
