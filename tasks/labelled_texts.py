@@ -161,16 +161,24 @@ class LabelledTexts(LineTask):
         defaults = {"header": False, "encoding": "utf-8"}
         return [name for name, value in self._columns.items() if value != defaults.get(name)]
 
+    def refuse_ignored(self) -> None:
+        """Refuse such options, but not of a run that goes on: older ones may have some.
+
+        Raises:
+            InputError: for the first one.
+        """
+        if not self.restored and (ignored := self.ignored()):
+            data = "own files" if self._files["train"] is not None else "this named set"
+            raise InputError(f"data.{ignored[0]} has no effect on {data}; leave it out")
+
     def unmeasurable(self, examples: Sequence[Any]) -> str | None:
         """Say why the measures of some examples would say nothing; None where they do."""
         return None
 
     def setup(self, stage: str) -> None:
         """Read the parts that the stage needs; learn vocabulary and labels unless restored."""
-        # not of a run that goes on: older ones may have such options
-        if stage == "fit" and not self.restored and (ignored := self.ignored()):
-            data = "own files" if self._files["train"] is not None else "this named set"
-            raise InputError(f"data.{ignored[0]} has no effect on {data}; leave it out")
+        if stage == "fit":
+            self.refuse_ignored()
         read = cache(self.read)
         parts = {split: read(split) for split in STAGE_SPLITS[stage] if split not in self._encoded}
         if stage == "fit" and self._files["test"] is not None:

@@ -113,6 +113,7 @@ class Labelling(LabelledTexts):
         return all_probabilities(network(batch).logits.float().softmax(-1), self._labels)
 
     def baselines(self, *, cheap: bool = False) -> dict[str, Callable[[], SimpleResult]]:
+        self.refuse_ignored()  # one of them may be trained alone
         return text_baselines(self.read, self.measure, cheap=cheap)
 
     def measure(self, examples: Sequence[Any], found: Labelled) -> dict[str, float]:

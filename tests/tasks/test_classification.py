@@ -334,5 +334,7 @@ def test_an_option_without_effect_is_refused_when_a_training_begins(options, mes
     data = {} if "name" in options else {"train": train_file}
     with pytest.raises(InputError, match=message):
         ready(**data, **options)
+    with pytest.raises(InputError, match=message):
+        Classification(**data, **options).baselines()
     if "name" not in options:
         ready(stage="test", **data, **options)
