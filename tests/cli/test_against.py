@@ -173,7 +173,7 @@ def test_a_run_that_was_stopped_among_the_others_goes_on(
             time.sleep(0.01)
         training.kill()
     killed = torch.load(full / "1" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
-    resume = ["fit", f"--resume={run}", "--pictures=false"]
+    resume = ["fit", f"--resume={run}", "--pictures=false", "--trust=toy_task"]
     assert main(resume) == 0
     first = capsys.readouterr().out
     assert f"{run}: finished, nothing is left to train" in first
