@@ -6,6 +6,7 @@ B batch   N tokens   L labels
 from __future__ import annotations
 
 import os
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ def transformers_classes() -> tuple[type, type]:
     """Make the configuration and the model that transformers loads from an exported folder."""
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import SequenceClassifierOutput
+    from transformers.utils import can_return_tuple
 
     class ClusterFormerConfig(PretrainedConfig):
         """Configuration of an exported classifier; what made the model is in clusterformer.json."""
@@ -148,20 +150,37 @@ def transformers_classes() -> tuple[type, type]:
             self.config.auto_map = AUTO_MAP
             self.config.save_pretrained(folder)
 
+        @can_return_tuple
         def forward(
             self,
-            input_ids: Tensor,
+            input_ids: Tensor | None = None,
             attention_mask: Tensor | None = None,
             token_type_ids: Tensor | None = None,
             labels: Tensor | None = None,
-            **_: Any,
+            output_hidden_states: bool | None = None,
+            **others: Any,
         ) -> SequenceClassifierOutput:
-            """Logits (B, L) of rows of tokens (B, N), or (B, 1) on the scale of a similarity."""
+            """Logits (B, L) of rows of tokens (B, N), or (B, 1) on the scale of a similarity.
+
+            Raises:
+                ValueError: without tokens, or if vectors are given in their stead.
+            """
+            if input_ids is None or others.get("inputs_embeds") is not None:
+                raise ValueError("an exported model reads tokens: give input_ids, no inputs_embeds")
+            if others.get("output_attentions"):
+                warnings.warn(
+                    "an exported model returns no attention weights, so output_attentions=True "
+                    "gives none",
+                    stacklevel=2,
+                )
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             if isinstance(self.network, TextClassifier):
                 input_ids, mask = _without_empty_rows(input_ids, mask)
             segments = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-            output = self.network(_Rows(input_ids, mask.bool(), segments.bool()))
+            if output_hidden_states is None:
+                output_hidden_states = self.config.output_hidden_states
+            states: list[Tensor] | None = [] if output_hidden_states else None
+            output = self.network(_Rows(input_ids, mask.bool(), segments.bool()), states)
             logits, loss = output.logits, None
             if isinstance(self._task, Similarity):
                 logits = self._task.scores(output)[:, None]
@@ -169,7 +188,8 @@ def transformers_classes() -> tuple[type, type]:
                     loss = F.mse_loss(logits[:, 0], labels.float())
             elif labels is not None:
                 loss = F.cross_entropy(logits, labels)
-            return SequenceClassifierOutput(loss=loss, logits=logits)
+            hidden = None if states is None else tuple(states)
+            return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=hidden)
 
     for kind in (ClusterFormerConfig, ClusterFormerForSequenceClassification):
         kind.__qualname__ = kind.__name__  # by which pickle finds it in this module
@@ -194,9 +214,12 @@ def _without_empty_rows(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 _OF_AUTO_CLASSES = {"adapter_kwargs", "code_revision", "trust_remote_code"}
 """Options that transformers' classes pass on, and that change no model."""
 
-_FREE = {"id2label", "label2id", "dtype", "_name_or_path", "auto_map"}
+_FREE = {
+    *("id2label", "label2id", "dtype", "_name_or_path", "auto_map"),
+    *("output_hidden_states", "return_dict"),
+}
 """Entries of the configuration by which a loaded model may differ from its folder. From
-huggingface.co the last has the model's name in it."""
+huggingface.co `auto_map` has the model's name in it."""
 
 
 def _refuse(

@@ -55,9 +55,15 @@ class TextClassifier(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.head = nn.Linear(config.d_model, num_labels)
 
-    def forward(self, batch: TextInput) -> Output:
-        """Logits (B, L) of texts (B, N)."""
-        encoded = self.encoder(self.embedding(batch.tokens), batch.mask)
+    def forward(self, batch: TextInput, states: list[Tensor] | None = None) -> Output:
+        """Logits (B, L) of texts (B, N).
+
+        Args:
+            batch: The texts.
+            states: List that gets the hidden states that each layer reads, and those behind all,
+                (B, N, E) each.
+        """
+        encoded = self.encoder(self.embedding(batch.tokens), batch.mask, states)
         text = pool(encoded.hidden, batch.mask, self.pooling, self.group)
         return Output(self.head(self.dropout(text)), encoded)
 

@@ -110,13 +110,21 @@ class PretrainedEncoder(nn.Module):
             f"attention {attached}"
         )
 
-    def forward(self, tokens: Tensor, mask: Tensor, second: Tensor | None = None) -> StackOutput:
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        second: Tensor | None = None,
+        states: list[Tensor] | None = None,
+    ) -> StackOutput:
         """Encode rows of tokens.
 
         Args:
             tokens: (B, N).
             mask: (B, N), True at real tokens.
             second: (B, N), True at tokens of the second segment; None if there is one segment.
+            states: List that gets the hidden states that each layer reads, and those behind all,
+                (B, N, E) each.
         """
         tokens = tokens.masked_fill(~mask, self._pad)
         if not torch.compiler.is_compiling():  # a row without any token would give NaN
@@ -125,10 +133,16 @@ class PretrainedEncoder(nn.Module):
         options: dict[str, Any] = dict(self._options)
         if second is not None and self._segments:
             options["token_type_ids"] = second.long()
+        if states is not None:
+            options["output_hidden_states"] = True
         with calls(self.model) as found:
-            hidden = self.model(input_ids=tokens, attention_mask=mask, **options).last_hidden_state
+            output = self.model(input_ids=tokens, attention_mask=mask, **options)
+        if states is not None:
+            states.extend(output.hidden_states)
         layers = found or [(core, None) for core in self._plain]
-        return StackOutput(hidden, [one for _, one in layers], [core for core, _ in layers])
+        return StackOutput(
+            output.last_hidden_state, [one for _, one in layers], [core for core, _ in layers]
+        )
 
     def pretrained_parameters(self) -> Iterator[nn.Parameter]:
         """Iterate over the weights that were there before: all but those of mechanisms."""
@@ -255,9 +269,15 @@ class PretrainedClassifier(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.head = nn.Linear(encoder.width, num_labels)
 
-    def forward(self, batch: TextInput) -> Output:
-        """Logits (B, L) of rows (B, N)."""
-        encoded = self.encoder(batch.tokens, batch.mask, getattr(batch, "second", None))
+    def forward(self, batch: TextInput, states: list[Tensor] | None = None) -> Output:
+        """Logits (B, L) of rows (B, N).
+
+        Args:
+            batch: The rows.
+            states: List that gets the hidden states that each layer reads, and those behind all,
+                (B, N, E) each.
+        """
+        encoded = self.encoder(batch.tokens, batch.mask, getattr(batch, "second", None), states)
         row = pool(encoded.hidden, batch.mask, self.pooling)
         return Output(self.head(self.dropout(row)), encoded)
 

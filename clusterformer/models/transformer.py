@@ -118,13 +118,27 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(config, core) for core in cores)
         self.norm = final_norm(config)
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> StackOutput:
-        """Encode embedded tokens (B, N, E); mask (B, N), True at real tokens."""
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, states: list[Tensor] | None = None
+    ) -> StackOutput:
+        """Encode embedded tokens.
+
+        Args:
+            x: (B, N, E).
+            key_mask: (B, N), True at real tokens; None means all real.
+            states: List that gets the hidden states that each layer reads, and those behind all,
+                (B, N, E) each.
+        """
         groupings: list[Grouping | None] = []
         for layer, inherits in zip(self.layers, self._inherits, strict=True):
+            if states is not None:
+                states.append(x)
             x, grouping = layer(x, key_mask, groupings[-1] if inherits else None)
             groupings.append(grouping)
-        return StackOutput(self.norm(x), groupings, self_attention(self))
+        x = self.norm(x)
+        if states is not None:
+            states.append(x)
+        return StackOutput(x, groupings, self_attention(self))
 
 
 def self_attention(network: nn.Module) -> list[AttentionCore]:

@@ -5,6 +5,8 @@ import pickle
 import random
 import re
 import sys
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +25,7 @@ from clusterformer.data.tokenizers import UNK, BytePairTokenizer, Tokenizer, Wor
 from clusterformer.errors import InputError
 from clusterformer.export.modeling import rebuild
 from clusterformer.export.tokenizer_files import tokenizer_files
+from clusterformer.models.pooling import pool
 from clusterformer.models.pretrained import PretrainedClassifier
 from clusterformer.training.saved import open_saved
 
@@ -161,6 +164,41 @@ def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_pat
     for wrong in ({"num_labels": 3}, {"attn_implementation": "sdpa"}, {"device_map": "cpu"}):
         with pytest.raises(ValueError, match=f"as it was trained, without {next(iter(wrong))}="):
             load(tmp_path / "first", **wrong)
+
+
+def test_a_loaded_export_gives_what_is_asked_for_as_models_of_transformers_do(
+    run: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    read = partial(
+        AutoModelForSequenceClassification.from_pretrained,
+        tmp_path / "exported",
+        trust_remote_code=True,
+    )
+    model = read()
+    logits = model(**batch).logits
+    assert model(**batch).hidden_states is None
+    states = model(**batch, output_hidden_states=True).hidden_states
+    assert [x.shape[:2] for x in states] == [batch["input_ids"].shape] * 3
+    assert not any(torch.equal(*pair) for pair in pairwise(states))
+    row = pool(states[-1], batch["attention_mask"].bool(), model.network.pooling)
+    assert torch.equal(model.network.head(row), logits)
+
+    found = model(**batch, labels=torch.tensor([0, 1, 0]), return_dict=False)
+    assert isinstance(found, tuple)
+    assert torch.equal(found[1], logits)
+    always = read(output_hidden_states=True, return_dict=False)(**batch)
+    assert torch.equal(always[1][-1], states[-1])
+
+    for wrong in ({}, {"inputs_embeds": states[0]}, {**batch, "inputs_embeds": states[0]}):
+        with pytest.raises(ValueError, match="give input_ids, no inputs_embeds"):
+            model(**wrong)
+    with pytest.warns(UserWarning, match="returns no attention weights"):
+        assert model(**batch, output_attentions=True).attentions is None
 
 
 def test_accumulated_batches_move_a_loaded_export_as_one_batch_does(
