@@ -37,9 +37,10 @@ def attach(model: PreTrainedModel, mechanism: str, options: dict[str, Any]) -> N
         ValueError: if there is no such mechanism, it does not fit the model, or an option is wrong.
     """
     huggingface.attach(model, mechanism, **options)
-    core = slots(model)[0].core
-    if isinstance(core, NeuralClusteringAttention) and not core.causal:
-        start = {"global_tokens": 1, "local_heads": core.num_heads // 2}
+    cores = [slot.core for slot in slots(model)]  # a layer with a sliding window keeps it
+    clustering = [core for core in cores if isinstance(core, NeuralClusteringAttention)]
+    if clustering and not any(core.causal for core in clustering):
+        start = {"global_tokens": 1, "local_heads": clustering[0].num_heads // 2}
         huggingface.attach(model, mechanism, **(start | options))
 
 
