@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
@@ -64,7 +65,13 @@ def attach(model: Model, mechanism: Mechanism, **options: Any) -> Model:
     replaced = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     install(model, layers, cores)
-    made = next((core for core in cores if type(core) is kind), None)  # None: all have windows
+    made = next((core for core in cores if type(core) is kind), None)
+    if made is None:
+        warnings.warn(
+            f"every layer of {type(model).__name__} has a sliding window and keeps it, so "
+            f"{kind.__name__} is in none of them; there is nothing to calibrate or to train in it",
+            stacklevel=2,
+        )
     note(model, kind.__name__, options if made is None else settings(made, options), replaced)
     return model
 

@@ -148,7 +148,9 @@ def test_what_cannot_be_calibrated_is_refused(tiny) -> None:
 
 
 def test_layers_that_keep_their_windows_have_no_clusters_to_calibrate(tiny) -> None:
-    model = huggingface.attach(tiny("Mistral", sliding_window=6), "NeuralClusteringAttention")
+    model = tiny("Mistral", sliding_window=6)
+    with pytest.warns(UserWarning, match="keeps it, so NeuralClusteringAttention is in none"):
+        huggingface.attach(model, "NeuralClusteringAttention")
     with pytest.raises(ValueError, match="got LocalAttention; layers with a sliding window keep"):
         huggingface.calibrate(model, batches(1))
 
