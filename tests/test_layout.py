@@ -72,6 +72,7 @@ PRETRAINED = {
     "clusterformer.export.modeling",
     "clusterformer.export.tokenizer_files",
     "clusterformer.models.pretrained",
+    "clusterformer.models.pretrained_model",
 }
 STANDARD = set(sys.stdlib_module_names) | {"__future__"}
 

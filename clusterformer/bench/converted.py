@@ -20,9 +20,9 @@ from clusterformer.bench.similarity import MeanPoolingEncoder
 from clusterformer.data.tables import read_text, text_lines
 from clusterformer.errors import InputError
 from clusterformer.huggingface.dispatch import slots
+from clusterformer.huggingface.positions import num_positions
 from clusterformer.huggingface.recording import calls
 from clusterformer.huggingface.visibility import share_seen
-from clusterformer.models.pretrained import num_positions
 
 
 class Form(NamedTuple):

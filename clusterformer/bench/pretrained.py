@@ -19,7 +19,7 @@ from clusterformer.bench.similarity import (
     similarities,
 )
 from clusterformer.bench.subjects import choose_mechanisms
-from clusterformer.models.pretrained import quiet
+from clusterformer.models.pretrained_model import quiet
 
 DEFAULT = ("ClusteredAttention", "ImprovedClusteredAttention", "MultipoleAttention")
 FURTHER_OPTIONS: dict[str, list[dict[str, Any]]] = {

@@ -16,7 +16,7 @@ import torch
 from clusterformer.data.pretrained_tokenizer import PretrainedTokenizer, load_tokenizer
 from clusterformer.errors import InputError, missing
 from clusterformer.huggingface.hub import download, refuse_exported
-from clusterformer.models.pretrained import loading
+from clusterformer.models.pretrained_model import loading
 from clusterformer.structure import require_structure
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import Tokenizer, tokenizer_from_state
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
-from clusterformer.models.pretrained import PretrainedEncoder, read_num_positions
+from clusterformer.models.pretrained import PretrainedEncoder
+from clusterformer.models.pretrained_model import read_num_positions
 
 Tokens = list[list[int]]
 """Token ids of each text."""

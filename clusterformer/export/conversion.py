@@ -11,7 +11,8 @@ from clusterformer import huggingface
 from clusterformer.attention import NeuralClusteringAttention
 from clusterformer.export.folder import whole_folder
 from clusterformer.huggingface.dispatch import slots
-from clusterformer.models.pretrained import num_positions, quiet
+from clusterformer.huggingface.positions import num_positions
+from clusterformer.models.pretrained_model import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -85,6 +85,12 @@ def num_learned(model: nn.Module) -> int | None:
     return None if table is None else int(getattr(*table).num_embeddings) - _offset(*table)
 
 
+def num_positions(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens that a model has positions for; None if it has no limit."""
+    learned = num_learned(model)
+    return getattr(model.config, "max_position_embeddings", None) if learned is None else learned
+
+
 def _offset(module: nn.Module, name: str) -> int:
     """Count the rows before the first position: RoBERTa's begin behind the padding index."""
     table: Any = getattr(module, name)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +17,14 @@ from torch import Tensor, nn
 
 from clusterformer import huggingface
 from clusterformer.attention import AttentionCore, FullAttention
-from clusterformer.errors import InputError
-from clusterformer.huggingface.positions import num_learned
+from clusterformer.huggingface.positions import num_positions
 from clusterformer.huggingface.recording import calls, without_cache
 from clusterformer.models.classifier import compare, comparison_head
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.dropout import Dropout
 from clusterformer.models.inputs import TextInput, TextPairInput
 from clusterformer.models.pooling import pool
+from clusterformer.models.pretrained_model import make_model
 from clusterformer.models.pretrained_options import (
     compare_with_saved,
     mechanism,
@@ -77,7 +75,7 @@ class PretrainedEncoder(nn.Module):
         seed = int(torch.randint(2**62, (), device="cpu"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = _make(model_config, weights).train()
+            self.model = make_model(model_config, weights).train()
             positions = num_positions(self.model)
             extended = max_length is not None and positions is not None and max_length > positions
             if max_length is not None and extended:
@@ -155,14 +153,6 @@ class PretrainedEncoder(nn.Module):
         return (weight for weight in self.model.parameters() if id(weight) not in new)
 
 
-_OF_CONVERTED = ("clusterformer", "attn_implementation", "auto_map")
-"""Entries of the configuration of a model that was saved with a mechanism."""
-
-_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
-"""Entries by which attention weights are dropped. Mechanisms of ours drop none, so for an equal
-training a model's own attention drops none; PyTorch has no fast kernel for it on CPU either."""
-
-
 def _attach(model: PreTrainedModel, config: TransformerConfig, model_config: dict[str, Any]) -> str:
     """Give a model its mechanism, and describe it; one that was saved with it keeps its own."""
     saved = model_config.get("clusterformer")
@@ -174,79 +164,6 @@ def _attach(model: PreTrainedModel, config: TransformerConfig, model_config: dic
     if kind is not FullAttention:
         huggingface.attach(model, kind, **options)
     return kind.__name__
-
-
-def _make(model_config: dict[str, Any], weights: Path | None) -> PreTrainedModel:
-    from transformers import AutoConfig, AutoModel
-
-    options = {key: value for key, value in model_config.items() if key not in _OF_CONVERTED}
-    options |= dict.fromkeys(options.keys() & set(_ATTENTION_DROPOUT), 0.0)
-    config = AutoConfig.for_model(options.pop("model_type"), **options)
-    if weights is None or torch.empty(()).is_meta:
-        return AutoModel.from_config(config, dtype=torch.float32)
-    with loading(str(weights)):
-        if "clusterformer" in model_config:
-            return huggingface.load(weights, "AutoModel", dtype=torch.float32)
-        return AutoModel.from_pretrained(
-            weights, config=config, dtype=torch.float32, use_safetensors=True
-        )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars and noting what a user can do nothing about."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def loading(name: str) -> Iterator[None]:
-    """Keep transformers quiet, and turn what it raises about a model into one line.
-
-    Args:
-        name: Name of the model.
-
-    Raises:
-        InputError: for any exception.
-    """
-    try:
-        with quiet():
-            yield
-    except InputError:
-        raise
-    except Exception as error:
-        said = shorten(str(error), 250, placeholder=" ...") or type(error).__name__
-        raise InputError(f"pretrained {name}: no model that transformers loads: {said}") from error
-
-
-def num_positions(model: PreTrainedModel) -> int | None:
-    """Return the number of tokens that a model has positions for; None if it has no limit."""
-    learned = num_learned(model)
-    return getattr(model.config, "max_position_embeddings", None) if learned is None else learned
-
-
-def read_num_positions(model_config: dict[str, Any]) -> int | None:
-    """Return `num_positions` of the model that a configuration describes, without its weights."""
-    with torch.device("meta"):
-        return num_positions(_make(model_config, None))
-
-
-def read_causal(model_config: dict[str, Any]) -> bool:
-    """Tell whether in the model that a configuration describes tokens see only earlier ones."""
-    with torch.device("meta"):
-        model = _make(model_config, None)
-    if getattr(model.config, "is_causal", True) is False:  # a decoder made bidirectional
-        return False
-    return any(getattr(part, "is_causal", False) for part in model.modules())
 
 
 class PretrainedClassifier(nn.Module):

@@ -27,8 +27,9 @@ from clusterformer.data.pretrained import Pretrained, open_pretrained
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.asked_tokens import AskedTokens
 from clusterformer.models.config import TransformerConfig
-from clusterformer.models.pretrained import PretrainedEncoder, read_causal, read_num_positions
+from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.models.pretrained_asked_tokens import PretrainedAskedTokens
+from clusterformer.models.pretrained_model import read_causal, read_num_positions
 from clusterformer.task import IGNORE, Output, SimpleResult
 from clusterformer.tasks.generated.cloze_texts import ClozeBatch, ClozeTexts
 from clusterformer.tasks.generated.generated_task import TEST, GeneratedTask

@@ -22,7 +22,8 @@ from clusterformer.data.frames import Frame
 from clusterformer.data.pretrained import open_pretrained
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
-from clusterformer.models.pretrained import PretrainedEncoder, read_num_positions
+from clusterformer.models.pretrained import PretrainedEncoder
+from clusterformer.models.pretrained_model import read_num_positions
 from clusterformer.models.pretrained_options import warn_of_ignored
 from clusterformer.tasks.classification import Classification
 from clusterformer.training.checkpoints import CHECKPOINT_KEY, read
