@@ -122,7 +122,8 @@ def distill(
         left = itertools.islice(batches, progress.steps, None)
         for step, batch in enumerate(left, progress.steps + 1):
             with torch.no_grad():
-                wanted = teacher(**batch, **options).hidden_states[1:]
+                copies = {name: x.clone() for name, x in batch.items()}  # it may change them
+                wanted = teacher(**copies, **options).hidden_states[1:]
             with groupings(model) as grouped:
                 found = model.base_model(**batch, **options).hidden_states[1:]
             real = batch.get("attention_mask", torch.ones_like(found[0][..., 0])).bool()

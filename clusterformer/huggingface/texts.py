@@ -22,7 +22,7 @@ def require_many(texts: Any) -> None:
 def to_batches(
     model: Any, texts: Any, tokenizer: Any, max_length: int, batch_size: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Make batches of texts, on the model's device; batches pass, without their labels.
+    """Make batches of texts, on the model's device; of batches copies, without their labels.
 
     Raises:
         InputError: if one text is given for many, texts without a tokenizer, a text longer than
@@ -37,7 +37,9 @@ def to_batches(
         return
     if isinstance(first, Mapping):
         for batch in rows:
-            yield {key: x.to(model.device) for key, x in batch.items() if key != "labels"}
+            given = {key: x for key, x in batch.items() if key != "labels"}
+            # a CTRL multiplies `inputs_embeds` in place
+            yield {key: x.to(model.device, copy=True) for key, x in given.items()}
         return
     if tokenizer is None:
         raise InputError("texts need their tokenizer; give it, or batches of token ids")

@@ -74,6 +74,22 @@ def test_autocast_around_it_changes_little(tiny) -> None:
     assert cosines[1] > cosines[0] - 0.02
 
 
+def test_a_model_that_changes_its_inputs_does_not_change_the_batches() -> None:
+    """CTRL of transformers multiplies `inputs_embeds` by the root of its width, in place."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.CTRLConfig(
+        vocab_size=50, n_positions=64, n_embd=16, n_layer=2, n_head=2, dff=16
+    )
+    model = huggingface.attach(transformers.CTRLModel(config), "FullAttention")
+    batch = {"inputs_embeds": torch.randn(2, 8, 16)}
+    given = batch["inputs_embeds"].clone()
+    found = huggingface.distill(model, [batch], steps=3, lr=1e-9)
+    assert torch.equal(batch["inputs_embeds"], given)
+    assert found.before == pytest.approx(1, abs=1e-5)
+    assert found.after == pytest.approx(1, abs=1e-5)
+
+
 def test_padding_and_what_is_frozen_stay_out_of_it(tiny) -> None:
     found = []
     for filler in (0, 7):
