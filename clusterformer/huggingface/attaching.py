@@ -63,7 +63,7 @@ def attach(model: Model, mechanism: Mechanism, **options: Any) -> Model:
         )
     register()
     replaced = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
+    _set_attention(model, [layer.module for layer in layers], IMPLEMENTATION)
     install(model, layers, cores)
     made = next((core for core in cores if type(core) is kind), None)
     if made is None:
@@ -89,9 +89,18 @@ def detach(model: Model) -> Model:
     if not hasattr(model.config, "clusterformer"):
         parts = ", ".join(type(part).__name__ for part in converted(model))
         raise InputError(f"{type(model).__name__} has its mechanism in {parts}; give that model")
+    modules = [part for part in model.modules() if hasattr(part, SLOT)]
     uninstall(model)
-    model.set_attn_implementation(forget(model))
+    _set_attention(model, modules, forget(model))
     return model
+
+
+def _set_attention(model: PreTrainedModel, modules: list[nn.Module], name: str) -> None:
+    """Let a model and its attention modules use the attention function of a name."""
+    model.set_attn_implementation(name)
+    for module in modules:  # in an EncoderDecoderModel they keep a config of before
+        config: Any = getattr(module, "config", model.config)
+        config._attn_implementation = name
 
 
 def is_attached(model: nn.Module) -> bool:

@@ -85,7 +85,10 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
             f"{kind} does not take its attention from transformers' AttentionInterface"
         )
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
-        raise InputError(f"{kind} has cross-attention; only encoders and decoders are supported")
+        raise InputError(
+            f"{kind} has cross-attention, or is part of a model that has; only encoders and "
+            "decoders are supported"
+        )
     if config.sub_configs:
         raise InputError(
             f"{kind} consists of several models ({', '.join(config.sub_configs)}); give one of them"

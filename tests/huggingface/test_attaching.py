@@ -340,6 +340,25 @@ def test_a_mechanism_of_the_inner_model_is_detached_and_replaced_from_the_outer(
     assert torch.equal(model(tokens).logits, expected)
 
 
+def test_an_encoder_beside_a_decoder_takes_a_mechanism(tiny, batch) -> None:
+    """Its layers read a config of their own there, which is not that of the encoder."""
+    transformers = pytest.importorskip("transformers")
+    decoder = tiny("Bert", "LMHeadModel", is_decoder=True, add_cross_attention=True)
+    model = transformers.EncoderDecoderModel(encoder=tiny("Bert"), decoder=decoder).eval()
+    given, _ = batch([20, 9], 20)
+    given["decoder_input_ids"] = given["input_ids"][:, :5]
+    expected = model(**given).logits
+    huggingface.attach(model.encoder, "FullAttention")
+    with huggingface.groupings(model) as found:
+        torch.testing.assert_close(model(**given).logits, expected)
+    assert len(found) == 3
+    assert huggingface.is_attached(model.encoder)
+    huggingface.attach(model.encoder, "NeuralClusteringAttention", num_clusters=6)
+    assert not torch.allclose(model(**given).logits, expected)
+    huggingface.detach(model.encoder)
+    assert torch.equal(model(**given).logits, expected)
+
+
 def test_a_mechanism_of_a_part_is_detached_from_that_part_only() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
