@@ -43,7 +43,8 @@ def extend_positions(
 
     Raises:
         ValueError: if the model has other positions, or as many as that already, if its rotary
-            positions are dynamic: those extend themselves; or if learned ones are to be scaled.
+            positions are dynamic: those extend themselves; if its configuration does not allow the
+            scaling, as Phi-3's; or if learned ones are to be scaled.
     """
     if scaling not in (None, "yarn", "linear"):
         raise InputError(f'scaling must be "yarn" or "linear", got {scaling!r}')
@@ -132,6 +133,14 @@ def _rescale(model: PreTrainedModel, positions: int, limit: int, scaling: str) -
             found["factor"] *= positions / limit
         else:
             raise InputError(f"rotary positions of type {found['rope_type']!r} cannot be extended")
+    tried = deepcopy(config)
+    tried.rope_parameters, tried.max_position_embeddings = parameters, positions
+    try:
+        tried.validate_rope()
+    except ValueError as error:  # Phi-3 has a kind of its own; else it could not be saved
+        raise InputError(
+            f"rotary positions of {type(model).__name__} cannot be scaled by {scaling!r}: {error}"
+        ) from error
     config.rope_parameters = parameters
     config.max_position_embeddings = positions
     for name, module in list(model.named_modules()):

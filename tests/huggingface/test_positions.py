@@ -65,6 +65,15 @@ def test_dynamic_positions_are_refused_and_stay(tiny) -> None:
     assert model.config.rope_parameters["factor"] == 2.0
 
 
+@pytest.mark.parametrize("scaling", ["yarn", "linear"])
+def test_positions_that_could_not_be_saved_are_refused_and_stay(tiny, scaling: str) -> None:
+    model = tiny("Phi3", num_key_value_heads=2)
+    with pytest.raises(ValueError, match=f"Phi3Model cannot be scaled by '{scaling}': .*longrope"):
+        huggingface.extend_positions(model, 128, scaling=scaling)
+    assert model.config.max_position_embeddings == 64
+    assert model.config.rope_parameters["rope_type"] == "default"
+
+
 def test_fewer_or_unknown_positions_are_refused(tiny) -> None:
     with pytest.raises(ValueError, match="positions must be above 64, which the model has, got 64"):
         huggingface.extend_positions(tiny("Bert"), 64)
