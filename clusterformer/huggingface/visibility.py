@@ -1,6 +1,6 @@
 """Share of its text that a token of a converted model sees.
 
-B batch   N tokens
+B batch   N tokens   E model width
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ def keys_seen(model: PreTrainedModel, batch: dict[str, Tensor]) -> float | None:
 
     Args:
         model: Model with a mechanism attached, or without one.
-        batch: Texts as the model takes them: `input_ids` (B, N), `attention_mask` (B, N) or none.
+        batch: Texts as the model takes them: `input_ids` (B, N) or `inputs_embeds` (B, N, E), and
+            `attention_mask` (B, N) or none.
 
     Returns:
         The share; 1 in the model's own attention, and None where a mechanism does not say.
     """
     with evaluating(model), calls(model) as found:
         model.base_model(**batch, **without_cache(model.base_model))
-    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-    return share_seen(found, mask)
+    mask = batch.get("attention_mask")
+    if mask is None:
+        given = next(batch[name] for name in ("input_ids", "inputs_embeds") if name in batch)
+        mask = torch.ones(given.shape[:2], device=given.device)
+    return share_seen(found, mask.bool())
 
 
 def share_seen(

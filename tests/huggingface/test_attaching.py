@@ -170,6 +170,9 @@ def test_what_a_token_sees_is_that_of_evaluation(tiny, name, options) -> None:
     model = huggingface.attach(tiny("Bert"), name, **options)
     batch = {"input_ids": torch.randint(3, 50, (2, 40))}
     expected = huggingface.keys_seen(model, batch)
+    vectors = {"inputs_embeds": model.get_input_embeddings()(batch["input_ids"])}
+    for given in (vectors, {**vectors, "attention_mask": torch.ones(2, 40)}):
+        assert huggingface.keys_seen(model, given) == expected
     model.train().embeddings.eval()
     modes = [part.training for part in model.modules()]
     start = copy.deepcopy(model.state_dict())
