@@ -49,6 +49,10 @@ _NO_WEIGHTS = (
     "a mechanism returns no attention weights, so output_attentions=True gives none; "
     'detach it and ask for "eager" attention to see them'
 )
+_PADDING_INSIDE = (
+    "attention_mask has padding inside a text: with a mechanism attached a sliding window counts "
+    "real tokens, in the model's own attention it counts padding too, so its values are others"
+)
 
 
 class AttachedMechanism(nn.Module):
@@ -236,6 +240,7 @@ def padding_mask(
     allow_is_causal_skip: bool = True,
     mask_function: Callable[..., Any] | None = None,
     device: torch.device | None = None,
+    local_size: int | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
     """Make the mask that reaches `attend`: (B, M), or None if every token is real.
@@ -256,8 +261,14 @@ def padding_mask(
     if attention_mask is None:
         return None
     mask = attention_mask[:, -kv_length:]
-    if not torch.compiler.is_compiling() and bool(mask.all()):
+    if torch.compiler.is_compiling():
+        return mask
+    if bool(mask.all()):
         return None
+    if local_size is not None and q_length > 1:  # one token more can make no gap
+        begins = (mask[:, 1:] & ~mask[:, :-1]).sum(1) + mask[:, 0]
+        if bool((begins > 1).any()):
+            _warn_once(_PADDING_INSIDE)
     return mask
 
 

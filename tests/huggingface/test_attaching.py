@@ -107,6 +107,24 @@ def test_a_sliding_window_stays_that_of_the_model(tiny, batch) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("family", ["ModernBert", "Mistral"])
+def test_padding_inside_a_text_is_warned_of_where_a_window_counts_tokens(
+    tiny, batch, recwarn, monkeypatch, family: str
+) -> None:
+    """A model's own window counts padding too: there the values are others."""
+    monkeypatch.setattr("clusterformer.huggingface.dispatch._warn_once", warnings.warn)
+    window = {"sliding_window": 8} if family == "Mistral" else {}
+    model = huggingface.attach(tiny(family, **window), "FullAttention")
+    recwarn.clear()
+    for left in (False, True):
+        given, _ = batch([20, 9], 20, left)
+        model(**given)
+    assert not recwarn
+    given["attention_mask"][0, 5:7] = 0
+    with pytest.warns(UserWarning, match="padding inside a text"):
+        model(**given)
+
+
 def test_copies_and_pickles_have_the_mechanism(tiny) -> None:
     model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", num_clusters=3)
     tokens = torch.randint(3, 50, (2, 17))
