@@ -163,7 +163,10 @@ def _read_config(
         except InputError as error:
             raise InputError(f"{error}; give the folder of a converted model") from error
     elif not Path(folder, options.get("subfolder", ""), "config.json").is_file():
-        raise InputError(f"{folder}: no config.json; give the folder of a model of transformers")
+        hint = "give the folder of a model of transformers"
+        if Path(folder, "adapter_config.json").is_file():
+            hint = "adapters of PEFT: load their model, and give both to PeftModel.from_pretrained"
+        raise InputError(f"{folder}: no config.json; {hint}")
     try:
         refuse_exported(str(folder), PreTrainedConfig.get_config_dict(folder, **source)[0])
         config, rest = AutoConfig.from_pretrained(

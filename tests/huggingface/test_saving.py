@@ -264,7 +264,9 @@ def test_folders_that_are_no_converted_model_are_refused(tiny, tmp_path, monkeyp
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "no config.json" in refused(tmp_path)
+    assert "no config.json; give the folder of a model" in refused(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "no config.json; adapters of PEFT: load their model" in refused(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     assert "no model of transformers" in refused(tmp_path)
     tiny("Bert").save_pretrained(tmp_path)
