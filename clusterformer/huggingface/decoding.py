@@ -69,7 +69,7 @@ def attend_with_cache(
         if k.shape[2] != new:
             raise ValueError(
                 f"the KV cache holds {k.shape[2] - new} tokens that this mechanism has not seen; "
-                "start with an empty cache"
+                "start with an empty cache, without PEFT's prefix tuning"
             )
         mixed, grouping = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
         layer.clusterformer = _State((q, k, v, hidden, mask))
