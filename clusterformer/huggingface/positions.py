@@ -36,7 +36,8 @@ def extend_positions(
         model: Model with learned or rotary positions.
         positions: Number of tokens that a text may then have.
         scaling: Kind of rescaling of rotary positions: "yarn" (Peng et al., 2023) keeps the fast
-            frequencies, "linear" divides every position. None: "yarn" where they are rotary.
+            frequencies, "linear" divides every position. None: the model's own, such as Llama
+            3.1's, or "yarn" if it has none.
 
     Returns:
         The same model.
@@ -44,7 +45,8 @@ def extend_positions(
     Raises:
         ValueError: if the model has other positions, or as many as that already, if its rotary
             positions are dynamic: those extend themselves; if its configuration does not allow the
-            scaling, as Phi-3's; or if learned ones are to be scaled.
+            scaling, as Phi-3's; if they have another scaling already; or if learned ones are to be
+            scaled.
     """
     if scaling not in (None, "yarn", "linear"):
         raise InputError(f'scaling must be "yarn" or "linear", got {scaling!r}')
@@ -62,7 +64,7 @@ def extend_positions(
     if table is not None:
         _repeat(*table, positions, offset)
     elif getattr(model.config, "rope_parameters", None):
-        _rescale(model, positions, limit, scaling or "yarn")
+        _rescale(model, positions, limit, scaling)
     else:
         raise InputError(f"{type(model).__name__} has neither learned nor rotary positions")
     # RoBERTa's config counts the rows before the first position too, OPT's does not
@@ -116,8 +118,9 @@ def _repeat(module: nn.Module, name: str, positions: int, offset: int) -> None:
             setattr(module, key, nn.Buffer(filled.to(buffer.dtype), persistent=False))
 
 
-def _rescale(model: PreTrainedModel, positions: int, limit: int, scaling: str) -> None:
+def _rescale(model: PreTrainedModel, positions: int, limit: int, asked: str | None) -> None:
     config: Any = model.config
+    scaling = asked or "yarn"
     parameters = deepcopy(config.rope_parameters)
     nested = {kind: value for kind, value in parameters.items() if isinstance(value, dict)}
     for kind, found in (nested or {"": parameters}).items():
@@ -129,6 +132,11 @@ def _rescale(model: PreTrainedModel, positions: int, limit: int, scaling: str) -
                 found["original_max_position_embeddings"] = limit
         elif found["rope_type"] == "dynamic":
             raise InputError('rotary positions of type "dynamic" extend themselves with the text')
+        elif "factor" in found and asked not in (None, found["rope_type"]):
+            raise InputError(
+                f"scaling={asked!r} cannot replace that of the model, {found['rope_type']!r}; "
+                "leave it out to extend that"
+            )
         elif "factor" in found:
             found["factor"] *= positions / limit
         else:

@@ -74,6 +74,18 @@ def test_positions_that_could_not_be_saved_are_refused_and_stay(tiny, scaling: s
     assert model.config.rope_parameters["rope_type"] == "default"
 
 
+def test_a_scaling_that_is_there_is_extended_and_not_replaced(tiny) -> None:
+    own = {"rope_type": "llama3", "factor": 2.0, "rope_theta": 1e4, "low_freq_factor": 1.0}
+    own |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    model = tiny("Llama", rope_parameters=own)
+    with pytest.raises(ValueError, match="cannot replace that of the model, 'llama3'; leave it"):
+        huggingface.extend_positions(model, 128, scaling="linear")
+    assert model.config.rope_parameters["factor"] == 2
+    huggingface.extend_positions(model, 128)
+    assert model.config.rope_parameters["rope_type"] == "llama3"
+    assert model.config.rope_parameters["factor"] == 4
+
+
 def test_fewer_or_unknown_positions_are_refused(tiny) -> None:
     with pytest.raises(ValueError, match="positions must be above 64, which the model has, got 64"):
         huggingface.extend_positions(tiny("Bert"), 64)
