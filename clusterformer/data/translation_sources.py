@@ -92,8 +92,8 @@ class ParallelTextSource(TranslationSource):
 
     def learn_tokenizer(self) -> Tokenizer:
         parts: tuple[Split, ...] = ("train", "valid", "test")
-        for bitext in map(self._find, parts):  # told before the long work
-            for path in bitext.files if bitext else ():
+        for bitext in filter(None, map(self._find, parts)):  # told before the long work
+            for path in bitext.files:
                 if not path.exists():
                     raise InputError(f"{path}: no such file")
                 if bitext.columns is None:
