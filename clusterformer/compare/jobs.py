@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +132,7 @@ class Job:
     @property
     def options(self) -> dict[str, Any]:
         """Options of `fit` by their dotted keys: of the configurations, then of the plan."""
-        layers = [flatten(read_yaml(find(name))) for name in self.planned.configs]
-        return {
-            key: value for layer in (*layers, self.planned.options) for key, value in layer.items()
-        }
+        return _merged([read_yaml(find(name)) for name in self.planned.configs], self.planned)
 
     @property
     def _record(self) -> Path:
@@ -148,7 +145,7 @@ class Job:
             "arguments": self.planned.arguments(),
             "after": str(self.planned.after.subfolder) if self.planned.after else None,
             "configs": {name: _digest(options) for name, options in configs.items()},
-            "data": _data_digests(self.options),
+            "data": _data_digests(_merged(configs.values(), self.planned)),
         }
 
     def command(self, wandb: bool) -> list[str]:
@@ -202,6 +199,12 @@ def _digest(config: Any) -> str:
     """Name the options of a configuration; comments and the order of keys do not count."""
     options = json.dumps(config, sort_keys=True, default=str)
     return hashlib.blake2b(options.encode(), digest_size=16).hexdigest()
+
+
+def _merged(configs: Iterable[Any], planned: PlannedRun) -> FitOptions:
+    """Merge the options of configurations and of a run, by dotted keys; the last one wins."""
+    layers = [*map(flatten, configs), planned.options]
+    return {key: value for layer in layers for key, value in layer.items()}
 
 
 def _data_digests(options: FitOptions) -> dict[str, str]:

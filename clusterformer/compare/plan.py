@@ -120,7 +120,8 @@ def read_plan(path: Path) -> Plan:
     after = read_after(file, first, columns)
     grid, choose = read_values(file, "grid"), read_values(file, "choose")
     values = [*grid.values(), *choose.values()]
-    number = len(rows) * len({**first, **columns}) * len(seeds) * math.prod(map(len, values))
+    places = {**first, **columns}
+    number = len(rows) * len(places) * len(seeds) * math.prod(map(len, values))
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
     stands_in = {row: read_columns_of(file, row, rows[row], list(columns)) for row in rows}
@@ -129,14 +130,16 @@ def read_plan(path: Path) -> Plan:
         **{f"rows: {row}": keys for row, keys in rows.items()},
         **{f"columns: {column}": keys for column, keys in columns.items()},
         **{f"first: {name}": keys for name, keys in first.items()},
-        **{f"columns: {column}: rows: {row}": keys for (column, row), keys in cells.items()},
+        **{
+            f"{'first' if place in first else 'columns'}: {place}: rows: {row}": keys
+            for (place, row), keys in cells.items()
+        },
     }
     _refuse_twice(file, "grid", grid, {"choose": choose, "seed_options": seeded, **single})
     _refuse_twice(file, "choose", choose, {"seed_options": seeded, **single})
     _refuse_twice(file, "seed_options", seeded, single)
     expanded = expand(file, rows, grid)
     choices = combinations(file, choose, "choose")
-    unchosen: dict[str, FitOptions] = {"": {}}
     shared = {**content.get("options", {}), "config": content.get("config", [])}
     check_options(file, content.get("options", {}), "options")
     check_configurations(file, shared["config"], "config")
@@ -144,10 +147,9 @@ def read_plan(path: Path) -> Plan:
 
     def plan_run(row: str, column: str, seed: int, choice: str) -> PlannedRun:
         base, options = expanded[row]
-        chosen = {**choices, **unchosen}[choice]
+        chosen = choices[choice] if choice else {}
         own = {**cells.get((column, base), {}), **chosen, **dict.fromkeys(follow, seed)}
-        place = {**first, **columns}[column]
-        run = _planned((row, column, seed, choice), shared, options, place, own)
+        run = _planned((row, column, seed, choice), shared, options, places[column], own)
         if column not in after or options.get("method"):
             return replace(run, is_first=column in first)
         start = plan_run(row, after[column], seed, choice)
@@ -162,7 +164,7 @@ def read_plan(path: Path) -> Plan:
             for column in columns
             for row, (base, options) in expanded.items()
             if column in stands_in[base]
-            for choice in (unchosen if options.get("method") else choices)
+            for choice in ([""] if options.get("method") else choices)
         ]
     _refuse_duplicates(file, with_first_parts(runs))
     baseline = content.get("baseline")

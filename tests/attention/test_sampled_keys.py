@@ -134,7 +134,7 @@ def test_the_gradient_is_that_of_finite_differences(causal: bool) -> None:
     start = torch.zeros((), dtype=torch.float64, requires_grad=True)
     values, _ = core(q, k, v, hidden=hidden + start * direction, key_mask=mask)
     (slope,) = torch.autograd.grad((values * weight * mask[:, None, :, None]).sum(), start)
-    torch.testing.assert_close((loss(1e-2) - loss(-1e-2)) / 2e-2, slope, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close((loss(1e-3) - loss(-1e-3)) / 2e-3, slope, rtol=2e-3, atol=2e-3)
 
 
 @both
