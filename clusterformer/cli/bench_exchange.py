@@ -25,8 +25,8 @@ keys where the model does not, or that has no causal form where the model is cau
 "-" in the matrix, and the reason above it.
 
   --runs RUN ...        run directories of `fit`
-  --comparison DIR      directory of a comparison: all its finished runs, each row on each data
-                        set apart; seeds are averaged
+  --comparison DIR      directory of a comparison: all its finished runs but first parts, each row
+                        on each data set apart; seeds are averaged
   --with NAME ...       mechanisms without weights, by class or as the paper calls them, with any
                         number of rounds, clusters or keys, such as oracle-top-16 (default:
                         full shared-full lsh-1 lsh-4 clustered-100 clustered-200 i-clustered-100
@@ -96,11 +96,10 @@ def _runs(options: argparse.Namespace) -> list[tuple[str, Path]]:
             (name if names.count(name) == 1 else str(run), run)
             for name, run in zip(names, options.runs, strict=True)
         ]
-    from clusterformer.compare.jobs import find_run
+    from clusterformer.compare.jobs import finished_runs
 
     root: Path = options.comparison
-    runs = [run for folder in sorted(root.glob("*/*/seed-*")) if (run := find_run(folder))]
-    found = [run.folder for run in runs if run.finished]
+    found = [run.folder for run in finished_runs(root)]
     if not found:
         raise InputError(f"{root}: no finished run of a comparison in it")
     return [(_label(*path.relative_to(root).parts[:2]), path) for path in found]

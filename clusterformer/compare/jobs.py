@@ -29,6 +29,9 @@ from clusterformer.training.environment import describe_environment
 from clusterformer.training.runs import Run
 from clusterformer.whole_files import write_text
 
+RECORD = "planned.json"
+"""File of a run's options, in the directory that holds its run directory."""
+
 
 class Job:
     """One planned run on the disk: its record, log, lock and, once begun, its run directory.
@@ -136,7 +139,7 @@ class Job:
 
     @property
     def _record(self) -> Path:
-        return self.folder / "planned.json"
+        return self.folder / RECORD
 
     def _description(self) -> dict[str, Any]:
         configs = {name: read_yaml(find(name)) for name in self.planned.configs}
@@ -177,6 +180,15 @@ def find_run(folder: Path) -> Run | None:
     found = [path.parent for path in folder.glob("*/*/config.yaml")]
     numbered = [run for run in found if run.name.isdigit()]
     return Run(max(numbered, key=lambda run: int(run.name))) if numbered else None
+
+
+def finished_runs(folder: Path) -> list[Run]:
+    """List the finished runs of a comparison's directory, without first parts, ordered by row."""
+    places = sorted(folder.glob("*/*/seed-*"))
+    records = [_read_record(place / RECORD) for place in places]
+    first = {str(record.get("after")) for record in records if record}
+    runs = [find_run(place) for place in places if str(place.relative_to(folder)) not in first]
+    return [run for run in runs if run and run.finished]
 
 
 def _read_record(path: Path) -> Mapping[str, Any] | None:

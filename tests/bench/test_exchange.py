@@ -63,6 +63,16 @@ def test_data_sets_of_a_comparison_stand_apart(comparison: Path, tmp_path: Path,
     assert heading.split() == ["evaluated", "with", "full/20news", "full/mr"]
 
 
+def test_first_parts_of_a_comparison_are_left_out(comparison: Path, tmp_path: Path, capsys) -> None:
+    shutil.copytree(comparison / "full" / "all", tmp_path / "full" / "short")
+    shutil.copytree(comparison / "full" / "all", tmp_path / "full" / "long")
+    record = {"version": "0.1.0", "arguments": [], "after": "full/short/seed-0"}
+    (tmp_path / "full/long/seed-0/planned.json").write_text(json.dumps(record))
+    assert main(["bench", "exchange", "--comparison", str(tmp_path), "--with", "full"]) == 0
+    heading = next(x for x in capsys.readouterr().out.splitlines() if "evaluated with" in x)
+    assert heading.split() == ["evaluated", "with", "full/long"]
+
+
 def test_what_was_set_aside_or_goes_on_is_not_averaged(
     comparison: Path, tmp_path: Path, capsys
 ) -> None:
