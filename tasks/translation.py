@@ -198,6 +198,7 @@ class Translation(LineTask):
                 limits=limits,
                 vocab_size=vocab_size,
             )
+        self._files = files
         self._compounds = name == "wmt14" and languages[1] == "de" and not split_hyphens
         self._batch_size, self._tokens_per_batch = batch_size, tokens_per_batch
         self._valid_sentences = valid_sentences
@@ -228,6 +229,14 @@ class Translation(LineTask):
         if split not in self._pairs:
             scored = self._valid_sentences if split == "valid" else None
             self._pairs[split] = self.source.evaluation_pairs(split, self.tokenizer, scored)
+            self._warn_of_known(split)
+
+    def _warn_of_known(self, split: Split) -> None:
+        """Warn of own pairs that train too; beyond a training, only if the files are the same."""
+        own, trained = self._files[split], self._files["train"]
+        if all(own) and ("train" in self._pairs or own == trained):
+            assert isinstance(self.source, ParallelTextSource)
+            self.source.warn_of_known(split)
 
     def loader(self, split: Split) -> DataLoader:
         part = self._pairs[split]

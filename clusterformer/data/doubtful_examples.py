@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from clusterformer.data.bitext import SentencePair
 from clusterformer.data.labelled_text import Example
+from clusterformer.data.named_sets import Split
 from clusterformer.data.tables import table_format
 
 _log = logging.getLogger(__name__)
@@ -43,11 +45,35 @@ def warn_of_known(split: str, examples: Sequence[Example], training: Sequence[Ex
         training: Those of the training part.
     """
     known = {example.texts for example in training}
-    count = sum(example.texts in known for example in examples)
-    if count > _LEAST_SHARED * len(examples):
+    _tell_known(split, "texts", sum(example.texts in known for example in examples), len(examples))
+
+
+@rank_zero_only
+def warn_of_known_pairs(
+    split: Split, pairs: Iterable[SentencePair], training: Iterable[SentencePair]
+) -> None:
+    """Warn of sentences that are in the training part too, with the same translations.
+
+    Args:
+        split: Part of the data that has files of its own.
+        pairs: Its pairs.
+        training: Those of the training part, read once as a stream.
+    """
+    measured = [_sides(pair) for pair in pairs]
+    wanted = set(measured)
+    known = {sides for sides in map(_sides, training) if sides in wanted}
+    _tell_known(split, "pairs", sum(sides in known for sides in measured), len(measured))
+
+
+def _sides(pair: SentencePair) -> tuple[str, str]:
+    return pair.source.strip(), pair.target.strip()
+
+
+def _tell_known(split: str, what: str, count: int, total: int) -> None:
+    if count > _LEAST_SHARED * total:
         _warn(
-            f"{split}: {count:,} of {len(examples):,} texts are in the training part too, so the "
-            "model is measured on what it was trained on"
+            f"{split}: {count:,} of {total:,} {what} are in the training part too, so the model is "
+            "measured on what it was trained on"
         )
 
 

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from clusterformer.data.bitext import Bitext, Limits
 from clusterformer.data.documents import warn_of_table
+from clusterformer.data.doubtful_examples import warn_of_known_pairs
 from clusterformer.data.named_sets import Split
 from clusterformer.data.parallel import ParallelText, warn_of_dropped
 from clusterformer.data.text_form import TextForm
@@ -129,6 +130,12 @@ class ParallelTextSource(TranslationSource):
             plain = [self.target_form.detokenise(target) for target in tokenised[:num_references]]
         references = map(Reference, tokenised[:num_references], plain)
         return TranslationDataset(sources, targets, list(references))
+
+    def warn_of_known(self, split: Split) -> None:
+        """Warn if pairs of the files of a split are among the training pairs."""
+        bitext = self._find(split)
+        if bitext is not None:
+            warn_of_known_pairs(split, bitext, self._training.bitext)
 
     @cached_property
     def _parts(self) -> tuple[Bitext, Bitext]:

@@ -86,6 +86,36 @@ def scored(printed: str) -> dict[str, float]:
     return {line[0]: float(line[1]) for line in lines}
 
 
+def test_pairs_that_are_in_the_training_part_too_are_told(files, tmp_path, caplog):
+    def told(stages: list[str], **others: str) -> list[str]:
+        caplog.clear()
+        made = task(files | others)
+        for stage in stages:
+            made.setup(stage)
+        messages = [message for message in caplog.messages if "training part too" in message]
+        return [message for message in messages if message.startswith("test")]
+
+    lines = Path(files["train_target"]).read_text().splitlines(keepends=True)
+    (tmp_path / "other.target").write_text("".join(line.lower() for line in lines[:40]))
+    (tmp_path / "part.source").write_text("ganz neu\n" * 10 + "".join(lines[:40]).lower())
+    (tmp_path / "part.target").write_text("GANZ NEU\n" * 10 + "".join(lines[:40]))
+    (tmp_path / "few.source").write_text("".join(lines[:40]).lower())
+    part = {f"test_{side}": str(tmp_path / f"part.{side}") for side in ("source", "target")}
+    same = {f"test_{side}": files[f"train_{side}"] for side in ("source", "target")}
+    other = {
+        "test_source": str(tmp_path / "few.source"),
+        "test_target": str(tmp_path / "other.target"),
+    }
+    found = told(["fit", "test"], **part)
+    assert found == [
+        "test: 40 of 50 pairs are in the training part too, so the model is measured on what it "
+        "was trained on"
+    ]
+    assert [message[:22] for message in told(["test"], **same)] == ["test: 500 of 500 pairs"]
+    assert not told(["test"], **part)  # the training files may be gone
+    assert not told(["fit", "test"], **other)  # other translations
+
+
 SELDOM = ["--trainer.max_epochs=16", "--trainer.check_val_every_n_epoch=8"]
 
 
