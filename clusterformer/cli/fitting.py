@@ -22,7 +22,12 @@ from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
 from clusterformer.tasks.similarity import Similarity
 from clusterformer.tasks.speech import SpeechRecognition
 from clusterformer.tasks.translation import Translation
-from clusterformer.training.as_trained import refuse_other_options, refuse_other_split
+from clusterformer.training.as_trained import (
+    refuse_former_parts,
+    refuse_other_options,
+    refuse_other_split,
+    refuse_other_validation,
+)
 from clusterformer.training.checkpoints import read
 from clusterformer.training.config_files import read_yaml, to_yaml
 from clusterformer.training.fit import Fitted, fit
@@ -164,7 +169,9 @@ def _refuse_other_data(options: Options, config: Mapping[str, Any], run: Run) ->
     """Refuse options of the data with which a run cannot go on, or would have been another one."""
     trained = read_yaml(run.config)["data"].get("init_args") or {}
     used = config["data"].get("init_args") or {}
+    refuse_former_parts(trained, used, run.folder)
     refuse_other_split(trained, used, run.folder)
+    refuse_other_validation(trained, used, run.data_digests, run.folder)
     refuse_other_options(options.task.kept_options, trained, used, run.folder)
 
 

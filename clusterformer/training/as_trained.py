@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from clusterformer.data.file_digests import file_digests
 from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError
 
@@ -81,6 +82,65 @@ def refuse_other_split(
                 f"of fold {other} were in its training; leave the option out, or train with it"
             )
 
+
+def refuse_former_parts(trained: Mapping[str, Any], used: Mapping[str, Any], run: object) -> None:
+    """Refuse to train on with a file for a part that was held out of the training file so far.
+
+    What was held out would train now. Unlike a new run, this one has measures of it, which chose
+    its best checkpoint.
+
+    Args:
+        trained: Options of the task with which the run was trained.
+        used: Those to be used now.
+        run: Name of the run, for the message.
+
+    Raises:
+        InputError: if there is such a file.
+    """
+    for part, train in _HELD_OUT.items():
+        file, other = trained.get(train), used.get(part)
+        if file is not None and used.get(train) == file and other and trained.get(part) is None:
+            does = "test" if part == "test" else "validate"
+            raise InputError(
+                f"--data.{part} {other}: {run} was trained without it, and what was held out of "
+                f"{file} to {does} would train now; leave the option out (`clusterformer {does}` "
+                "takes it), or begin anew with --config"
+            )
+
+
+def refuse_other_validation(
+    trained: Mapping[str, Any], used: Mapping[str, Any], digests: Mapping[str, str], run: object
+) -> None:
+    """Refuse to train on with other validation data, whose measures would not compare.
+
+    The best checkpoint is chosen by the validations before and after. A file may have moved.
+
+    Args:
+        trained: Options of the task with which the run was trained.
+        used: Those to be used now.
+        digests: Digests of the files of the training.
+        run: Name of the run, for the message.
+
+    Raises:
+        InputError: for another data set, or if the file that validates has other content.
+    """
+    other = [("name", trained.get("name"), used.get("name"))]
+    for part, train in _VALIDATING.items():
+        option = train if used.get(part) is None else part
+        before, now = trained.get(part) or trained.get(train), used.get(option)
+        if before in digests and digests[before] not in file_digests(now).values():
+            other.append((option, before, now))
+    for option, before, now in other:
+        if before != now:
+            raise InputError(
+                f"--data.{option} {now}: {run} was validated on {before}, which chose its best "
+                "checkpoint; leave the option out, or begin anew: --config, with "
+                f"--model.init_from {run}"
+            )
+
+
+_VALIDATING = {"valid": "train", "valid_source": "train_source", "valid_target": "train_target"}
+"""Options of files that validate, and of those of which a part validates without them."""
 
 _HELD_OUT = {"valid": "train", "test": "train", "valid_source": "train_source"}
 """Options of files without which a part is held out of another file, by that file's option."""

@@ -161,6 +161,19 @@ class Run:
             raise InputError(f"{path}: wandb_id has letters, digits, . _ -, got {found!r:.60}")
         return found
 
+    @property
+    def data_digests(self) -> dict[str, str]:
+        """Path of each data file, as options wrote it, to its digest at the latest start with it.
+
+        Raises:
+            InputError: if the environment of a start is damaged.
+        """
+        found: dict[str, str] = {}
+        for path in self.environments:
+            with reading(path, "the environment of a run"):
+                found |= json.loads(path.read_text(encoding="utf-8")).get("data", {})
+        return found
+
     def refuse_edited(self, options: Any) -> None:
         """Refuse data files with another content than at the latest start that read them.
 
@@ -170,11 +183,7 @@ class Run:
         Raises:
             InputError: with the first such file.
         """
-        before: dict[str, str] = {}
-        for path in self.environments:
-            with reading(path, "the environment of a run"):
-                before |= json.loads(path.read_text(encoding="utf-8")).get("data", {})
-        if name := edited(before, file_digests(options)):
+        if name := edited(self.data_digests, file_digests(options)):
             raise InputError(
                 f"{name}: edited since {self.folder} was trained on it; put it back as it was, or "
                 f"begin anew with --config {self.config}"

@@ -7,9 +7,15 @@ import pytest
 
 from clusterformer.api import import_tasks
 from clusterformer.cli.main import main
+from clusterformer.data.file_digests import file_digests
 from clusterformer.errors import InputError
 from clusterformer.task import Task
-from clusterformer.training.as_trained import refuse_other_options, refuse_other_split
+from clusterformer.training.as_trained import (
+    refuse_former_parts,
+    refuse_other_options,
+    refuse_other_split,
+    refuse_other_validation,
+)
 
 TINY = [
     "--data.max_length=2", "--model.attention=FullAttention", "--model.d_model=8",
@@ -91,6 +97,58 @@ def test_a_file_that_changes_what_is_held_out_for_another_part_is_refused() -> N
         InputError, match=r"--data.test t: run .* held out of a to validate depends"
     ):
         refuse_other_split(files, files | {"test": "t"}, "run")
+
+
+def test_a_part_that_was_held_out_does_not_train_after_a_resume() -> None:
+    files = {"train": "a", "valid": "v", "test": None}
+    pairs = {"train_source": "a", "train_target": "b", "valid_source": None}
+    refuse_former_parts(files, files, "run")
+    refuse_former_parts(files, files | {"valid": "w"}, "run")
+    refuse_former_parts(files, files | {"train": "b", "test": "t"}, "run")
+    refuse_former_parts({"name": "mr"}, {"name": "mr"}, "run")
+    for trained, option in ((files, "test"), (files | {"valid": None}, "valid")):
+        told = rf"--data.{option} t: run was .* held out of a to {option}.* would train now"
+        with pytest.raises(InputError, match=told):
+            refuse_former_parts(trained, trained | {option: "t"}, "run")
+    with pytest.raises(InputError, match=r"--data.valid_source c: .* to validate would train"):
+        refuse_former_parts(pairs, pairs | {"valid_source": "c"}, "run")
+
+
+def test_a_best_checkpoint_is_not_chosen_by_validations_of_different_data(tmp_path: Path) -> None:
+    for name, text in (("v", "one"), ("moved", "one"), ("w", "other"), ("t", "text")):
+        (tmp_path / name).write_text(text)
+    v, moved, w, t = (str(tmp_path / name) for name in ("v", "moved", "w", "t"))
+    files = {"train": t, "valid": v, "test": None}
+    digests = file_digests(files | {"moved": moved})
+    refuse_other_validation(files, files | {"train": w, "valid": moved}, digests, "run")
+    refuse_other_validation({"name": "mr"}, {"name": "mr"}, {}, "run")
+    told = rf"--data.valid {w}: run was validated on {v}, which chose its best"
+    with pytest.raises(InputError, match=told):
+        refuse_other_validation(files, files | {"valid": w}, digests, "run")
+    held_out = files | {"valid": None}
+    with pytest.raises(InputError, match=rf"--data.train {w}: run was validated on {t}"):
+        refuse_other_validation(held_out, held_out | {"train": w}, digests, "run")
+    with pytest.raises(InputError, match=r"--data.name cr: run was validated on mr"):
+        refuse_other_validation({"name": "mr"}, {"name": "cr"}, {}, "run")
+    pairs = {"train_source": t, "train_target": t, "valid_source": v, "valid_target": v}
+    with pytest.raises(InputError, match=rf"--data.valid_target {w}: run was validated"):
+        refuse_other_validation(pairs, pairs | {"valid_target": w}, digests, "run")
+
+
+def test_the_tenth_that_tested_does_not_train_after_a_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{'ab'[number % 2]}\ttext number {number}\n" for number in range(60)]
+    for part, rows in (("train", lines[:40]), ("valid", lines[40:50]), ("test", lines[50:])):
+        (tmp_path / f"{part}.tsv").write_text("label\ttext\n" + "".join(rows))
+    files = [f"--data.{part}={tmp_path / part}.tsv" for part in ("train", "valid", "test")]
+    options = [*files[:2], *TINY, f"--runs={tmp_path}"]
+    assert main(["fit", "--data=Classification", *options]) == 0
+    capsys.readouterr()
+    run = str(tmp_path / "classification" / "1")
+    assert main(["fit", "--resume", run, "--trainer.max_steps=2", files[2]]) == 2
+    assert "was trained without it, and what was held out of" in capsys.readouterr().err
+    assert main(["test", "--checkpoint", run, files[2]]) == 0
 
 
 def test_no_text_that_a_run_was_trained_on_tests_it(
