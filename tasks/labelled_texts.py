@@ -190,10 +190,12 @@ class LabelledTexts(LineTask):
                 )
         for split, examples in parts.items():
             if split != "train" and self._files[split] is not None:
+                measured = [example.texts for example in examples]
                 if stage == "fit":
-                    warn_of_known(split, examples, read("train"))
+                    trained = (example.texts for example in read("train"))
+                    warn_of_known(split, "texts", measured, trained)
                 elif self._files[split] == self._files["train"]:  # which may be gone else
-                    warn_of_known(split, examples, examples)
+                    warn_of_known(split, "texts", measured, measured)
         if self._rows is None and stage != "predict":
             self._learn(read("train"), self._rows_of_model())
         for split, examples in parts.items():

@@ -15,6 +15,7 @@ from clusterformer.data.documents import (
     named_documents,
     own_documents,
 )
+from clusterformer.data.doubtful_examples import warn_of_known
 from clusterformer.data.framed_tokenizers import RowTokenizer
 from clusterformer.data.named_sets import SPLITS, Split
 from clusterformer.data.stream_tokenizers import (
@@ -118,6 +119,17 @@ class RunningText(LineTask):
                         *(split, f"{len(stream):,}", f"{self._context:,}"),
                     )
                 self._streams[split] = stream
+                self._warn_of_known(split)
+
+    def _warn_of_known(self, split: Split) -> None:
+        """Warn of own files that train too; beyond a training, only if the option is the same."""
+        own, trained = self._files[split], self._files["train"]
+        if split != "train" and own is not None and ("train" in self._streams or own == trained):
+            measured, training = (
+                [document.path.resolve() for document in self._documents(part)]
+                for part in (split, SPLITS[0])
+            )
+            warn_of_known(split, "files", measured, training)
 
     def _documents(self, split: Split) -> list[Document]:
         if self._names:

@@ -169,6 +169,8 @@ class SpeechRecognition(SplitTask):
     def _part(self, split: Split) -> SpeechDataset:
         if split not in self._parts:
             self._parts[split] = self._corpus.encode(split, self.units)
+            if split != "train":
+                self._corpus.warn_of_known(split, fitting="train" in self._parts)
         return self._parts[split]
 
     def loader(self, split: Split) -> DataLoader:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from clusterformer.data.bitext import SentencePair
 from clusterformer.data.labelled_text import Example
-from clusterformer.data.named_sets import Split
 from clusterformer.data.tables import table_format
 
 _log = logging.getLogger(__name__)
@@ -36,44 +34,25 @@ def warn_of_header(file: str, training: Sequence[Example]) -> None:
         )
 
 
-def warn_of_known(split: str, examples: Sequence[Example], training: Sequence[Example]) -> None:
-    """Warn of texts that are in the training part too: a measure of them is no fair one.
+@rank_zero_only
+def warn_of_known(
+    split: str, what: str, measured: Sequence[Hashable], training: Iterable[Hashable]
+) -> None:
+    """Warn of examples that are in the training part too: a measure of them is no fair one.
 
     Args:
         split: Part of the data that has a file of its own.
-        examples: Its examples.
-        training: Those of the training part.
+        what: Name of its examples, such as "texts".
+        measured: What makes each of its examples the same as another one.
+        training: Likewise of the training part, read once as a stream.
     """
-    known = {example.texts for example in training}
-    _tell_known(split, "texts", sum(example.texts in known for example in examples), len(examples))
-
-
-@rank_zero_only
-def warn_of_known_pairs(
-    split: Split, pairs: Iterable[SentencePair], training: Iterable[SentencePair]
-) -> None:
-    """Warn of sentences that are in the training part too, with the same translations.
-
-    Args:
-        split: Part of the data that has files of its own.
-        pairs: Its pairs.
-        training: Those of the training part, read once as a stream.
-    """
-    measured = [_sides(pair) for pair in pairs]
     wanted = set(measured)
-    known = {sides for sides in map(_sides, training) if sides in wanted}
-    _tell_known(split, "pairs", sum(sides in known for sides in measured), len(measured))
-
-
-def _sides(pair: SentencePair) -> tuple[str, str]:
-    return pair.source.strip(), pair.target.strip()
-
-
-def _tell_known(split: str, what: str, count: int, total: int) -> None:
-    if count > _LEAST_SHARED * total:
+    known = {key for key in training if key in wanted}
+    count = sum(key in known for key in measured)
+    if count > _LEAST_SHARED * len(measured):
         _warn(
-            f"{split}: {count:,} of {total:,} {what} are in the training part too, so the model is "
-            "measured on what it was trained on"
+            f"{split}: {count:,} of {len(measured):,} {what} are in the training part too, so the "
+            "model is measured on what it was trained on"
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from clusterformer.data.doubtful_examples import warn_of_known
 from clusterformer.data.filter_banks import FilterBanks
 from clusterformer.data.holding_out import TENTHS, deal, select
 from clusterformer.data.named_sets import Split, data_folder, missing_file
@@ -89,20 +90,41 @@ class SpeechCorpus:
         else:
             held_out = [part for part in ("valid", "test") if self._files[part] is None]
             table = Path(str(self._files[split] or self._files["train"])).expanduser()
+        utterances = self._open(table)
+        everything = range(len(utterances.texts))
+        if split != "train" and split not in held_out:
+            return Part(utterances, everything)
+        firsts = dict.fromkeys(utterances.paths)  # a recording stays in one part
+        tenth_of = dict(zip(firsts, deal([""] * len(firsts), TENTHS), strict=True))
+        tenths = [tenth_of[path] for path in utterances.paths]
+        kept = select(everything, tenths, split, held_out)
+        if not kept:
+            own = " and ".join(f"data.{part}" for part in held_out)
+            raise InputError(f"{table}: too few recordings to hold some out; give {own}")
+        return Part(utterances, kept)
+
+    def _open(self, table: Path) -> ListedUtterances:
         if table not in self._listed:
             audio, text = self._columns
             self._listed[table] = ListedUtterances(
                 table, self._banks, audio_column=audio, text_column=text
             )
-        utterances = self._listed[table]
-        everything = range(len(utterances.texts))
-        if split != "train" and split not in held_out:
-            return Part(utterances, everything)
-        kept = select(everything, deal([""] * len(everything), TENTHS), split, held_out)
-        if not kept:
-            own = " and ".join(f"data.{part}" for part in held_out)
-            raise InputError(f"{table}: too few recordings to hold some out; give {own}")
-        return Part(utterances, kept)
+        return self._listed[table]
+
+    def warn_of_known(self, split: Split, fitting: bool) -> None:
+        """Warn of recordings of an own table that train too.
+
+        Args:
+            split: "valid" or "test".
+            fitting: Whether the model is trained now; else the table of training may be gone, and
+                only the same table is compared.
+        """
+        table, trained = self._files[split], self._files["train"]
+        if table is not None and (fitting or table == trained):
+            paths = self._open(Path(str(trained)).expanduser()).paths
+            kept = self.read("train").kept
+            measured = self._open(Path(table).expanduser()).paths
+            warn_of_known(split, "recordings", measured, (paths[index] for index in kept))
 
     def encode(self, split: Split, units: OutputUnits) -> SpeechDataset:
         """Make the data set of a part.

@@ -10,9 +10,9 @@ from functools import cached_property
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from clusterformer.data.bitext import Bitext, Limits
+from clusterformer.data.bitext import Bitext, Limits, SentencePair
 from clusterformer.data.documents import warn_of_table
-from clusterformer.data.doubtful_examples import warn_of_known_pairs
+from clusterformer.data.doubtful_examples import warn_of_known
 from clusterformer.data.named_sets import Split
 from clusterformer.data.parallel import ParallelText, warn_of_dropped
 from clusterformer.data.text_form import TextForm
@@ -135,7 +135,8 @@ class ParallelTextSource(TranslationSource):
         """Warn if pairs of the files of a split are among the training pairs."""
         bitext = self._find(split)
         if bitext is not None:
-            warn_of_known_pairs(split, bitext, self._training.bitext)
+            trained = map(_sides, self._training.bitext)
+            warn_of_known(split, "pairs", [*map(_sides, bitext)], trained)
 
     @cached_property
     def _parts(self) -> tuple[Bitext, Bitext]:
@@ -160,6 +161,10 @@ class ParallelTextSource(TranslationSource):
         return ParallelText(
             bitext, self.source_form, self.target_form, self._limits, self._tokenised
         )
+
+
+def _sides(pair: SentencePair) -> tuple[str, str]:
+    return pair.source.strip(), pair.target.strip()
 
 
 def warn_no_test() -> None:

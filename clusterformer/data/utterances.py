@@ -65,6 +65,9 @@ class ListedUtterances(Utterances):
         audio_column: Column of the paths.
         text_column: Column of the transcripts.
 
+    Attributes:
+        paths: Path of each recording, without links.
+
     Raises:
         InputError: for a line without path or transcript, a path without a recording, or a table
             without a recording that is long enough.
@@ -102,6 +105,7 @@ class ListedUtterances(Utterances):
             others = ", ".join(map(str, sorted(rates - {rate})))
             _warn(f"{table}: recordings of {others} Hz are resampled to {rate} Hz")
         self._listed = listed
+        self.paths = [one.path.resolve() for one in listed]
         self.texts = [one.text for one in listed]
         self.num_samples = [one.num_samples for one in listed]
 

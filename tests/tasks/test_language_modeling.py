@@ -74,6 +74,27 @@ def test_a_missing_part_is_told_before_a_tokenizer_is_learnt(
         LanguageModeling(tokenizer="bpe", **options).setup("fit")
 
 
+def test_files_that_are_in_the_training_part_too_are_told(folder: Path, caplog) -> None:
+    def told(stages: list[str], **files: str) -> list[str]:
+        caplog.clear()
+        task = LanguageModeling(**files)
+        for stage in stages:
+            task.setup(stage)
+        return [message for message in caplog.messages if "training part" in message]
+
+    (folder / "books").mkdir()
+    for number in range(4):
+        (folder / "books" / f"{number}.txt").write_text(text(10), encoding="utf-8")
+    inside = {"train": "books", "valid": "text.txt", "test": "books/../books/2.txt"}
+    assert told(["fit", "test", "test"], **inside) == [
+        "test: 1 of 1 files are in the training part too, so the model is measured on what it was "
+        "trained on"
+    ]
+    assert not told(["test"], **inside)  # the training files may be gone
+    assert len(told(["test"], train="text.txt", test="text.txt")) == 1
+    assert not told(["fit", "test"], train="text.txt")
+
+
 class Uniform(nn.Module):
     """Gives every byte the same probability."""
 

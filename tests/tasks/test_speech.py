@@ -1,6 +1,7 @@
 """Speech recognition learns tones, names its errors, and survives bad recordings."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,6 +72,31 @@ def test_tones_are_learnt_and_recordings_told(tmp_path, capsys, caplog, epochs: 
     assert not learnt or found == long
     with pytest.raises(InputError, match=r"input 1: .*none\.wav: no such recording"):
         model.predict([tmp_path / "none.wav"])
+
+
+def test_a_recording_is_in_one_part_and_told_otherwise(tmp_path, caplog) -> None:
+    def made(**tables: str) -> SpeechRecognition:
+        caplog.clear()
+        task = SpeechRecognition(features=SMALL, augment=None, **tables)
+        task.setup("fit")
+        task.setup("test")
+        return task
+
+    def paths(task: SpeechRecognition, split: str) -> set[Path]:
+        utterances, kept = task._corpus.read(split)
+        return {utterances.paths[index] for index in kept}
+
+    table = write_table(tmp_path, 20)
+    header, *lines = table.read_text().splitlines(keepends=True)
+    (tmp_path / "test.tsv").write_text(header + "".join(lines[:5]))
+    made(train=str(table), test=str(tmp_path / "test.tsv"))  # two of them validate
+    told = [message for message in caplog.messages if "training part" in message]
+    assert [message[:44] for message in told] == ["test: 3 of 5 recordings are in the training "]
+
+    table.write_text(header + "".join(3 * lines))
+    task = made(train=str(table))
+    parts = [paths(task, split) for split in ("train", "valid", "test")]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 20
 
 
 def test_a_run_keeps_its_features_and_exchange_searches_as_test_does(tmp_path, capsys) -> None:
