@@ -13,6 +13,7 @@ from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
+    from clusterformer.data.named_sets import Split
 
 HELP = """
 usage: clusterformer bench exchange --runs RUN ... [options]
@@ -49,6 +50,7 @@ def run(arguments: list[str]) -> None:
     options = _parse(arguments)
     from clusterformer.api import load
     from clusterformer.bench import exchange
+    from clusterformer.cli.evaluation import refuse_edited
     from clusterformer.wording import formatted
 
     runs = _runs(options)
@@ -56,6 +58,8 @@ def run(arguments: list[str]) -> None:
     options.runs, options.comparison = [label for label, _ in runs], None
     for label, folder in runs:
         model = load(folder, device=options.device)
+        part: Split = "valid" if options.stage == "validate" else "test"
+        refuse_edited(model, model.config["data"].get("init_args") or {}, part)
         measure = options.measure or model.task.monitor.removeprefix("val/")
         for row in exchange.measure(model.module, model.task, options.others, options.stage):
             row = {"run": label, **row}

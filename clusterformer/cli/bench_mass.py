@@ -32,12 +32,15 @@ def run(arguments: list[str]) -> None:
         raise InputError("give --reference RUN and --runs RUN ...")
     from clusterformer.api import load
     from clusterformer.bench import mass
+    from clusterformer.cli.evaluation import refuse_edited
 
     reference = load(options.reference, device="cpu")
+    refuse_edited(reference, reference.config["data"].get("init_args") or {}, "test")
     batches = mass.read_batches(reference.task, options.batches)
     networks = {}
     for folder in options.runs:
         model = load(folder, device="cpu")
+        refuse_edited(model, model.config["data"].get("init_args") or {}, "test")
         if not mass.same_texts(batches, mass.read_batches(model.task, options.batches)):
             raise InputError(f"{folder}: its test texts are not those of {options.reference}")
         networks[folder] = model.network

@@ -218,8 +218,13 @@ def test_the_tenth_that_validated_does_not_test(
             (f"--data.valid {path}: " in told) == ("was trained without it" in told) == bool(code)
         )
     path.write_text("label\ttext\n" + "".join(lines[1:]))
-    for command in ("test", "validate"):
-        assert main([command, "--checkpoint", run]) == 2
+    for command in (
+        ["test", "--checkpoint", run],
+        ["validate", "--checkpoint", run],
+        ["bench", "exchange", "--runs", run, "--with", "full"],
+        ["bench", "mass", "--reference", run, "--runs", run],
+    ):
+        assert main(command) == 2
         assert f"{path}: edited since {run} was trained on it" in capsys.readouterr().err
     assert main(["test", "--checkpoint", run, f"--data.test={path}"]) == 0
 
