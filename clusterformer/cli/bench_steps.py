@@ -24,8 +24,8 @@ of a turn that takes over 5 seconds are printed at once.
 
   --config FILE         a configuration, as for fit; more options of fit change it, such as
                         --data.max_length 2048
-  --mechanisms NAME ... `configured`, its own, or classes of mechanisms that replace it
-                        (default: FullAttention configured)
+  --mechanisms NAME ... `configured`, its own, or classes in the place of model.attention (default:
+                        FullAttention configured); decoder and outer layers keep those they name
   --dtype fp32          fp32, bf16 or fp16: autocast
   --repeats 7           measurements of each
   --threads N           CPU threads (default: all cores)

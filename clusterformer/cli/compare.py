@@ -84,10 +84,13 @@ def run(arguments: list[str]) -> None:
         _compare(options)
         return
     _refuse_options_of_files(options)
+    from clusterformer.compare.output import refuse_planned
+
     if options.from_wandb:
         from clusterformer.compare.wandb_runs import fetch_results, folder_of
 
         folder = options.out or folder_of(options.group)
+        refuse_planned(folder)
         _write(fetch_results(options.from_wandb, options.group), options, folder)
     else:
         from clusterformer.compare.results import read_results
@@ -96,8 +99,10 @@ def run(arguments: list[str]) -> None:
             raise InputError(
                 f"{files[0]}: a file of a comparison; give one such file, or only runs"
             )
+        folder = options.out or _next_folder()
+        refuse_planned(folder)
         results = read_results(options.sources, lambda line: print(line, file=sys.stderr))
-        _write(results, options, options.out or _next_folder())
+        _write(results, options, folder)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -8,7 +8,20 @@ from pathlib import Path
 from clusterformer.compare.page import page
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import latex, markdown, runs_csv
+from clusterformer.errors import InputError
 from clusterformer.whole_files import write_text
+
+
+def refuse_planned(folder: Path) -> None:
+    """Refuse a directory for the table of single runs if a comparison with its runs is in it.
+
+    Its own table and page would be replaced.
+
+    Raises:
+        InputError: if there is one.
+    """
+    if next(folder.glob("*/*/*/planned.json"), None):
+        raise InputError(f"{folder}: holds a comparison with its runs; choose another --out")
 
 
 def write_files(summary: Summary, folder: Path, *, title: str, command: str) -> list[str]:

@@ -69,15 +69,11 @@ def folder_of(group: str) -> Path:
     """Name the directory of a group's table and page.
 
     Raises:
-        InputError: if the group's name is no name of a directory, or there are runs of a comparison
-            in it, whose table and page these would replace.
+        InputError: if the group's name is no name of a directory.
     """
     if Path(group).name != group or group == "..":
         raise InputError(f"--group {group} cannot name a directory in comparisons; give --out DIR")
-    folder = Path("comparisons") / group
-    if next(folder.glob("*/*/*/planned.json"), None):
-        raise InputError(f"{folder}: holds a comparison with its runs; choose another --out")
-    return folder
+    return Path("comparisons") / group
 
 
 def log_comparison(summary: Summary, folder: Path, group: str) -> None:

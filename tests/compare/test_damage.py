@@ -32,6 +32,17 @@ def test_the_page_of_other_runs_is_kept(runs: list[Path]) -> None:
     assert lines == [2, 3, 4]
 
 
+def test_the_table_of_a_planned_comparison_is_kept(
+    runs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = Path("comparisons/mine/full/MR/seed-0/planned.json")
+    planned.parent.mkdir(parents=True)
+    planned.write_text("{}")
+    assert main(["compare", *map(str, runs), "--out", "comparisons/mine"]) == 2
+    assert "comparisons/mine: holds a comparison with its runs" in capsys.readouterr().err
+    assert not Path("comparisons/mine/table.md").exists()
+
+
 def compare(runs: list[Path]) -> tuple[list[str], int]:
     """Make the tables of runs; return what is printed, and the number of runs in them."""
     lines: list[str] = []
