@@ -31,7 +31,7 @@ from clusterformer.clustering.neighbors import PrincipalComponents, nearest_neig
 from clusterformer.clustering.network import NeuralClusters
 from clusterformer.clustering.onnx_export import Predictor, write_onnx
 from clusterformer.clustering.parameters import check_memory, check_parameters, least_clusters
-from clusterformer.clustering.weights import check_weights
+from clusterformer.clustering.weights import check_weights, join_equal_points
 
 
 class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin):
@@ -86,15 +86,17 @@ class FittedMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
     def score(self, X: Any, y: object = None) -> float:
         """Return the information of a point's cluster about its nearest neighbour in X, in nats.
 
-        It is minus `neighbor_loss`: at most log n_clusters; 0 is no information.
+        It is minus `neighbor_loss`: at most log n_clusters; 0 is no information. As in a fit, equal
+        points count as one of their common weight: an equal neighbour says nothing about clusters.
         """
         check_is_fitted(self, "_network")
         X, _, _ = self._receive(X, None, reset=False)
-        rows = np.arange(X.shape[0])
+        rows, weights = join_equal_points(X, np.arange(X.shape[0]), None, self.n_clusters_)
         with own_modes():
             features = compute_features(self._features, X, self.n_clusters_, self.device, rows)
             near = nearest_neighbors(features, 1)
-            return -pair_loss(self._network.to(self.device), features, near)
+            each = None if weights is None else torch.as_tensor(weights).to(features)
+            return -pair_loss(self._network.to(self.device), features, near, each)
 
     @property
     def linkage_(self) -> NDArray[np.float64]:

@@ -43,6 +43,14 @@ def test_a_weight_is_that_many_copies(
     np.testing.assert_allclose(weighted.cluster_centers_, copied.cluster_centers_)
 
 
+def test_copies_of_points_do_not_raise_the_score() -> None:
+    """The nearest neighbour of a copy would be a copy, which shares any cluster."""
+    x = np.random.default_rng(0).normal(size=(200, 4))
+    fitted = small(20).fit(x)
+    assert fitted.score(np.repeat(x, 3, axis=0)) == pytest.approx(fitted.score(x), rel=1e-6)
+    assert fitted.score(np.r_[x, x[:50]]) < fitted.score(x) + 0.05
+
+
 def test_points_without_weight_have_no_cluster_of_their_own(
     blobs: tuple[np.ndarray, np.ndarray],
 ) -> None:
