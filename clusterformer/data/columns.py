@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from clusterformer.data.tables import Column, read_table, table_format
+from clusterformer.data.tables import Column, hint_of_semicolons, read_table, table_format
 from clusterformer.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -104,17 +104,12 @@ def _is_row(header: Sequence[str], rows: Sequence[Sequence[str]], found: Sequenc
     return False
 
 
-def _undecided(path: str | Path, options: Sequence[str], header: Sequence[str]) -> InputError:
+def _undecided(path: str | Path, options: Sequence[str], header: list[str]) -> InputError:
     if not header:
         return InputError(f"{path}: the file is empty")
     names = " and ".join(options)
     found = ", ".join(map(repr, header[:20])) + ", ..." * (len(header) > 20)
     return InputError(
         f"{path}:1: cannot tell which column is for {names}; set it to one of {found:.500}; "
-        "without a header line, to the number of a column"
-        + ("; separate columns by commas or tabs, not by ';'" if _by_semicolons(header) else "")
+        f"without a header line, to the number of a column{hint_of_semicolons(header)}"
     )
-
-
-def _by_semicolons(header: Sequence[str]) -> bool:
-    return len(header) == 1 and ";" in header[0]

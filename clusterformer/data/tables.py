@@ -67,7 +67,10 @@ def read_table(
     rows = []
     for number, line in islice(lines, max_rows):
         if len(line) != len(header):
-            raise InputError(f"{path}:{number}: {len(line)} columns, line 1 has {len(header)}")
+            raise InputError(
+                f"{path}:{number}: {len(line)} columns, line 1 has {len(header)}"
+                f"{hint_of_semicolons(header)}"
+            )
         rows.append(line)
     return header, rows
 
@@ -118,6 +121,13 @@ def _csv_lines(path: Path, content: str) -> Iterator[Line]:
             line = reader.line_num + 1
     except csv.Error as error:
         raise InputError(f"{path}:{line}: not CSV: {error}") from None
+
+
+def hint_of_semicolons(header: list[str]) -> str:
+    """Say what separates columns, where a header line has semicolons and no second column."""
+    if len(header) != 1 or ";" not in str(header[0]):
+        return ""
+    return "; separate columns by commas or tabs, not by ';'"
 
 
 def require_one(path: str | Path, header: list[str], column: str) -> None:

@@ -181,6 +181,7 @@ def test_no_column_of_the_output_hides_one_of_the_input(run: Path, tmp_path: Pat
         ("a.csv", "x,y\n1,2\n", (), "a.csv:1: cannot tell which column is for --text_column"),
         ("a.csv", "x,y\n1,2\n", ("--text_column=z",), "a.csv:1: no column 'z', there are 'x', 'y'"),
         ("a.csv", "x,y\n1\n", ("--text_column=x",), "a.csv:2: 1 columns, line 1 has 2"),
+        ("a.csv", "x;y\n1;a, b\n", ("--text_column=x",), "has 1; separate columns by commas"),
         ("a.csv", "", ("--text_column=1",), "a.csv: empty, allowed is a table with texts"),
         ("a.jsonl", "[" * 10_000, (), "a.jsonl:1: nested too deeply"),
         ("a.csv", "x,x\n1,2\n", ("--text_column=x",), "a.csv:1: 2 columns are called 'x'; rename"),
