@@ -38,14 +38,15 @@ gets labels.csv (id, cluster, its name and probability of each text), topics.jso
 hierarchy, words, examples; nothing external), and the model.
 
   --text FILE           .jsonl, .csv, .tsv, or any other file with one text a line; also .gz
-  --text_column NAME    column of the texts, by name or by number from 1 (default: found)
-  --id_column NAME      column that names the texts (default: numbers from 0)
+  --text_column NAME    column of the texts, by name or by number from 1 (default: found); by number
+                        there is no header line: line 1 is a text
+  --id_column NAME      column that names the texts, likewise (default: numbers from 0)
   --encoder FOLDER      folder of a sentence encoder of transformers or sentence-transformers, or
                         all-MiniLM-L6-v2, which clusterformer[pretrained] brings
                         (default: TF-IDF with 100 singular vectors); its vectors are kept in the
                         cache
   --max_length N        tokens of a text that the encoder reads (default: as the encoder says)
-  --n_clusters auto     number of clusters; auto finds it, but one of fewer than 16 texts
+  --n_clusters auto     number of clusters; auto finds it, but one of fewer than 16 different texts
   --min_probability 0   texts whose cluster is less probable are in none, cluster -1 (with
                         --predict: default of the run)
   --stop_words english  words that neither TF-IDF nor names use: english or none
@@ -120,10 +121,12 @@ def _cluster(
             SentenceEncoder(options.encoder, max_length=options.max_length, device=options.device)
         )
     vectors = vectorizer.fit(texts)
-    if options.n_clusters == "auto" and len(texts) < 2 * MIN_PER_CLUSTER:
+    _warn_of_unknown(texts, vectors, options.text)
+    different = len(set(texts))  # equal ones count as one point
+    if options.n_clusters == "auto" and different < 2 * MIN_PER_CLUSTER:
         _log.warning(
-            f"{options.text}: {len(texts)} texts are too few for auto, which finds one cluster of "
-            f"fewer than {2 * MIN_PER_CLUSTER}; give --n_clusters"
+            f"{options.text}: {different} different texts are too few for auto, which finds one "
+            f"cluster of fewer than {2 * MIN_PER_CLUSTER}; give --n_clusters"
         )
     # all columns of a sentence encoder tell topics apart, of TF-IDF the first ones
     if options.encoder is not None:
@@ -160,6 +163,7 @@ def _predict(
     vectors = load_vectors_of(folder, options.device).transform(texts)
     if clustering.n_clusters_ != len(topics) or vectors.shape[1] != clustering.n_features_in_:
         raise InputError(f"{folder}: {TOPICS}, {MODEL} and vectors.npz are of different runs")
+    _warn_of_unknown(texts, vectors, options.text)
     labels = clustering.predict(vectors)
     _write_labels(found.folder, ids, labels, clustering.predict_proba(vectors), topics)
     _report(found, labels, topics)
@@ -192,6 +196,17 @@ def _read(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     if options.n_clusters != "auto" and options.n_clusters > len(texts):
         raise InputError(f"--n_clusters {options.n_clusters} is more than the {len(texts)} texts")
     return texts, ids
+
+
+def _warn_of_unknown(texts: list[str], vectors: NDArray, path: str) -> None:
+    """Warn of texts without a known word: their vectors say nothing, and still fall somewhere."""
+    says_nothing = ~vectors.any(1)
+    unknown = sum(bool(text.strip()) for text in np.array(texts, dtype=object)[says_nothing])
+    if unknown:
+        _log.warning(
+            f"{path}: {unknown} of {len(texts)} texts hold no word that the vectors know; their "
+            "cluster means nothing"
+        )
 
 
 def _write_labels(

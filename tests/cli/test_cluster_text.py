@@ -215,11 +215,28 @@ def test_few_texts_are_told_to_be_one_cluster(
     assert main(["cluster", "--text", str(path), *options]) == 0
     found = capsys.readouterr()
     assert "15 texts, 1 cluster, 0 in none" in found.out
-    assert "15 texts are too few for auto" in found.err
+    assert "15 different texts are too few for auto" in found.err
     assert main(["cluster", "--text", str(path), *options, "--n_clusters", "3"]) == 0
     found = capsys.readouterr()
     assert "15 texts, 3 clusters, 0 in none" in found.out
     assert "too few" not in found.err
+    write(path, posts(15) * 3)
+    assert main(["cluster", "--text", str(path), *options]) == 0
+    found = capsys.readouterr()
+    assert "45 texts, 1 cluster, 0 in none" in found.out
+    assert "15 different texts are too few for auto" in found.err
+
+
+def test_texts_without_a_known_word_are_counted(
+    folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Their vectors are 0, and lie in a cluster with any probability."""
+    path = write(folder / "other.jsonl", [*posts(2), {"text": "ein Fremdwort"}, {"text": ""}])
+    arguments = ["cluster", "--text", str(path), "--text_column", "text"]
+    arguments += ["--predict", str(folder / "runs/cluster-posts/1"), "--runs", str(folder / "odd")]
+    assert main(arguments) == 0
+    found = capsys.readouterr()
+    assert f"{path}: 1 of 4 texts hold no word that the vectors know" in found.err
 
 
 def test_only_line_ends_separate_texts(tmp_path: Path) -> None:
