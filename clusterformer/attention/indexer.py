@@ -30,7 +30,8 @@ class IndexerAttention(DenseWarmUp, TextCaching):
     The choice has no gradient. The indexer reads hidden states without passing a gradient to them,
     and learns from its own loss alone: the KL divergence of softmax(I_t) from the attention of the
     layer, summed over heads and normalised, on the chosen keys (eq. 4). `Grouping.loss` carries it
-    to the trainer. `target="all"` compares all keys (eq. 3) while attention stays sparse.
+    to the trainer; a training loop of your own adds `losses.mechanism_loss` of the groupings, or
+    the choice stays random. `target="all"` compares all keys (eq. 3) while attention stays sparse.
 
     A random indexer chooses badly, and learns of no key that it does not choose. So the report
     warms it up: for `dense_steps` passes of training every token attends to all, and the indexer

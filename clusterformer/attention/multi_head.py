@@ -165,7 +165,8 @@ class MultiHeadAttention(nn.Module):
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Decode one token: x (B, 1, E) -> its values (B, 1, E) and the cache of the next step.
 
-        The values are those of `forward` on the whole text at this token.
+        The values are those of `forward` on the whole text at this token. It writes into `cache`,
+        or a larger copy of it: to go on from it in two ways, clone its tensors first.
 
         Raises:
             ValueError: if x holds another number of tokens than 1, or other rows than the cache.
@@ -181,7 +182,8 @@ class MultiHeadAttention(nn.Module):
     def prefill(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Read several tokens of a text, x (B, N, E): as N calls of `step` do.
 
-        The first tokens, into an empty cache, are read at once; later ones step by step.
+        The first tokens, into an empty cache, are read at once; later ones step by step. It writes
+        into `cache`, as `step` does.
 
         Raises:
             ValueError: if x is no (B, N, E), or has other rows than the cache.

@@ -34,6 +34,20 @@ def test_several_tokens_after_others_are_read_as_in_the_whole_text(cls) -> None:
 
 
 @every_strict
+def test_from_a_copy_of_a_cache_a_text_goes_on_in_two_ways(cls) -> None:
+    layer = build(cls, True)
+    x, other = torch.randn(2, 21, WIDTH), torch.randn(2, 1, WIDTH)
+    with torch.no_grad():
+        cache = layer.prefill(x[:, :17], layer.cache(x))[1]
+        cache = layer.step(x[:, 17:18], cache)[1]
+        copied = tuple(part.clone() for part in cache)
+        for token in (other, *x[:, 18:].split(1, dim=1)):
+            cache = layer.step(token, cache)[1]
+        rest, _ = layer.prefill(x[:, 18:], copied)
+        torch.testing.assert_close(rest, layer(x).values[:, 18:])
+
+
+@every_strict
 def test_a_step_reads_one_token_of_each_row_of_its_cache(cls) -> None:
     layer = build(cls, True)
     x = torch.randn(2, 5, WIDTH)
