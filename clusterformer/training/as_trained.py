@@ -128,7 +128,8 @@ def refuse_other_validation(
     for part, train in _VALIDATING.items():
         option = train if used.get(part) is None else part
         before, now = trained.get(part) or trained.get(train), used.get(option)
-        if before in digests and digests[before] not in file_digests(now).values():
+        digest = digests.get(str(before))
+        if digest is not None and digest not in file_digests(now).values():
             other.append((option, before, now))
     for option, before, now in other:
         if before != now:
