@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> None:
     for label, folder in runs:
         model = load(folder, device=options.device)
         part: Split = "valid" if options.stage == "validate" else "test"
-        refuse_edited(model, model.config["data"].get("init_args") or {}, part)
+        refuse_edited(model, part)
         measure = options.measure or model.task.monitor.removeprefix("val/")
         for row in exchange.measure(model.module, model.task, options.others, options.stage):
             row = {"run": label, **row}

@@ -66,7 +66,7 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     trained = model.config["data"].get("init_args") or {}
     part: Split = "valid" if stage == "validate" else "test"
     refuse_other_split(trained, _used(options), model.path, [part])
-    refuse_edited(model, _used(options), part)
+    refuse_edited(model, part, _used(options))
     watch = ProcessWatch()
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test
@@ -116,15 +116,15 @@ def _refuse_files(model: TrainedModel, options: Options, named: set[str]) -> Non
             )
 
 
-def refuse_edited(model: TrainedModel, used: Mapping[str, Any], part: Split) -> None:
+def refuse_edited(model: TrainedModel, part: Split, used: Mapping[str, Any] | None = None) -> None:
     """Refuse a part that is held out of a file which was edited since the training.
 
     Other examples are held out of it now, and some of them were trained on.
 
     Args:
         model: Trained model.
-        used: Options of its task.
         part: Part to be measured.
+        used: Options of its task; None: those it was trained with.
 
     Raises:
         InputError: with the file.
@@ -133,6 +133,8 @@ def refuse_edited(model: TrainedModel, used: Mapping[str, Any], part: Split) -> 
         run = Run.open(model.path)
     except InputError:
         return  # a checkpoint without its run directory
+    if used is None:
+        used = model.config["data"].get("init_args") or {}
     if used.get(part) is None:
         run.refuse_edited(used.get("train"))
     # a translation without a test part tests on the validation pairs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from clusterformer.compare.jobs import RECORD
 from clusterformer.compare.page import page
 from clusterformer.compare.statistics import Summary
 from clusterformer.compare.tables import latex, markdown, runs_csv
@@ -20,7 +21,7 @@ def refuse_planned(folder: Path) -> None:
     Raises:
         InputError: if there is one.
     """
-    if next(folder.glob("*/*/*/planned.json"), None):
+    if next(folder.glob(f"*/*/*/{RECORD}"), None):
         raise InputError(f"{folder}: holds a comparison with its runs; choose another --out")
 
 
