@@ -1,13 +1,13 @@
 """The partner task: find the one token of the same pair, anywhere in the text. Generated.
 
 N tokens are N/2 pairs at random positions. Both tokens of a pair carry its key, one of them also a
-value, the other asks for it: the network names that value. Every text holds every key once, with
-fresh values, so only attention to the partner helps, wherever it stands.
+value, the other asks for it: the network names that value. No two pairs of a text have one key, and
+values are fresh, so only attention to the partner helps, wherever it stands.
 
 Equal keys have equal embeddings, so even random clusters hold many pairs. Without `shared_keys` the
 token that asks has a key of its own, and only the task says which two keys are a pair.
 
-B batch   N tokens
+B batch   N tokens   P pairs that there are
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from clusterformer.tasks.generated.generated_task import (
 class PartnerBatch(NamedTuple):
     """Texts of pairs."""
 
-    tokens: Tensor  # (B, N) int64: keys, 1..N/2, or 1..N if they are not shared
+    tokens: Tensor  # (B, N) int64: keys, 1..P, or 1..2P if they are not shared
     mask: Tensor  # (B, N) bool
     target: Tensor  # (B, N) int64: the partner's value where a token asks, else IGNORE
     values: Tensor  # (B, N) int64: 0..num_values - 1, or num_values where a token asks
@@ -57,6 +57,7 @@ class PartnerState(PartnerTextState, total=False):
     """State of the task in a checkpoint; older ones lack what has a default."""
 
     shared_keys: bool
+    num_pairs: int
 
 
 class Partner(GeneratedTask):
@@ -66,6 +67,9 @@ class Partner(GeneratedTask):
         num_tokens: Number of tokens of every text; even.
         num_values: Number of different values.
         shared_keys: Whether both tokens of a pair carry the same key.
+        num_pairs: Number of pairs that there are (P), at least N/2; a text has N/2 of them. None:
+            N/2, so every text has all. With more, a model can learn from short texts and go on
+            with longer ones.
         options: Options of `GeneratedTask`.
     """
 
@@ -77,14 +81,18 @@ class Partner(GeneratedTask):
         num_tokens: int = 256,
         num_values: int = 10,
         shared_keys: bool = True,
+        num_pairs: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         if num_tokens < 2 or num_tokens % 2:
             raise InputError(f"num_tokens must be even and at least 2, got {num_tokens}")
         require_at_least(2, num_values=num_values)
+        self._num_pairs = num_tokens // 2 if num_pairs is None else num_pairs
+        require_at_least(num_tokens // 2, num_pairs=self._num_pairs)
         self._num_tokens, self._num_values = num_tokens, num_values
         self._shared_keys = shared_keys
+        self._trained_length = num_tokens  # for learned positions, whatever a test has
 
     @property
     def chance(self) -> float:
@@ -92,21 +100,23 @@ class Partner(GeneratedTask):
 
     @property
     def _num_keys(self) -> int:
-        return self._num_tokens // 2 if self._shared_keys else self._num_tokens
+        return self._num_pairs if self._shared_keys else 2 * self._num_pairs
 
     @property
     def num_labels(self) -> int:
         return self._num_values
 
     def texts(self, *stream: int) -> PartnerTexts:
-        return PartnerTexts(self._num_tokens, self._num_values, stream, self._shared_keys)
+        return PartnerTexts(
+            self._num_tokens, self._num_values, stream, self._shared_keys, self._num_pairs
+        )
 
     def build(self, config: TransformerConfig) -> KeyValueClassifier:
         return KeyValueClassifier(
             config,
             num_keys=self._num_keys,
             num_values=self._num_values,
-            max_length=self._num_tokens,
+            max_length=self._trained_length,
         )
 
     def means(self, output: Output, batch: PartnerBatch) -> dict[str, tuple[Tensor, Tensor]]:
@@ -119,15 +129,24 @@ class Partner(GeneratedTask):
 
     def state(self) -> dict[str, Any]:
         return {
-            "num_tokens": self._num_tokens,
+            "num_tokens": self._trained_length,
             "num_values": self._num_values,
             "shared_keys": self._shared_keys,
+            "num_pairs": self._num_pairs,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore nothing: a text of another length has other keys, or other pairs of them."""
-        known = {"shared_keys": True, **state}  # older checkpoints have no other
-        require_as_trained(known, **self.state())
+        """Restore the length of training; texts of a test may have any, of the same pairs."""
+        require_at_least(2, num_tokens=state["num_tokens"])
+        # What older checkpoints lack, they had so.
+        known = {"shared_keys": True, "num_pairs": state["num_tokens"] // 2, **state}
+        require_as_trained(
+            known,
+            num_values=self._num_values,
+            shared_keys=self._shared_keys,
+            num_pairs=self._num_pairs,
+        )
+        self._trained_length = state["num_tokens"]
 
     def predictions(self, network: nn.Module, batch: PartnerBatch) -> list[dict[str, Any]]:
         """Value of each token that asks, in the order of the text."""
@@ -211,14 +230,21 @@ class PartnerTexts(GeneratedTexts):
         num_values: Number of different values.
         stream: Numbers that name this list of texts.
         shared_keys: Whether both tokens of a pair carry the same key.
+        num_pairs: Number of pairs that there are; None: those of a text.
     """
 
     def __init__(
-        self, num_tokens: int, num_values: int, stream: tuple[int, ...], shared_keys: bool = True
+        self,
+        num_tokens: int,
+        num_values: int,
+        stream: tuple[int, ...],
+        shared_keys: bool = True,
+        num_pairs: int | None = None,
     ) -> None:
         super().__init__(stream)
         self._num_tokens, self._num_values = num_tokens, num_values
         self._shared_keys = shared_keys
+        self._num_pairs = num_tokens // 2 if num_pairs is None else num_pairs
 
     def __getitem__(self, indices: list[int]) -> PartnerBatch:
         if not indices:
@@ -227,16 +253,18 @@ class PartnerTexts(GeneratedTexts):
         size, count = self._num_tokens // 2, len(indices)
         positions = np.empty((count, 2 * size), dtype=np.int64)  # of first tokens, then of second
         answers = np.empty((count, size), dtype=np.int64)
+        pair = np.broadcast_to(np.arange(size), answers.shape).copy()
         for row, index in enumerate(indices):
             generator = self.generator(index)
             positions[row] = generator.permutation(2 * size)
             answers[row] = generator.integers(self._num_values, size=size)
-        key = np.arange(2 * size) % (size if self._shared_keys else 2 * size) + 1
-        keys = np.broadcast_to(key, positions.shape)
+            if self._num_pairs > size:
+                pair[row] = generator.choice(self._num_pairs, size, replace=False)
+        asking = pair if self._shared_keys else pair + self._num_pairs
         unknown = np.full_like(answers, self._num_values)
         ignore = np.full_like(answers, IGNORE)
         fields = {
-            "tokens": keys,
+            "tokens": np.concatenate([pair, asking], 1) + 1,
             "values": np.concatenate([answers, unknown], 1),
             "target": np.concatenate([ignore, answers], 1),
             "partner": np.roll(positions, size, 1),

@@ -52,13 +52,49 @@ def test_a_state_of_before_keys_could_differ_has_shared_ones():
         Partner(num_tokens=20, shared_keys=False).load_state({"num_tokens": 20, "num_values": 10})
 
 
-@pytest.mark.parametrize("options", [{"num_tokens": 40}, {"num_values": 4}])
-def test_a_model_refuses_texts_of_other_keys_or_values(options):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_tokens": 40}, "num_pairs must be 10, as it was in training, got 20"),
+        ({"num_pairs": 20}, "num_pairs must be 10, as it was in training, got 20"),
+        ({"num_values": 4}, "num_values must be 10, as it was in training, got 4"),
+    ],
+)
+def test_a_model_refuses_texts_of_other_keys_or_values(options, message):
     trained = Partner(num_tokens=20).state()
-    ((name, given),) = options.items()
-    message = f"{name} must be {trained[name]}, as it was in training, got {given}"
     with pytest.raises(InputError, match=message):
         Partner(**{"num_tokens": 20, **options}).load_state(trained)
+
+
+def test_texts_draw_from_all_pairs_that_there_are():
+    batch = PartnerTexts(30, 10, (0, 1), shared_keys=False, num_pairs=40)[list(range(50))]
+    asks = batch.values == 10
+    partners = batch.tokens.gather(1, batch.partner)
+    assert (partners[asks] == batch.tokens[asks] - 40).all()
+    assert all(len(set(row)) == 30 for row in batch.tokens.tolist())
+    assert set(batch.tokens.flatten().tolist()) == set(range(1, 81))
+    shared = PartnerTexts(30, 10, (0, 1), num_pairs=40)[list(range(50))]
+    assert (shared.tokens == shared.tokens.gather(1, shared.partner)).all()
+    assert set(shared.tokens.flatten().tolist()) == set(range(1, 41))
+
+
+def test_texts_with_all_pairs_are_the_same_with_their_number():
+    named = PartnerTexts(30, 10, (0, 1), num_pairs=15)[[4, 0]]
+    assert all(map(torch.equal, named, PartnerTexts(30, 10, (0, 1))[[4, 0]]))
+    with pytest.raises(InputError, match="num_pairs must be at least 15, got 14"):
+        Partner(num_tokens=30, num_pairs=14)
+
+
+def test_a_model_takes_longer_texts_of_its_pairs():
+    trained = Partner(num_tokens=20, num_pairs=30)
+    longer = Partner(num_tokens=60, num_pairs=30)
+    longer.load_state(trained.state())
+    assert longer.state() == trained.state()
+    batch = next(iter(longer.val_dataloader()))
+    assert batch.tokens.shape[1] == 60
+    assert network(longer)(batch).logits.shape[1] == 60
+    learned = network(trained, positions="learned").state_dict()
+    network(longer, positions="learned").load_state_dict(learned)
 
 
 def test_one_of_a_pair_asks_for_the_value_of_the_other(batch):
