@@ -26,6 +26,8 @@ def gathered_attention(
     filled: Tensor,
     seen: Tensor,
     mask: Tensor,
+    more: Tensor | None = None,
+    more_masses: Tensor | None = None,
     *,
     scale: float,
 ) -> Tensor:
@@ -38,6 +40,8 @@ def gathered_attention(
         seen: (B, G, K) keys that the group sees.
         mask: (B, G, 1 or S, K) bool, False for a key that has no weight, for all slots or for each.
             No row may be all False.
+        more: (B, N, D) values of attention of each query to further keys; None for none.
+        more_masses: (B, N, 1) log of the sum of exp over their logits; -1e30 for none.
         scale: Factor on the logits.
 
     Returns:
@@ -46,10 +50,12 @@ def gathered_attention(
     Cost: O(G S K D) time; O(N D) memory on CPU, O(G K D) elsewhere.
     """
     if q.device.type != "cpu" or torch.onnx.is_in_onnx_export():
-        return reference(q, k, v, members, filled, seen, mask, scale=scale)
+        return reference(q, k, v, members, filled, seen, mask, more, more_masses, scale=scale)
+    if more is None or more_masses is None:
+        more, more_masses = q.new_empty(0, 0, q.shape[2]), q.new_empty(0, 0, 1)
     sequence = torch.arange(q.shape[0])[:, None, None]
     members, seen = members + sequence * q.shape[1], seen + sequence * k.shape[1]
-    rows = (x.float().flatten(0, 1) for x in (q, k, v))
+    rows = (x.float().flatten(0, 1) for x in (q, k, v, more, more_masses))
     index = (x.flatten(0, 1) for x in (members, filled, seen, mask))
     return _forward(*rows, *index, scale).unflatten(0, q.shape[:2])
 
@@ -62,13 +68,20 @@ def reference(
     filled: Tensor,
     seen: Tensor,
     mask: Tensor,
+    more: Tensor | None = None,
+    more_masses: Tensor | None = None,
     *,
     scale: float,
 ) -> Tensor:
     """Define `gathered_attention`."""
-    out = F.scaled_dot_product_attention(
-        _rows(q, members), _rows(k, seen), _rows(v, seen), attn_mask=mask, scale=scale
-    )
+    query, key, value = _rows(q, members), _rows(k, seen), _rows(v, seen)
+    if more is None or more_masses is None:
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    else:
+        logits = (scale * query @ key.mT).float().masked_fill(~mask, float("-inf"))
+        masses = _rows(more_masses.float(), members)
+        weights = torch.cat([logits, masses], -1).softmax(-1).to(v.dtype)
+        out = weights[..., :-1] @ value + weights[..., -1:] * _rows(more, members)
     token = members.masked_fill(~filled, q.shape[1]).flatten(1)
     values = out.new_zeros(q.shape[0], q.shape[1] + 1, q.shape[2])
     index = token[..., None].expand(-1, -1, q.shape[2])
@@ -86,6 +99,8 @@ def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    more: Tensor,
+    more_masses: Tensor,
     members: Tensor,
     filled: Tensor,
     seen: Tensor,
@@ -96,6 +111,7 @@ def _forward(
 
     Args:
         q: (B * N, D). k, v: (B * M, D).
+        more, more_masses: (B * N, D) and (B * N, 1) of further keys; empty for none.
         members, filled: (B * G, S), rows of q and whether each slot holds one.
         seen: (B * G, K) rows of k. mask: (B * G, 1 or S, K), whether each has weight.
         scale: Factor on the logits.
@@ -103,8 +119,11 @@ def _forward(
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for groups in _pieces(k, filled, seen):
         own, keys = members[groups], seen[groups]
-        weights = _weights(take_rows(q, own), take_rows(k, keys), mask[groups], scale)
-        values = torch.bmm(weights, take_rows(v, keys))
+        masses = _masses(more_masses, own)
+        weights = _weights(take_rows(q, own), take_rows(k, keys), mask[groups], masses, scale)
+        values = torch.bmm(weights[..., : keys.shape[1]], take_rows(v, keys))
+        if masses is not None:
+            values.addcmul_(weights[..., -1:], take_rows(more, own))
         add_rows(out, own, values.mul_(filled[groups, :, None]))
     return out
 
@@ -116,31 +135,45 @@ def _backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    more: Tensor,
+    more_masses: Tensor,
     members: Tensor,
     filled: Tensor,
     seen: Tensor,
     mask: Tensor,
     scale: float,
     needed: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute gradients of q, k and v; the weights are computed again.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute gradients of q, k, v and of what further keys give; the weights are computed again.
 
-    Those of q and k are 0 if neither is needed.
+    Those of q, k and the masses are 0 if none of them is needed.
     """
-    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    rows = (q, k, v, more, more_masses)
+    dq, dk, dv, dmore, dmasses = (
+        torch.zeros_like(x, memory_format=torch.contiguous_format) for x in rows
+    )
     for groups in _pieces(k, filled, seen):
         own, keys = members[groups], seen[groups]
-        query, key = take_rows(q, own), take_rows(k, keys)
-        weights = _weights(query, key, mask[groups], scale)
+        query, key, masses = take_rows(q, own), take_rows(k, keys), _masses(more_masses, own)
+        weights = _weights(query, key, mask[groups], masses, scale)
         do = take_rows(grad, own).mul_(filled[groups, :, None])
-        add_rows(dv, keys, torch.bmm(weights.transpose(1, 2), do))
-        if not (needed[0] or needed[1]):
+        own_weights = weights[..., : keys.shape[1]]
+        add_rows(dv, keys, torch.bmm(own_weights.transpose(1, 2), do))
+        if masses is not None:
+            add_rows(dmore, own, weights[..., -1:] * do)
+        if not (needed[0] or needed[1] or needed[4]):
             continue
         dp = torch.bmm(do, take_rows(v, keys).transpose(1, 2))
-        ds = torch._softmax_backward_data(dp, weights, -1, torch.float32).mul_(scale)
+        if masses is not None:
+            dp = torch.cat([dp, (do * take_rows(more, own)).sum(-1, keepdim=True)], -1)
+        ds = torch._softmax_backward_data(dp, weights, -1, torch.float32)
+        if masses is not None:
+            add_rows(dmasses, own, ds[..., -1:])
+            ds = ds[..., :-1]
+        ds *= scale
         add_rows(dq, own, torch.bmm(ds, key))
         add_rows(dk, keys, torch.bmm(ds.transpose(1, 2), query))
-    return dq, dk, dv
+    return dq, dk, dv, dmore, dmasses
 
 
 @_forward.register_fake
@@ -148,7 +181,7 @@ def _(q: Tensor, *_others: object) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-register_backward(_forward, _backward, gradients=3, save_outputs=False, tell_needed=True)
+register_backward(_forward, _backward, gradients=5, save_outputs=False, tell_needed=True)
 
 
 def _pieces(k: Tensor, filled: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
@@ -158,7 +191,19 @@ def _pieces(k: Tensor, filled: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
     return groups.split(size) if len(groups) else ()
 
 
-def _weights(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Softmax weights (groups, S, K) of queries (groups, S, D) over keys (groups, K, D)."""
+def _masses(more_masses: Tensor, own: Tensor) -> Tensor | None:
+    """Take the masses of further keys (groups, S, 1) for the queries in slots `own` (groups, S)."""
+    return take_rows(more_masses, own) if more_masses.numel() else None
+
+
+def _weights(
+    query: Tensor, key: Tensor, mask: Tensor, masses: Tensor | None, scale: float
+) -> Tensor:
+    """Softmax weights of queries (groups, S, D) over keys (groups, K, D), and over further keys.
+
+    Returns:
+        (groups, S, K), or (groups, S, K + 1), whose last column has the weight of all further keys.
+    """
     bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
-    return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale).softmax(-1)
+    logits = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)
+    return (logits if masses is None else torch.cat([logits, masses], -1)).softmax(-1)

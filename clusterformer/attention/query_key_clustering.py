@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clusterformer.attention.base import Causal, Grouping, without_training
 from clusterformer.attention.dense_warm_up import DenseWarmUp
 from clusterformer.attention.query_key_decoding import QueryKeyDecoding
-from clusterformer.attention.sampled_keys import add_sampled_keys, random_tokens
+from clusterformer.attention.sampled_keys import random_tokens, sampled_attention
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_one_of, require_positive, require_whole
@@ -242,14 +242,16 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
         if self.clusters != "random" and not sampling:
             far_q, far_k = far_q.detach(), far_k.detach()
         q, k, v = (x.flatten(0, 1) for x in (far_q, far_k, value))
-        own = v
-        if sampling:
-            k, v, seen, allowed = add_sampled_keys(
-                k, v, members, seen, filled, allowed, self.sampled_keys, key_mask, causal=causal
-            )
         scale = q.shape[-1] ** -0.5
-        mixed = gathered_attention(q, k, v, members, groups.filled, seen, allowed, scale=scale)
-        mixed = torch.where(none[..., None], own, mixed)
+        more: tuple[Tensor, ...] = ()
+        if sampling:
+            slots_of = members, groups.filled, seen, filled
+            more = sampled_attention(
+                q, k, v, *slots_of, self.sampled_keys, key_mask, causal=causal, scale=scale
+            )
+        index = members, groups.filled, seen, allowed
+        mixed = gathered_attention(q, k, v, *index, *more, scale=scale)
+        mixed = torch.where(none[..., None], v, mixed)
         by_text = z_q.shape[:2]
         assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
         return mixed.unflatten(0, by_text), Grouping(assignment, self.num_clusters, counts=counts)

@@ -29,31 +29,36 @@ def random_tokens(length: int, count: int, key_mask: Tensor | None, device: torc
     return order.view(-1, length)[:, :count]
 
 
-def add_sampled_keys(
+def sampled_attention(
+    q: Tensor,
     k: Tensor,
     v: Tensor,
     members: Tensor,
+    in_slot: Tensor,
     seen: Tensor,
     filled: Tensor,
-    allowed: Tensor,
     count: int,
     key_mask: Tensor | None,
     *,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Let each group of queries see random keys of its text beside those that were selected.
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Let each query attend to random keys of its text that were not selected for its group.
 
     Args:
-        k: (R, N, D + 1), whose last column is a term of the logits by itself. v: (R, N, D + 1).
-        members: (R, G, S) query in each slot.
+        q, k, v: (R, N, D).
+        members: (R, G, S) query in each slot. in_slot: (R, G, S), True where there is one.
         seen: (R, G, K) keys that a group sees. filled: (R, G, K), True where there is one.
-        allowed: (R, G, S, K), whether a slot sees a key.
         count: C; at most N are drawn.
         key_mask: (B, N), True at real tokens; None means all real. R is a multiple of B.
         causal: A token attends to itself and tokens before it only.
+        scale: Factor on the logits.
 
     Returns:
-        k, v (R, N + C, D + 1), seen (R, G, K + C) and allowed (R, G, S, K + C).
+        values (R, N, D), and masses (R, N, 1): the log of the sum of exp over the logits, in which
+        a key counts for all that it stands for; -1e30 without a key. Both in float32.
+
+    Cost: O(N C D) time, O(N C) memory.
     """
     rows, length = k.shape[:2]
     drawn = random_tokens(length, min(count, length), key_mask, k.device)
@@ -61,9 +66,6 @@ def add_sampled_keys(
     number = torch.full_like(drawn[:, :1], length) if key_mask is None else key_mask.sum(1, True)
     stands_for = (number.clamp(min=1) / drawn.shape[1]).clamp(min=1).log()  # (B or 1, 1)
     drawn, stands_for = (_for_rows(x, rows) for x in (drawn, stands_for))
-    index = drawn[..., None].expand(-1, -1, k.shape[2])
-    sampled = k.gather(1, index)
-    sampled = torch.cat([sampled[..., :-1], sampled[..., -1:] + stands_for[..., None]], -1)
 
     chosen = seen.masked_fill(~filled, length).sort(-1).values
     wanted = drawn[:, None].expand(-1, seen.shape[1], -1).contiguous()
@@ -71,13 +73,27 @@ def add_sampled_keys(
     new = chosen.gather(2, at) != wanted  # (R, G, C), not among the selected
     if real is not None:
         new = new & _for_rows(real, rows)[:, None]
-    more = new[:, :, None].expand(-1, -1, members.shape[2], -1)
+    new = torch.cat([new, torch.zeros_like(new[:, :1])], 1)  # none for a query without a group
+    group = _groups(members, in_slot, length)[..., None]
+    allowed = new.gather(1, group.expand(-1, -1, new.shape[2]))
     if causal:
-        more = more & (wanted[:, :, None] <= members[..., None])
-    own = torch.arange(length, length + drawn.shape[1], device=k.device)
-    seen = torch.cat([seen, own.expand(*seen.shape[:2], -1)], -1)
-    k, v = torch.cat([k, sampled], 1), torch.cat([v, v.gather(1, index)], 1)
-    return k, v, seen, torch.cat([allowed, more], -1)
+        allowed = allowed & (drawn[:, None] <= torch.arange(length, device=k.device)[:, None])
+
+    index = drawn[..., None].expand(-1, -1, k.shape[2])
+    with torch.autocast(k.device.type, enabled=False):
+        keys, values = (x.gather(1, index).float() for x in (k, v))
+        logits = scale * q.float() @ keys.mT + stands_for[..., None]
+        logits = logits.masked_fill(~allowed, -1e30)
+        return logits.softmax(-1) @ values, logits.logsumexp(-1, keepdim=True)
+
+
+def _groups(members: Tensor, in_slot: Tensor, length: int) -> Tensor:
+    """Number the group of each query, (R, N); G where a query has none."""
+    rows, groups = members.shape[:2]
+    number = torch.arange(groups, device=members.device)[:, None].expand_as(members)
+    found = members.new_full((rows, length + 1), groups)
+    token = members.masked_fill(~in_slot, length)
+    return found.scatter(1, token.flatten(1), number.flatten(1))[:, :length]
 
 
 def _for_rows(x: Tensor, rows: int) -> Tensor:

@@ -39,6 +39,48 @@ def test_equals_the_definition_with_all_gradients(monkeypatch, slots: int) -> No
 
 
 @pytest.mark.parametrize("slots", [1, 4])
+def test_further_keys_are_in_the_same_softmax(monkeypatch, slots: int) -> None:
+    """Keys of the second half, given as values and masses, against all keys in one call."""
+    monkeypatch.setattr(kernel, "PIECE", 2 * 5 * 8)
+    q, k, v, members, filled, seen, mask = case(slots)
+    grad, half = torch.randn(2, 9, 8), 5
+    others = torch.arange(half, 11).expand(2, 3, -1)
+    seen = torch.arange(half).expand(2, 3, -1)
+    mask = torch.ones(2, 3, slots, half, dtype=torch.bool).index_fill_(3, torch.tensor([2]), False)
+    both = torch.cat([seen, others], -1)
+    everywhere = torch.cat([mask, torch.ones(2, 3, slots, 11 - half, dtype=torch.bool)], -1)
+
+    def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return kernel.reference(q, k, v, members, filled, both, everywhere, scale=0.3)
+
+    def parts(function):  # type: ignore[no-untyped-def]
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            logits = 0.3 * q @ k[:, half:].mT
+            more = logits.softmax(-1) @ v[:, half:], logits.logsumexp(-1, keepdim=True)
+            return function(q, k, v, members, filled, seen, mask, *more, scale=0.3)
+
+        return attention
+
+    results = []
+    for function in (whole, parts(kernel.reference), parts(kernel.gathered_attention)):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = function(*leaves)
+        out.backward(grad)
+        results.append([out, *(x.grad for x in leaves)])
+    for found in results[1:]:
+        for one, expected in zip(found, results[0], strict=True):
+            torch.testing.assert_close(one, expected)
+
+
+def test_no_further_keys_change_nothing() -> None:
+    q, k, v, *index = case()
+    none = torch.randn_like(q), torch.full((2, 9, 1), -1e30)
+    for function in (kernel.reference, kernel.gathered_attention):
+        alone = function(q, k, v, *index, scale=0.3)
+        torch.testing.assert_close(function(q, k, v, *index, *none, scale=0.3), alone)
+
+
+@pytest.mark.parametrize("slots", [1, 4])
 def test_equals_softmax_over_the_keys_seen(slots: int) -> None:
     q, k, v, members, filled, seen, mask = case(slots)
     out = kernel.gathered_attention(q, k, v, members, filled, seen, mask, scale=0.3)

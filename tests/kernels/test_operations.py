@@ -90,12 +90,15 @@ def test_cluster_chunks_on_cpu(prefix: int) -> None:
     check(_cluster_chunks_cpu, inputs, outputs, options)
 
 
+@pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("weights_learn", [True, False])
-def test_gathered_attention(weights_learn: bool) -> None:
-    needed = ([weights_learn, weights_learn, True],)
+def test_gathered_attention(weights_learn: bool, more: bool) -> None:
+    needed = ([weights_learn, weights_learn, True, more, more and weights_learn],)
     members, seen = torch.tensor([[0, 2], [1, 0]]), torch.tensor([[0, 3, 4], [1, 2, 3]])
     filled = torch.tensor([[True, True], [True, False]])
-    inputs = *leaves((N, 4), (N, 4), (N, 4)), members, filled, seen, seen >= 0
+    rows = leaves((N, 4), (N, 4), (N, 4), *[(N, 4), (N, 1)] * more)
+    none = [] if more else [torch.empty(0, 4), torch.empty(0, 1)]
+    inputs = *rows, *none, members, filled, seen, seen >= 0
     check(gathered_attention, inputs, (), (0.3,), needed)
 
 
