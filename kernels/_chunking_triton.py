@@ -172,17 +172,20 @@ def _pack_kernel(
     entry = tl.program_id(0)
     batch = row_of_program()
     row = (batch * E + entry) * S
+    held = tl.full([], -1, tl.int64)  # a token of the entry; its first slot may be empty
     for start in range(0, S, BLOCK_N):
         slot = start + tl.arange(0, BLOCK_N)
         token = tl.load(p_members + row + slot, mask=slot < S, other=0)
         filled = tl.load(p_filled + row + slot, mask=slot < S, other=0) != 0
-        tl.store(p_packed + row + slot, tl.where(filled, token, -1).to(tl.int32), mask=slot < S)
+        token = tl.where(filled, token, -1)
+        tl.store(p_packed + row + slot, token.to(tl.int32), mask=slot < S)
+        held = tl.maximum(held, tl.max(token, 0))
     block = entry - LOOK_BACK
     if (block >= 0) & (block < G):
         offset = tl.arange(0, BLOCK_J)
         at = p_visible + (batch * G + block) * J + offset
-        live = tl.max(tl.load(at, mask=offset < J, other=0).to(tl.int32), 0) != 0
-        token = batch * N + tl.load(p_members + row)  # also where an end of a text is left out
+        live = (held >= 0) & (tl.max(tl.load(at, mask=offset < J, other=0).to(tl.int32), 0) != 0)
+        token = batch * N + tl.maximum(held, 0)
         for copy in tl.static_range(COPIES):
             slot = tl.load(p_copies + token * COPIES + copy)
             entry_of_copy = tl.where(live & (slot >= 0), slot // S, -1)

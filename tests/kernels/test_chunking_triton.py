@@ -5,7 +5,12 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels.blocks import Blocks
-from clusterformer.kernels.chunking import cluster_chunks, equal_blocks, window_blocks
+from clusterformer.kernels.chunking import (
+    cluster_chunks,
+    equal_blocks,
+    single_block,
+    window_blocks,
+)
 from clusterformer.kernels.dispatch import VARIABLE
 from clusterformer.kernels.reference import sort
 
@@ -82,7 +87,11 @@ def test_what_the_kernels_of_attention_read(padding, monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "reference")
     mask = mask_of(23, padding)
     grouped = sort(torch.randint(7, (3, 23)), 7, mask)
-    for blocks in (equal_blocks(grouped, 4, mask, 1, 2), cluster_chunks(grouped, 3, mask)):
+    for blocks in (
+        equal_blocks(grouped, 4, mask, 1, 2),
+        cluster_chunks(grouped, 3, mask),
+        single_block(23, 3, mask, device=torch.device("cpu")),
+    ):
         members, own_entries = _chunking_triton.packed(blocks)
         assert torch.equal(members.long(), blocks.members.masked_fill(~blocks.filled, -1))
         for text, entries in enumerate(own_entries.tolist()):

@@ -80,6 +80,12 @@ def test_values_and_gradients_are_those_of_the_reference(form, padded, monkeypat
     agree(inputs(LENGTH, 8, 5), blocks, monkeypatch, **FORMS[form])
 
 
+def test_padding_may_stand_before_a_text_of_one_block(monkeypatch) -> None:
+    mask = torch.arange(9) >= torch.tensor([[0], [4]])
+    blocks = window_blocks(9, BATCH, 16, mask, device=mask.device)
+    agree(inputs(9, 8, 0), blocks, monkeypatch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "length", [1, *(pytest.param(length, marks=pytest.mark.slow) for length in (3, 63))]
