@@ -40,7 +40,8 @@ def chunk_attention(
 ) -> Tensor:
     """Apply softmax attention of each block over the blocks that it sees; see `reference`.
 
-    Saves q, k, v, the values and one log-sum-exp for each token and head; sorts no copy.
+    Saves q, k, v, the values and one log-sum-exp for each token and head; sorts no copy. Computes
+    float64 in float32, as on CPU.
 
     Raises:
         ValueError: if a row is wider than a tile holds.
@@ -50,7 +51,9 @@ def chunk_attention(
             f"the Triton kernels hold rows of up to {MAX_WIDTH} columns, got {q.shape[-1]} with "
             f"{extra[0].shape[-1]} extra; CLUSTERFORMER_KERNELS=reference takes any"
         )
-    q, k, v, *columns = (_inner_contiguous(x.to(q.dtype)) for x in (q, k, v, *extra))
+    given = q.dtype
+    dtype = torch.float32 if given is torch.float64 else given
+    q, k, v, *columns = (_inner_contiguous(x.to(dtype)) for x in (q, k, v, *extra))
     members, own_entries = packed(blocks)
     index = members, blocks.visible.contiguous(), own_entries
     mask = q.new_empty(0, dtype=torch.bool) if mask is None else mask.contiguous()
@@ -58,7 +61,7 @@ def chunk_attention(
     none = q.new_empty(0, dtype=torch.float32)
     further = (none, none) if more is None else (x.float() for x in more)
     out, _ = _forward(q, k, v, *columns, *further, *index, mask, *options)
-    return out
+    return out.to(given)
 
 
 @torch.library.custom_op("clusterformer::chunk_attention_triton", mutates_args=())

@@ -120,6 +120,18 @@ def test_half_precision_is_as_near_as_the_reference(monkeypatch) -> None:
         assert (c.float() - a).abs().max() <= 2 * (b.float() - a).abs().max() + 2e-3
 
 
+def test_float64_is_computed_in_float32(monkeypatch) -> None:
+    """No kernel compiles for float64: its sums are float32."""
+    blocks = blocks_of("strict", 9, None)
+    rows = inputs(9, 8, 0)
+    single, double = (
+        run("triton", x, blocks, monkeypatch) for x in (rows, [x.double() for x in rows])
+    )
+    for a, b in zip(single, double, strict=True):
+        assert b.dtype is torch.float64
+        assert torch.equal(a.double(), b)
+
+
 @pytest.mark.slow
 def test_the_same_bits_twice(monkeypatch) -> None:
     tensors, blocks = inputs(LENGTH, 8, 5), blocks_of("both ways", LENGTH, None)
