@@ -10,11 +10,13 @@ from typing import NamedTuple, Protocol
 from clusterformer.data.tables import (
     Column,
     Line,
+    hint_of_semicolons,
     json_records,
     read_text,
     require_one,
     split_lines,
     table_format,
+    table_rows,
 )
 from clusterformer.errors import InputError
 
@@ -164,11 +166,7 @@ def _table_fields(
 
     if not header and not any(isinstance(column, str) for group in given for column in group):
         yield fields(number, first)
-    for number, line in lines:
-        if not line:
-            raise InputError(f"{path}:{number}: empty line, allowed is text with a label")
-        if len(line) != len(first):
-            raise InputError(f"{path}:{number}: {len(line)} columns, line 1 has {len(first)}")
+    for number, line in table_rows(path, lines, first):
         yield fields(number, line)
 
 
@@ -198,7 +196,7 @@ def _index(path: Path, first: list[str], column: Column) -> int:
     if column not in first:
         raise InputError(
             f"{path}:1: no column {column!r}, the header line has {f'{first}':.500}; "
-            "without a header line, give the columns by number"
+            f"without a header line, give the columns by number{hint_of_semicolons(first)}"
         )
     require_one(path, first, column)
     return first.index(column)

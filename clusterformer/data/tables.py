@@ -55,7 +55,7 @@ def read_table(
         absent: Field of a key that a JSON object lacks.
 
     Raises:
-        InputError: if the file cannot be read, or a row has another number of fields.
+        InputError: if the file cannot be read, or a row is empty or has another number of fields.
     """
     suffix, content = table_format(path), read_text(path, encoding)
     if suffix == ".jsonl":
@@ -64,15 +64,7 @@ def read_table(
         return header, [[record.get(key, absent) for key in header] for record in records]
     lines = split_lines(path, content, suffix)
     _, header = next(lines, (1, []))
-    rows = []
-    for number, line in islice(lines, max_rows):
-        if len(line) != len(header):
-            raise InputError(
-                f"{path}:{number}: {len(line)} columns, line 1 has {len(header)}"
-                f"{hint_of_semicolons(header)}"
-            )
-        rows.append(line)
-    return header, rows
+    return header, [row for _, row in islice(table_rows(path, lines, header), max_rows)]
 
 
 def read_text(path: Path, encoding: str | None = None) -> str:
@@ -121,6 +113,23 @@ def _csv_lines(path: Path, content: str) -> Iterator[Line]:
             line = reader.line_num + 1
     except csv.Error as error:
         raise InputError(f"{path}:{line}: not CSV: {error}") from None
+
+
+def table_rows(path: Path, lines: Iterator[Line], header: list[str]) -> Iterator[Line]:
+    """Yield the lines below the first one, each of which has as many fields as that.
+
+    Raises:
+        InputError: if a line is empty, or has another number of fields.
+    """
+    for number, line in lines:
+        if not line:
+            raise InputError(f"{path}:{number}: empty line, allowed is a row of the table")
+        if len(line) != len(header):
+            raise InputError(
+                f"{path}:{number}: {len(line)} columns, line 1 has {len(header)}"
+                f"{hint_of_semicolons(header)}"
+            )
+        yield number, line
 
 
 def hint_of_semicolons(header: list[str]) -> str:

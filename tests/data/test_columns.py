@@ -120,6 +120,15 @@ def test_columns_apart_by_semicolons_are_noticed(tmp_path):
     (tmp_path / "a.csv").write_text("text;label\na good film;pos\n" * 2)
     with pytest.raises(InputError, match="by commas or tabs, not by ';'"):
         find_columns(tmp_path / "a.csv", TEXT)
+    with pytest.raises(InputError, match="by commas or tabs, not by ';'"):
+        read_rows(tmp_path / "a.csv")
+
+
+def test_an_empty_line_is_called_so(tmp_path):
+    path = write(tmp_path / "a.csv", {"id": "id", "stars": "label", "review": "text"})
+    path.write_text(f"{path.read_text()}\n")
+    with pytest.raises(InputError, match=r"a\.csv:42: empty line"):
+        find_columns(path, TEXT)
 
 
 def test_a_missing_header_line_is_noticed(tmp_path):
