@@ -55,7 +55,10 @@ def find_columns(
     if None not in chosen.values():
         return {option: column for option, column in chosen.items() if column is not None}
     header, rows = read_table(Path(path).expanduser(), encoding, _MAX_ROWS)
-    names = [name for name in dict.fromkeys(header) if name not in chosen.values()]
+    is_json = table_format(Path(path)) == ".jsonl"
+    taken = [column for column in chosen.values() if column is not None]
+    given = {str(column) if is_json else column for column in taken}
+    names = [name for name in dict.fromkeys(header) if name not in given]
     for option, column in chosen.items():
         usual = option.removesuffix("_column")
         if column is None and usual in names:
@@ -63,7 +66,7 @@ def find_columns(
             names.remove(usual)
     values = {name: [str(row[header.index(name)]).strip() for row in rows] for name in names}
     wanted = [option for option, column in chosen.items() if column is None]
-    has_header = header_line or table_format(Path(path)) == ".jsonl"
+    has_header = header_line or is_json
     numbered = any(str(column).isdecimal() and column not in header for column in columns.values())
     for is_label in (False, True):
         options = [option for option in wanted if (option == "label_column") == is_label]

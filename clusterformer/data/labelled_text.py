@@ -65,6 +65,10 @@ class _Columns(NamedTuple):
     names: tuple[Column, ...]
     allow_empty: bool = False
 
+    def as_keys(self) -> _Columns:
+        """Name the columns as keys of JSON objects, which are strings."""
+        return self._replace(texts=tuple(map(str, self.texts)), names=tuple(map(str, self.names)))
+
 
 class _Fields(NamedTuple):
     texts: list[str]
@@ -144,7 +148,7 @@ def _read(path: Path, columns: _Columns, header: bool, encoding: str | None) -> 
     suffix = table_format(path)
     content = read_text(path, encoding)
     if suffix == ".jsonl":
-        found = list(_json_fields(path, content, columns))
+        found = list(_json_fields(path, content, columns.as_keys()))
     else:
         found = list(_table_fields(path, split_lines(path, content, suffix), columns, header))
     if not found:

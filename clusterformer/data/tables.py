@@ -20,7 +20,7 @@ from clusterformer.errors import InputError, reading
 FORMATS = (".tsv", ".csv", ".jsonl")
 
 Column = int | str
-"""Name in the header line (JSON: key), or number counted from 1."""
+"""Name in the header line, or number counted from 1. In JSON lines the key: 1 is the key "1"."""
 
 Line = tuple[int, list[str]]  # line number from 1, fields
 

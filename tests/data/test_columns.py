@@ -80,6 +80,12 @@ def test_usual_names_come_first_and_named_columns_stay(tmp_path, caplog):
     assert not caplog.messages
 
 
+def test_a_key_that_is_a_number_is_not_found_again(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"0": "text", "1": "text", "2": "label"})
+    found = find_columns(path, {**PAIR, "first_column": 1})
+    assert found == {"first_column": 1, "second_column": "0", "label_column": "2"}
+
+
 def test_two_texts_are_found_in_their_order(tmp_path):
     path = write(tmp_path / "a.csv", {"q1": "text", "same": "label", "q2": "text", "when": "date"})
     assert list(find_columns(path, PAIR).values()) == ["q1", "q2", "same"]

@@ -59,6 +59,8 @@ def test_json_lines_take_keys_and_labels_that_are_numbers(write):
     ]
     scored = write("b.jsonl", '{"text": "good", "label": 3.8}\n')
     assert read_rows(scored)[0].label == "3.8"
+    numbered = write("c.jsonl", '{"0": "good", "1": "pos"}\n')  # a command line gives numbers
+    assert read_rows(numbered, text_column=0, label_column=1)[0][:2] == ("good", "pos")
 
 
 @pytest.mark.parametrize("name", ["a.tsv.gz", "a.b.tsv.gz"])
