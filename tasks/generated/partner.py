@@ -74,6 +74,7 @@ class Partner(GeneratedTask):
     """
 
     state_type = PartnerState
+    sizes = ("num_tokens",)
 
     def __init__(
         self,
