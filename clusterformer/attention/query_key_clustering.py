@@ -245,12 +245,13 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
         scale = q.shape[-1] ** -0.5
         more: tuple[Tensor, ...] = ()
         if sampling:
-            slots_of = members, groups.filled, seen, filled
             more = sampled_attention(
-                q, k, v, *slots_of, self.sampled_keys, key_mask, causal=causal, scale=scale
-            )
-        index = members, groups.filled, seen, allowed
-        mixed = gathered_attention(q, k, v, *index, *more, scale=scale)
+                q, k, v, members, groups.filled, seen, filled, self.sampled_keys, key_mask,
+                causal=causal, scale=scale,
+            )  # fmt: skip
+        mixed = gathered_attention(
+            q, k, v, members, groups.filled, seen, allowed, *more, scale=scale
+        )
         mixed = torch.where(none[..., None], v, mixed)
         by_text = z_q.shape[:2]
         assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
