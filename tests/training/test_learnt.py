@@ -135,20 +135,30 @@ def test_an_encoder_starts_from_a_causal_language_model(folder: Path, capsys) ->
     assert all(torch.equal(before[n], after[n.replace("decoder", "encoder")]) for n in names)
 
 
-def test_longer_texts_of_a_generated_task_start_from_short_ones(folder: Path, capsys) -> None:
+@pytest.mark.parametrize(
+    ("task", "length", "vocabulary", "embedding"),
+    [
+        ("Recall", "length", "vocab_size", "embedding"),
+        ("Partner", "num_tokens", "num_pairs", "keys"),
+    ],
+)
+def test_longer_texts_of_a_generated_task_start_from_short_ones(
+    folder: Path, capsys, task: str, length: str, vocabulary: str, embedding: str
+) -> None:
     """Tokens mean the same at any length, so all is taken; in another vocabulary they do not."""
-    recall = ["--data=Recall", "--data.num_pairs=2", "--data.batch_size=2", "--data.valid_texts=2"]
-    recall += ["--data.test_texts=2", "--data.epoch_steps=1", "--model.positions=rotary"]
-    short = [*recall, "--data.length=8", "--data.vocab_size=20"]
+    options = [f"--data={task}", "--data.batch_size=2", "--data.valid_texts=2"]
+    options += ["--data.test_texts=2", "--data.epoch_steps=1", "--model.positions=rotary"]
+    options += ["--data.num_pairs=2"] if task == "Recall" else []
+    short = [*options, f"--data.{length}=8", f"--data.{vocabulary}=20"]
     assert fit(*short, "--runs=short") == 0
     capsys.readouterr()
-    for vocab_size, taken in ((20, True), (22, False)):
-        longer = [*recall, "--data.length=32", f"--data.vocab_size={vocab_size}"]
-        longer += ["--model.init_from=short/recall/1", "--runs=long"]
+    for size, taken in ((20, True), (22, False)):
+        longer = [*options, f"--data.{length}=32", f"--data.{vocabulary}={size}"]
+        longer += [f"--model.init_from=short/{task.lower()}/1", "--runs=long"]
         assert fit(*longer) == 0
         report = capsys.readouterr().err
-        assert "init_from short/recall/1: " in report
-        assert ("new: embedding.tokens.weight" not in report) == taken
+        assert f"init_from short/{task.lower()}/1: " in report
+        assert (f"new: {embedding}.tokens.weight" not in report) == taken
 
 
 def test_every_embedding_of_the_same_task_is_taken(folder: Path, capsys) -> None:
