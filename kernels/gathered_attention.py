@@ -26,8 +26,7 @@ def gathered_attention(
     filled: Tensor,
     seen: Tensor,
     mask: Tensor,
-    more: Tensor | None = None,
-    more_masses: Tensor | None = None,
+    more: tuple[Tensor, Tensor] | None = None,
     *,
     scale: float,
 ) -> Tensor:
@@ -40,8 +39,8 @@ def gathered_attention(
         seen: (B, G, K) keys that the group sees.
         mask: (B, G, 1 or S, K) bool, False for a key that has no weight, for all slots or for each.
             No row may be all False.
-        more: (B, N, D) values of attention of each query to further keys; None for none.
-        more_masses: (B, N, 1) log of the sum of exp over their logits; -1e30 for none.
+        more: Values (B, N, D) of attention of each query to further keys, and masses (B, N, 1), the
+            log of the sum of exp over their logits; -1e30 for a query without one. None for none.
         scale: Factor on the logits.
 
     Returns:
@@ -50,12 +49,11 @@ def gathered_attention(
     Cost: O(G S K D) time; O(N D) memory on CPU, O(G K D) elsewhere.
     """
     if q.device.type != "cpu" or torch.onnx.is_in_onnx_export():
-        return reference(q, k, v, members, filled, seen, mask, more, more_masses, scale=scale)
-    if more is None or more_masses is None:
-        more, more_masses = q.new_empty(0, 0, q.shape[2]), q.new_empty(0, 0, 1)
+        return reference(q, k, v, members, filled, seen, mask, more, scale=scale)
+    further = more or (q.new_empty(0, 0, q.shape[2]), q.new_empty(0, 0, 1))
     sequence = torch.arange(q.shape[0])[:, None, None]
     members, seen = members + sequence * q.shape[1], seen + sequence * k.shape[1]
-    rows = (x.float().flatten(0, 1) for x in (q, k, v, more, more_masses))
+    rows = (x.float().flatten(0, 1) for x in (q, k, v, *further))
     index = (x.flatten(0, 1) for x in (members, filled, seen, mask))
     return _forward(*rows, *index, scale).unflatten(0, q.shape[:2])
 
@@ -68,20 +66,19 @@ def reference(
     filled: Tensor,
     seen: Tensor,
     mask: Tensor,
-    more: Tensor | None = None,
-    more_masses: Tensor | None = None,
+    more: tuple[Tensor, Tensor] | None = None,
     *,
     scale: float,
 ) -> Tensor:
     """Define `gathered_attention`."""
     query, key, value = _rows(q, members), _rows(k, seen), _rows(v, seen)
-    if more is None or more_masses is None:
+    if more is None:
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     else:
         logits = (scale * query @ key.mT).float().masked_fill(~mask, float("-inf"))
-        masses = _rows(more_masses.float(), members)
-        weights = torch.cat([logits, masses], -1).softmax(-1).to(v.dtype)
-        out = weights[..., :-1] @ value + weights[..., -1:] * _rows(more, members)
+        values_of_more, masses = (_rows(x, members) for x in more)
+        weights = torch.cat([logits, masses.float()], -1).softmax(-1).to(v.dtype)
+        out = weights[..., :-1] @ value + weights[..., -1:] * values_of_more
     token = members.masked_fill(~filled, q.shape[1]).flatten(1)
     values = out.new_zeros(q.shape[0], q.shape[1] + 1, q.shape[2])
     index = token[..., None].expand(-1, -1, q.shape[2])

@@ -243,14 +243,14 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
             far_q, far_k = far_q.detach(), far_k.detach()
         q, k, v = (x.flatten(0, 1) for x in (far_q, far_k, value))
         scale = q.shape[-1] ** -0.5
-        more: tuple[Tensor, ...] = ()
+        more = None
         if sampling:
             more = sampled_attention(
                 q, k, v, members, groups.filled, seen, filled, self.sampled_keys, key_mask,
                 causal=causal, scale=scale,
             )  # fmt: skip
         mixed = gathered_attention(
-            q, k, v, members, groups.filled, seen, allowed, *more, scale=scale
+            q, k, v, members, groups.filled, seen, allowed, more, scale=scale
         )
         mixed = torch.where(none[..., None], v, mixed)
         by_text = z_q.shape[:2]

@@ -57,7 +57,7 @@ def test_further_keys_are_in_the_same_softmax(monkeypatch, slots: int) -> None:
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             logits = 0.3 * q @ k[:, half:].mT
             more = logits.softmax(-1) @ v[:, half:], logits.logsumexp(-1, keepdim=True)
-            return function(q, k, v, members, filled, seen, mask, *more, scale=0.3)
+            return function(q, k, v, members, filled, seen, mask, more, scale=0.3)
 
         return attention
 
@@ -77,7 +77,7 @@ def test_no_further_keys_change_nothing() -> None:
     none = torch.randn_like(q), torch.full((2, 9, 1), -1e30)
     for function in (kernel.reference, kernel.gathered_attention):
         alone = function(q, k, v, *index, scale=0.3)
-        torch.testing.assert_close(function(q, k, v, *index, *none, scale=0.3), alone)
+        torch.testing.assert_close(function(q, k, v, *index, none, scale=0.3), alone)
 
 
 @pytest.mark.parametrize("slots", [1, 4])
