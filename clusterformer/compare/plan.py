@@ -68,7 +68,7 @@ class Plan:
         """Return the plan of some rows, some columns and the first seeds; None for all.
 
         Raises:
-            InputError: if it has no such row or column.
+            InputError: if it has no such row or column, or not so many seeds.
         """
         runs = self.runs
         for kind, names in (("row", rows), ("column", columns)):
@@ -77,8 +77,10 @@ class Plan:
                 if name not in known:
                     raise InputError(f"no {kind} {name!r}; there is {', '.join(known)}")
             runs = [run for run in runs if names is None or getattr(run, kind) in names]
-        first = list(dict.fromkeys(run.seed for run in runs))[:seeds]
-        return replace(self, runs=[run for run in runs if run.seed in first])
+        known = list(dict.fromkeys(run.seed for run in runs))
+        if seeds is not None and seeds > len(known):
+            raise InputError(f"no {seeds} seeds; there are {', '.join(map(str, known))}")
+        return replace(self, runs=[run for run in runs if run.seed in known[:seeds]])
 
 
 def find_plan(name: str) -> Path:

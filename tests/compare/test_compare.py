@@ -87,6 +87,8 @@ def test_a_part_of_a_comparison(tmp_path: Path, capfd) -> None:
     ]
     assert main(["compare", str(path), "--rows", "coupled", "neither"]) == 2
     assert "no row 'neither'; there is coupled, not coupled" in capfd.readouterr().err
+    assert main(["compare", str(path), "--seeds", "4"]) == 2
+    assert "no 4 seeds; there are 5, 3, 8" in capfd.readouterr().err
 
 
 def test_a_class_stands_before_its_options(tmp_path: Path) -> None:
