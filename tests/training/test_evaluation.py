@@ -8,7 +8,7 @@ import torch
 from default_dtype import default_dtype
 from torch import nn
 from torchmetrics import MetricCollection
-from toy_task import Net, Toy, ToyBatch
+from toy_task import Examples, Net, Toy, ToyBatch
 from waits import Waits
 
 from clusterformer.attention import ClusteredAttention, FullAttention, NeuralClusteringAttention
@@ -90,6 +90,23 @@ def test_no_gpu_would_wait_for_a_batch_to_be_added() -> None:
     with Waits() as waits:
         evaluation.add(network, network(batch), batch)
     assert not waits.found
+
+
+@torch.no_grad()
+def test_measures_do_not_depend_on_how_texts_fall_into_batches() -> None:
+    """Also where some of them are so short that they have full attention."""
+    attention = partial(NeuralClusteringAttention, num_clusters=4, block_size=2, dense_length=5)
+    network = Net(TransformerConfig(attention, d_model=8, num_heads=2, num_layers=2, d_ff=8)).eval()
+    task, texts, found = Measured(), Examples(20, 1), []
+    for size in (20, 7, 1):
+        evaluation = Evaluation(task, torch.device("cpu"))
+        for first in range(0, 20, size):
+            batch = texts[list(range(first, min(first + size, 20)))]
+            evaluation.add(network, network(batch), batch)
+        found.append(evaluation.compute())
+    assert {"loss", "accuracy", "keys_seen", "layer2/entropy", "layer1/purity"} <= set(found[0])
+    for measures in found[1:]:
+        torch.testing.assert_close(measures, found[0])
 
 
 @torch.no_grad()
