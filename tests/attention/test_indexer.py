@@ -102,6 +102,7 @@ def test_the_loss_is_the_divergence_from_attention(target: str, block_size: int)
     x, (q, k, v) = torch.randn(1, 12, 16), torch.randn(3, 1, 2, 12, 8).unbind()
     _, grouping = core(q, k, v, hidden=x)
     (queries, weights, keys), total = core._index(x), 0.0
+    torch.testing.assert_close(weights, core.index_weights(x) * (core.index_heads * 4) ** -0.5)
     position, mask = core._choose((queries, weights, keys), None)
     for t in range(12):
         at = list(range(t + 1)) if target == "all" else position[0, t][mask[0, t]].tolist()

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.attention import QueryKeyClusteringAttention
+from clusterformer.attention.sampled_keys import sampled_attention
 
 WIDTH, HEADS, LENGTH = 32, 4, 41
 SMALL = {"num_clusters": 2, "key_clusters": 2, "chunk_size": 4, "dense_length": 0, "probes": 0,
@@ -60,6 +61,20 @@ def test_on_average_the_sums_are_those_over_all_keys(causal: bool) -> None:
     assert there.sum() > 20
     ratio = share[there].mean() / expected[there].mean()
     assert 0.8 < ratio < 1.25
+
+
+@pytest.mark.parametrize("count", [12, 99])
+def test_the_sample_stands_for_the_real_keys_of_its_own_text(count: int) -> None:
+    """With logits of 0 and no key selected, the sum is the number of keys, whatever is drawn."""
+    rows, _, mask = inputs()
+    q, k, v = (x[:, 0] for x in rows)
+    members = torch.arange(LENGTH).expand(2, 1, LENGTH)  # one group of all queries
+    seen = torch.zeros_like(members)
+    _, masses = sampled_attention(
+        0 * q, k, v, members, members >= 0, seen, seen > 0, count, mask, causal=False, scale=1.0
+    )
+    numbers = mask.sum(1, keepdim=True).expand(-1, LENGTH).float()
+    torch.testing.assert_close(masses[..., 0].exp(), numbers)
 
 
 @both
