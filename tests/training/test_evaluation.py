@@ -98,7 +98,7 @@ def test_measures_do_not_depend_on_how_texts_fall_into_batches() -> None:
     attention = partial(NeuralClusteringAttention, num_clusters=4, block_size=2, dense_length=5)
     network = Net(TransformerConfig(attention, d_model=8, num_heads=2, num_layers=2, d_ff=8)).eval()
     task, texts, found = Measured(), Examples(20, 1), []
-    for size in (20, 7, 1):
+    for size in (20, 13, 1):
         evaluation = Evaluation(task, torch.device("cpu"))
         for first in range(0, 20, size):
             batch = texts[list(range(first, min(first + size, 20)))]
