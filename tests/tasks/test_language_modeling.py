@@ -133,6 +133,14 @@ def test_a_uniform_model_needs_eight_bits_a_byte(folder: Path, context: int, str
     assert found["word_perplexity"].log().item() == pytest.approx(expected)
 
 
+def test_each_text_of_a_prediction_has_its_own_code_length(folder: Path) -> None:
+    task = LanguageModeling(train="text.txt")
+    task.setup("fit")
+    found = task.predictions(Uniform(), task.text_batch(["cat", "a longer text"]))
+    assert [record["bits"] for record in found] == pytest.approx([8 * 3, 8 * 13])
+    assert [record["tokens"] for record in found] == [3, 13]
+
+
 @pytest.mark.parametrize("stride", [None, 50])
 def test_far_bytes_are_found_among_bytes_that_another_window_counts(folder: Path, stride) -> None:
     far, length = 64, 5
