@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from clusterformer.cli.against import _likewise
+from clusterformer.cli.against import Outcome, _likewise, _verdict
 from clusterformer.cli.main import main
 from clusterformer.cli.options import Options
 
@@ -87,6 +87,16 @@ def test_the_steps_of_one_that_was_stopped_early_are_its_own(
     assert other < first
     *_, last = capsys.readouterr().out.splitlines()
     assert f", after {first}, {other} steps" in last
+
+
+def test_the_last_line_says_who_only_guesses_and_what_a_token_sees() -> None:
+    options = Options(["--data=Partner", "--data.num_values=10", *TOY[4:]], fitting=True)
+    first = Outcome(None, {"test/keys_seen": 0.25}, 400, 1.0)
+    rows = [("this run", 0.92, 1.0), ("full attention", 0.12, 1.0), ("half as wide", 0.14, 1.0)]
+    assert _verdict(options, first, rows, [400, 400, 400]) == (
+        "neural clustering 0.92, full attention 0.12 (guessing), half as wide 0.14, "
+        "after the same 400 steps; a token sees 25 % of its text"
+    )
 
 
 @pytest.mark.parametrize("limit", ["1", "0.5"])
