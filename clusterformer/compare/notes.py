@@ -20,6 +20,13 @@ _START = "model.init_from"  # a first part of the same seed
 _TEST_LIMIT = "trainer.limit_test_batches"
 
 
+def of_repetition(results: Sequence[Result]) -> set[str]:
+    """Find the keys that differ between repetitions: directories, and what follows the seed."""
+    configs, seeds = [result.config for result in results], [result.seed for result in results]
+    following = {key for key, values in differences(configs).items() if values == seeds}
+    return {*NO_OPTIONS, _START, *following}
+
+
 def missing_runs(unfinished: Sequence[PlannedRun]) -> list[str]:
     """Name the first planned runs that are not in the table, in one line."""
     if not unfinished:
@@ -70,7 +77,7 @@ def mixed_cells(results: Sequence[Result]) -> list[str]:
     """Name the cells whose runs have different options, but for those that follow the seed."""
     notes = []
     for cell, found in _by_cell(results).items():
-        told = _told_differences(found, lambda key: key != _START)
+        told = _told_differences(found)
         if told:
             notes.append(f"{cell}: its runs differ in {told}")
     return notes
@@ -122,11 +129,11 @@ def _told_differences(
     Returns:
         "" if there are none.
     """
-    seeds = [result.seed for result in results]
+    skipped = of_repetition(results)
     return ", ".join(
         f"{key} ({', '.join(dict.fromkeys(map(str, values)))})"
         for key, values in differences([result.config for result in results]).items()
-        if wanted(key) and key not in NO_OPTIONS and values != seeds
+        if wanted(key) and key not in skipped
     )
 
 

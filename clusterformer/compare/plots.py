@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from clusterformer.compare.configs import differences
+from clusterformer.compare.configs import differences, name_rows
+from clusterformer.compare.notes import of_repetition
+from clusterformer.compare.plan_file import is_number
 from clusterformer.compare.results import Result
 from clusterformer.compare.statistics import AVERAGE, Summary
 from clusterformer.plots.style import (
@@ -100,34 +103,34 @@ def quality_against(summary: Summary, cost: str) -> str | None:
 
 
 def along_a_key(summary: Summary) -> dict[str, str]:
-    """Draw measures and costs along each numeric key that has three values or more.
+    """Draw measures and costs along each numeric key of which one model has three values or more.
+
+    The runs of a line differ in that key alone: beside other differences nobody could tell what the
+    key does.
 
     Returns:
         Key to SVG.
     """
-    configs = [result.config for result in summary.results]
     drawings = {}
-    for key, values in differences(configs).items():
-        numbers = {v for v in values if isinstance(v, int | float) and not isinstance(v, bool)}
-        names = [
-            name for name, points in _lines(summary, key, summary.value).items() if len(points) > 2
-        ]
-        if not names or key == "seed_everything":
+    for key in differences([result.config for result in summary.results]):
+        lines = _lines(summary, key)
+        if not lines:
             continue
+        numbers = sorted({number for points in lines.values() for number in points})
         picture = figure(10.5, 3.2)
         panels = picture.subplots(1, 3)
         handles: dict[str, Any] = {}
         for axes, (title, read) in zip(panels, _measures(summary).items(), strict=True):
             plain_axes(axes, title, key.rpartition(".")[2])
-            if min(numbers) > 0:
+            if numbers[0] > 0:
                 axes.set_xscale("log", base=2)
-            lines = _lines(summary, key, read)
-            for name in names:
-                x, y = zip(*lines[name], strict=True)
-                color = PALETTE[len(handles) % len(PALETTE)]
-                color = handles[name].get_color() if name in handles else color
-                (handles[name],) = axes.plot(x, y, "o-", color=color, markersize=4, linewidth=1.5)
-            axes.set_xticks(sorted(numbers), [f"{n:g}" for n in sorted(numbers)], minor=False)
+            for index, (name, points) in enumerate(lines.items()):
+                means = [fmean(map(read, points[number])) for number in sorted(points)]
+                (handles[name],) = axes.plot(
+                    sorted(points), means, "o-", color=PALETTE[index % len(PALETTE)],
+                    markersize=4, linewidth=1.5,
+                )  # fmt: skip
+            axes.set_xticks(numbers, [f"{n:g}" for n in numbers], minor=False)
             axes.minorticks_off()
         _legend(picture, handles)
         drawings[key] = to_svg(picture)
@@ -142,17 +145,28 @@ def _measures(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _lines(summary: Summary, key: str, read: Any) -> dict[str, list[tuple[float, float]]]:
-    """Return each mechanism's points: value of the key, and mean over its runs."""
-    found: dict[str, dict[float, list[float]]] = {}
-    for result in summary.results:
-        if isinstance(result.config.get(key), int | float):
-            name = str(result.config.get("model.attention", result.row))
-            name = f"{name}, {result.column}" if result.column else name
-            found.setdefault(name, {}).setdefault(result.config[key], []).append(read(result))
+def _lines(summary: Summary, key: str) -> dict[str, dict[float, list[Result]]]:
+    """Group the runs of a column that differ in a key alone, but for what repetitions differ in.
+
+    Returns:
+        For each group with three values of the key or more: its mechanism, the options that
+        distinguish it from the other groups, and its column; to each value and its runs.
+    """
+    runs = [result for result in summary.results if is_number(result.config.get(key))]
+    skipped = of_repetition(runs)
+    if key in skipped:
+        return {}
+    groups: dict[str, tuple[dict[str, Any], dict[float, list[Result]]]] = {}
+    for run in runs:
+        others = {k: v for k, v in run.config.items() if k != key and k not in skipped}
+        others |= {"data": run.column, "data.name": run.column}
+        _, points = groups.setdefault(repr(sorted(others.items())), (others, {}))
+        points.setdefault(run.config[key], []).append(run)
+    drawn = [group for group in groups.values() if len(group[1]) > 2]
+    names = name_rows([others for others, _ in drawn])
     return {
-        name: sorted((x, float(np.mean(values))) for x, values in points.items())
-        for name, points in found.items()
+        ", ".join(filter(None, (row, column.removeprefix(", ")))): points
+        for (row, column), (_, points) in zip(names, drawn, strict=True)
     }
 
 

@@ -80,6 +80,29 @@ def test_a_key_is_drawn_along_only_where_one_thing_takes_three_values_of_it() ->
     assert list(along_a_key(summarise(together))) == [key]
 
 
+def test_a_line_along_a_key_is_of_runs_that_differ_in_that_key_alone() -> None:
+    clusters, width = "model.attention.num_clusters", "model.attention.min_width"
+    runs = [
+        result(f"k = {k}, {w}", "", seed, k / 100 if w == 1 else 0.9, config={
+            "model.attention": "A", clusters: k, width: w, "seed_everything": seed})
+        for k in (5, 10, 20) for w in (1, 64) for seed in (0, 1)
+    ]  # fmt: skip
+    (drawn,) = along_a_key(summarise(runs)).values()
+    assert ">A, min_width=1<" in drawn
+    assert ">A, min_width=64<" in drawn
+    unlike = [replace(run, config={**run.config, "model.lr": run.config[clusters]}) for run in runs]
+    assert along_a_key(summarise(unlike)) == {}
+
+
+def test_what_follows_the_seed_has_no_line_along_it() -> None:
+    folds = [
+        result("A", "", fold, 0.5, config={
+            "model.attention": "A", "data.fold": fold, "seed_everything": fold})
+        for fold in range(5)
+    ]  # fmt: skip
+    assert along_a_key(summarise(folds)) == {}
+
+
 def test_a_heat_map_needs_every_pair_of_one_option_of_the_model_and_one_of_the_data() -> None:
     clusters, length = "model.attention.num_clusters", "data.length"
     runs = [
