@@ -45,8 +45,8 @@ def page(summary: Summary, title: str, command: str) -> str:
         *(f'<p class="alarm">{_text(note)}</p>' for note in summary.notes),
         _section("Results", _table(summary) + _how_to_read(summary)),
         _section("Chosen by validation", _choices(summary.choices)),
-        _section("Learning curves", _figure(validation_curves(summary), "Mean over seeds; the "
-                 "band spans the lowest and the highest.")
+        _section("Learning curves", _figure(validation_curves(summary), "Validation by steps: "
+                 "mean over seeds; the band spans the lowest and the highest.")
                  + _figure(validation_curves(summary, "second"), "The same by seconds.")),
         _section("Quality and cost", _pair([
             _figure(quality_against(summary, cost), f"Against {cost}.")
@@ -74,23 +74,23 @@ def _table(summary: Summary) -> str:
     )
     lines = []
     for cells in body(summary, lambda cell: f"\0{cell}"):
-        exact = _exact(summary, cells[0]) if cells[0] in summary.costs else [None] * len(cells)
+        exact = _exact(summary, cells[0]) if cells[0] in summary.costs else [None] * len(cells[1:])
         shown = "".join(
             f"<td{'' if value is None else f' data-value={value:g}'}>{_bold(cell)}</td>"
-            for cell, value in zip(cells, exact, strict=True)
+            for cell, value in zip(cells[1:], exact, strict=True)
         )
         paper = "" if cells[0] in summary.costs else ' class="paper"'
-        lines.append(f"<tr{paper}>{shown}</tr>")
+        lines.append(f'<tr{paper}><th scope="row">{_text(cells[0])}</th>{shown}</tr>')
     return _html_table(heads, lines)
 
 
 def _exact(summary: Summary, row: str) -> list[float | None]:
-    """Return the values by which the cells of a row are sorted, None for sorting by text."""
+    """Return the values by which a row's cells behind its name are sorted; None: by their text."""
     cells = (summary.cells.get((row, column)) for column in summary.columns)
     means = [None if cell is None else cell.mean for cell in cells]
     test = summary.significance.get(row)
     costs = (None if math.isnan(cost) else cost for cost in summary.costs_of(row))
-    return [None, *means, test and test.p, *costs]
+    return [*means, test and test.p, *costs]
 
 
 def _bold(cell: str) -> str:
@@ -200,7 +200,9 @@ def _section(title: str, content: str) -> str:
 def _figure(drawing: str | None, caption: str) -> str:
     if drawing is None:
         return ""
-    return f"<figure>{drawing}<figcaption>{_text(caption)}</figcaption></figure>"
+    told = _text(caption)  # in place of the drawing's loose numbers, where a page is read aloud
+    named = drawing.replace("<svg", f'<svg role="img" aria-label="{told}"', 1)
+    return f"<figure>{named}<figcaption>{told}</figcaption></figure>"
 
 
 def _pair(figures: list[str]) -> str:

@@ -24,14 +24,15 @@ th, td { padding: .35rem .5rem; text-align: right; border-bottom: 1px solid var(
   white-space: nowrap; overflow-wrap: normal; }
 th:first-child, td:first-child, .words td { text-align: left; }
 th:first-child, td:first-child { white-space: normal; min-width: 7rem; }
-th { border-bottom: 2px solid var(--ink); white-space: normal; vertical-align: bottom; }
+thead th { border-bottom: 2px solid var(--ink); white-space: normal; vertical-align: bottom; }
+tbody th { font-weight: normal; }
 .words th { text-align: left; }
 .words td { white-space: normal; overflow-wrap: anywhere; vertical-align: top; }
 th button { all: unset; cursor: pointer; font-weight: 600; }
 th button:focus-visible { outline: 2px solid #0072b2; }
 th[aria-sort="ascending"] button::after { content: " \\2191"; }
 th[aria-sort="descending"] button::after { content: " \\2193"; }
-tr.paper td { color: var(--quiet); }
+tr.paper > * { color: var(--quiet); }
 svg, img { max-width: 100%; height: auto; display: block; }
 img { background: #fff; }
 figure { margin: 0 0 1rem; } figcaption { color: var(--quiet); font-size: .85rem; }

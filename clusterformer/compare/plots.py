@@ -18,15 +18,15 @@ from clusterformer.compare.statistics import AVERAGE, Summary
 from clusterformer.plots.style import (
     FAINT,
     INK,
-    PALETTE,
     QUIET,
     figure,
+    line_style,
     missing_glyphs_as_boxes,
     plain_axes,
 )
 
-MARKERS = "osD^v"
-"""Markers of the rows beyond the colours."""
+NUM_MARKERS = 6
+"""Number of markers on a learning curve, whose points may be many."""
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,9 @@ def validation_curves(summary: Summary, by: Literal["step", "second"] = "step") 
     grid = list(picture.subplots(down, across, squeeze=False).flat)
     handles: dict[str, Any] = {}
     for axes, column in zip(grid, drawn, strict=False):
-        plain_axes(axes, column or summary.results[0].monitor, by)
+        monitor = _of(summary, column=column)[0].monitor
+        plain_axes(axes, column or monitor, f"{by}s")
+        axes.set_ylabel(monitor if column else "", fontsize=9, color=QUIET)
         for row in summary.rows:
             curves = [
                 np.array(r.curve) * [[1.0 if by == "step" else r.seconds_a_step, 1.0]]
@@ -66,10 +68,13 @@ def validation_curves(summary: Summary, by: Literal["step", "second"] = "step") 
             steps = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
             steps = steps[steps <= min(curve[-1, 0] for curve in curves)]
             values = np.stack([np.interp(steps, *curve.T) for curve in curves])
-            color = _color(summary, row)
-            axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.16, lw=0)
-            line = "-" if summary.rows.index(row) < len(PALETTE) else "--"
-            (handles[row],) = axes.plot(steps, values.mean(0), line, color=color, linewidth=1.6)
+            style = line_style(summary.rows.index(row))
+            low, high = values.min(0), values.max(0)
+            axes.fill_between(steps, low, high, color=style["color"], alpha=0.16, lw=0)
+            (handles[row],) = axes.plot(
+                steps, values.mean(0), linewidth=1.6, markersize=4,
+                markevery=-(-len(steps) // NUM_MARKERS), **style,
+            )  # fmt: skip
     for axes in grid[len(drawn) :]:
         axes.set_visible(False)
     _legend(picture, handles)
@@ -94,9 +99,8 @@ def quality_against(summary: Summary, cost: str) -> str | None:
     handles: dict[str, Any] = {}
     for row in rows:
         x, y = summary.costs[row][cost], summary.cells[row, column].mean
-        marker = MARKERS[list(summary.rows).index(row) // len(PALETTE) % len(MARKERS)]
-        color = _color(summary, row)
-        handles[row] = axes.scatter([x], [y], color=color, s=36, zorder=3, marker=marker)
+        style = line_style(summary.rows.index(row)) | {"linestyle": "none"}
+        (handles[row],) = axes.plot([x], [y], zorder=3, markersize=6, **style)
     axes.margins(0.1)
     _legend(picture, handles, 2)  # names beside the points would collide
     return to_svg(picture)
@@ -127,9 +131,8 @@ def along_a_key(summary: Summary) -> dict[str, str]:
             for index, (name, points) in enumerate(lines.items()):
                 means = [fmean(map(read, points[number])) for number in sorted(points)]
                 (handles[name],) = axes.plot(
-                    sorted(points), means, "o-", color=PALETTE[index % len(PALETTE)],
-                    markersize=4, linewidth=1.5,
-                )  # fmt: skip
+                    sorted(points), means, markersize=4, linewidth=1.5, **line_style(index)
+                )
             axes.set_xticks(numbers, [f"{n:g}" for n in numbers], minor=False)
             axes.minorticks_off()
         _legend(picture, handles)
@@ -172,10 +175,6 @@ def _lines(summary: Summary, key: str) -> dict[str, dict[float, list[Result]]]:
 
 def _of(summary: Summary, column: str, row: str | None = None) -> Sequence[Result]:
     return [r for r in summary.results if r.column == column and row in (None, r.row)]
-
-
-def _color(summary: Summary, row: str) -> str:
-    return PALETTE[list(summary.rows).index(row) % len(PALETTE)]
 
 
 def _legend(picture: Figure, handles: dict[str, Any], ncols: int = 3) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
+from clusterformer.plots.style import INK, QUIET, figure, line_style, plain_axes
 
 Points = Sequence[tuple[float, float]]
-MARKERS = "os^Dv<>P"
 
 
 def scaling(panels: Mapping[str, Mapping[str, Points]], path: str | Path, *, title: str) -> None:
@@ -40,13 +39,10 @@ def scaling(panels: Mapping[str, Mapping[str, Points]], path: str | Path, *, tit
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         for name, points in lines.items():
-            number = names.index(name)
             x, y = zip(*sorted(points), strict=True)
             (handles[name],) = axes.plot(
-                x, y, color=PALETTE[number % len(PALETTE)], linewidth=1.6,
-                marker=MARKERS[number % len(MARKERS)], markersize=4,
-                linestyle="-" if number < len(PALETTE) else "--",
-            )  # fmt: skip
+                x, y, linewidth=1.6, markersize=4, **line_style(names.index(name))
+            )
         lengths = sorted({x for points in lines.values() for x, _ in points})
         axes.xaxis.set_major_locator(FixedLocator(lengths))
         axes.xaxis.set_major_formatter(FixedFormatter([_short(x) for x in lengths]))

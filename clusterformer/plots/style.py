@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # colours of Okabe and Ito, distinct with every kind of colour vision
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
+MARKERS = "os^Dv<>P"
 INK, QUIET, FAINT, ALARM = "#1A1A1A", "#5F5F5F", "#DCDCDC", "#B00020"
 FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei")
 
@@ -62,6 +63,19 @@ def plain_axes(axes: Axes, title: str, xlabel: str) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return colour, marker and stroke of a line by its number from 0; each line has its own.
+
+    Up to 8 lines have markers of their own too, which tell them apart in black and white.
+    """
+    turn, index = divmod(number, len(PALETTE))
+    return {
+        "color": PALETTE[index],
+        "marker": MARKERS[(index + turn) % len(MARKERS)],
+        "linestyle": "-" if turn == 0 else "--",
+    }
 
 
 def installed_fonts() -> list[str]:

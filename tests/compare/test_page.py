@@ -15,6 +15,7 @@ from clusterformer.compare.heat_maps import heat_maps
 from clusterformer.compare.page import page
 from clusterformer.compare.plots import along_a_key, validation_curves
 from clusterformer.compare.statistics import summarise
+from clusterformer.plots.style import line_style
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 
@@ -150,13 +151,34 @@ def test_one_validation_makes_no_learning_curve() -> None:
     assert validation_curves(summarise([replace(once, curve=[(10, 0.4), (20, 0.5)])])) is not None
 
 
+def test_learning_curves_say_what_they_measure_beside_the_name_of_the_data() -> None:
+    drawn = validation_curves(summarise(RESULTS))
+    assert drawn is not None
+    assert all(f">{text}<" in drawn for text in ("MR", "CR", "val/accuracy", "steps"))
+
+
+def test_rows_differ_in_black_and_white() -> None:
+    looks = [line_style(number) for number in range(16)]
+    assert len({look["marker"] for look in looks[:8]}) == 8
+    assert len({tuple(look.values()) for look in looks}) == 16
+    assert len({(look["color"], look["marker"]) for look in looks}) == 16  # points have no stroke
+
+
+def test_a_screen_reader_finds_rows_and_what_a_drawing_shows() -> None:
+    text = made()
+    assert all(f'<th scope="row">{row}</th>' in text for row in ("full", "ours"))
+    drawings = re.findall("<svg[^>]*>", text)
+    assert drawings
+    assert all('role="img" aria-label="' in drawing for drawing in drawings)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no headless Chromium here")
 def test_a_browser_sorts_the_table_and_reports_no_error(tmp_path: Path) -> None:
     probe = """<script>
       const errors = []; window.onerror = message => errors.push(message);
       window.onload = () => {
-        const first = () => document.querySelector("tbody tr td").textContent;
+        const first = () => document.querySelector("tbody tr th").textContent;
         const before = first();
         document.querySelectorAll("th button")[1].click();
         const wide = document.documentElement.scrollWidth > window.innerWidth;
