@@ -12,9 +12,9 @@ import torch
 from clusterformer.attention import AttentionCore
 from clusterformer.bench.recording import Inputs, relative_error
 from clusterformer.bench.report import Row
-from clusterformer.bench.subjects import choose_mechanisms
+from clusterformer.bench.subjects import choose_mechanisms, takes_clusters
 from clusterformer.bench.timing import time_in_turns
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, making
 
 DEFAULT = ("MultipoleAttention", "ClusteredAttention", "ImprovedClusteredAttention")
 CAPS = {1: 1.5, 3: 2.0, 5: 4.0}
@@ -39,17 +39,17 @@ def measure(
         One row for full attention and each form, with the error of every layer and their mean.
 
     Raises:
-        InputError: if there is no such mechanism, or one has weights.
+        InputError: if there is no such mechanism, or one has weights, or shares queries and keys.
     """
     forms = [("FullAttention", {}), *forms]
     kinds = choose_mechanisms([name for name, _ in forms])
     heads, width = layers[0].q.shape[1], layers[0].q.shape[-1]
-    try:
-        cores = [
-            kinds[name](heads * width, heads, causal=causal, **options) for name, options in forms
-        ]
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    cores: list[AttentionCore] = []
+    for name, options in forms:
+        with making(name):
+            cores.append(kinds[name](heads * width, heads, causal=causal, **options))
+        if cores[-1].shared_qk:
+            raise InputError(f"{name} shares queries and keys, and this model has keys of its own")
     if weighted := [core for core in cores if any(True for _ in core.parameters())]:
         raise InputError(f"{type(weighted[0]).__name__} has weights, which this model lacks")
     steps = {str(index): partial(_step, core, layers) for index, core in enumerate(cores)}
@@ -73,9 +73,11 @@ def forms_of(name: str, num_clusters: Sequence[int], iterations: Sequence[int]) 
 
     Args:
         name: Class of the mechanism.
-        num_clusters: Numbers of clusters.
+        num_clusters: Numbers of clusters, of a mechanism that has them.
         iterations: Iterations of k-means, of multipole attention.
     """
+    if not takes_clusters(choose_mechanisms([name])[name]):
+        return [(name, {})]
     if name != "MultipoleAttention":
         return [(name, {"num_clusters": number}) for number in num_clusters]
     grid = [

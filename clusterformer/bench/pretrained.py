@@ -18,7 +18,7 @@ from clusterformer.bench.similarity import (
     rank_correlation,
     similarities,
 )
-from clusterformer.bench.subjects import choose_mechanisms
+from clusterformer.bench.subjects import choose_mechanisms, takes_clusters
 from clusterformer.models.pretrained_model import quiet
 
 DEFAULT = ("ClusteredAttention", "ImprovedClusteredAttention", "MultipoleAttention")
@@ -43,7 +43,7 @@ def measure(
         encoder: A pretrained encoder; its attention is replaced in place.
         draws: The pairs, once for each seed.
         names: Classes of mechanisms without weights; None: `DEFAULT`, or none beside `converted`.
-        num_clusters: Clusters of each mechanism.
+        num_clusters: Clusters of each mechanism that has them.
         converted: Folders of the same encoder with another attention, which were trained.
 
     Yields:
@@ -66,7 +66,8 @@ def measure(
     for name, options, model in forms:
         encoder.model = model or original
         if full and model is None:
-            huggingface.attach(original, kinds[name], num_clusters=num_clusters, **options)
+            clusters = {"num_clusters": num_clusters} if takes_clusters(kinds[name]) else {}
+            huggingface.attach(original, kinds[name], **clusters, **options)
         begun = time.process_time()
         found = [similarities(encoder, pairs) for pairs in draws]
         seconds = time.process_time() - begun

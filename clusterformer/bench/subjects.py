@@ -172,6 +172,11 @@ def choose_mechanisms(names: Sequence[str] | None) -> dict[str, type[AttentionCo
     return {name: _mechanism(name) for name in names}
 
 
+def takes_clusters(kind: type[AttentionCore]) -> bool:
+    """Tell whether a mechanism has a number of clusters among its options."""
+    return "num_clusters" in signature(kind).parameters
+
+
 def _mechanism(name: str, others: Iterable[str] = ()) -> type[AttentionCore]:
     """Look up one class: by its name if it is ours, by its full path if it is the user's."""
     kinds = {kind.__name__: kind for kind in attention.mechanisms()}
@@ -265,7 +270,7 @@ def _make_core(name: str, setting: Setting) -> AttentionCore:
     kind, options = _find(name)
     if setting.causal:
         options["causal"] = True
-    if "num_clusters" in signature(kind).parameters:
+    if takes_clusters(kind):
         if setting.num_clusters:
             options["num_clusters"] = setting.num_clusters
         elif name in NUM_CLUSTERS:

@@ -26,7 +26,7 @@ time of all layers, forward and backward.
                         ClusteredAttention ImprovedClusteredAttention)
   --length 512          tokens per sequence;  --texts 4, sequences taken from the text
   --num_clusters 32 64 128
-                        numbers of clusters
+                        numbers of clusters, of mechanisms that have them
   --iterations 1 3 5    iterations of k-means, of multipole attention; with the middle of both
                         options it is also measured without each of its parts
   --causal              causal forms, of a language model; bidirectional by default

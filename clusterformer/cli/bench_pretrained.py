@@ -24,7 +24,7 @@ with people's scores. "keys" is the share of its text that a token sees. Needs t
                         ImprovedClusteredAttention MultipoleAttention;
                         none beside --converted)
   --converted DIR ...   directories of the same model, converted
-  --num_clusters 25     clusters of each mechanism
+  --num_clusters 25     clusters of each mechanism that has them
   --length 128          maximum number of tokens in a text
   --join 1              pairs of similar score to join into one pair of longer texts
   --seeds 1             repetitions, each joining other pairs; the table shows deviations over them

@@ -18,13 +18,14 @@ from clusterformer.attention import (
     NeuralClusteringAttention,
     mechanisms,
 )
-from clusterformer.bench import regret
-from clusterformer.bench.recording import record
+from clusterformer.bench import approximation, regret
+from clusterformer.bench.recording import Inputs, record
 from clusterformer.bench.step_memory import step_memory
 from clusterformer.bench.subjects import Setting, Subject
 from clusterformer.bench.synthetic_text import write_parallel_text
 from clusterformer.cli.bench import print_times
 from clusterformer.cli.main import main
+from clusterformer.errors import InputError
 
 SMALL = ["--tokens", "64", "--d_model", "16", "--num_heads", "2", "--repeats", "1"]
 
@@ -273,6 +274,19 @@ def test_errors_on_what_a_trained_model_attends_to_are_measured(encoder: Path, c
     text.write_bytes(b"a b\n\xff\xfe")
     assert main(["bench", "approximation", *arguments]) == 2
     assert "text.txt:2: bytes ff are not utf-8" in capsys.readouterr().err
+
+
+def test_mechanisms_without_clusters_have_errors_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layers = [Inputs(*(torch.randn(1, 2, 16, 8, generator=generator) for _ in range(3)))]
+    forms = [form for name in ("OracleTopAttention", "ClusteredAttention")
+             for form in approximation.forms_of(name, [4], [1])]  # fmt: skip
+    assert forms == [("OracleTopAttention", {}), ("ClusteredAttention", {"num_clusters": 4})]
+    *_, oracle, clustered = approximation.measure(layers, forms, repeats=1)
+    assert oracle["relative_squared_error"] == pytest.approx(0, abs=1e-9)  # its keys are all
+    assert clustered["relative_squared_error"] > 0.01
+    with pytest.raises(InputError, match="ReformerAttention shares queries and keys"):
+        list(approximation.measure(layers, [("ReformerAttention", {})], repeats=1))
 
 
 def test_what_is_no_text_or_encoder_gets_one_line(tmp_path: Path, capsys) -> None:
