@@ -83,6 +83,14 @@ SUBCOMMANDS = (
 """Each is a file of this package, bench_NAME, with HELP and `run(arguments)`."""
 
 
+def report_file(name: str) -> Path:
+    """Read the path of a report, before anything is measured for it."""
+    path = Path(name)
+    if path.suffix.lower() == ".png" or path.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file for JSON, got {name}")
+    return path
+
+
 class BenchArguments(Arguments):
     """The options that `bench` and most of its subcommands share.
 
@@ -102,7 +110,7 @@ class BenchArguments(Arguments):
         if "memory" in read:
             self.add_argument("--no-memory", dest="memory", action="store_false")
         self.add_number("--threads", minimum=0)
-        self.add_argument("--out", type=Path)
+        self.add_argument("--out", type=report_file)
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Parse, and set the number of threads.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from clusterformer.cli.arguments import Arguments
-from clusterformer.cli.bench import save
+from clusterformer.cli.bench import report_file, save
 
 HELP = """
 usage: clusterformer bench pairs [options]
@@ -28,7 +26,7 @@ def run(arguments: list[str]) -> None:
     parser.add_number("--vocab_size", default=32_000)
     parser.add_number("--tokens_per_batch", default=32_768)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=report_file)
     options = parser.parse_args(arguments)
     from clusterformer.bench import parallel_text
 

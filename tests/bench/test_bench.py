@@ -346,6 +346,8 @@ def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
         (["decode", "--dtype", "bf16"], "unrecognized arguments: --dtype bf16"),
         (["regret", "--mechanisms", "full"], "unrecognized arguments: --mechanisms full"),
         (["mass", "--repeats", "3"], "unrecognized arguments: --repeats 3"),
+        (["--out", "plot.png"], "--out: must be a file for JSON, got plot.png"),
+        (["pairs", "--out", "."], "--out: must be a file for JSON, got ."),
         (["profile", "--no-memory"], "unrecognized arguments: --no-memory"),
     ],
 )
