@@ -103,6 +103,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     try:
         with naming(folder):
             yield draft
+            for weights in draft.glob("*.safetensors"):  # written for their owner alone
+                shutil.copymode(draft / "config.json", weights)
             if folder.exists():
                 folder.rmdir()
             draft.rename(folder)

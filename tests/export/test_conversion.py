@@ -1,11 +1,26 @@
 """What a conversion of a pretrained model gives each layer."""
 
+import stat
+from pathlib import Path
+
 import pytest
+import torch
 
 from clusterformer.export.conversion import attach
+from clusterformer.export.folder import whole_folder
 from clusterformer.huggingface.dispatch import slots
 
 transformers = pytest.importorskip("transformers")
+
+
+def test_whoever_reads_the_configuration_of_a_folder_reads_its_weights(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    with whole_folder(tmp_path / "made") as draft:
+        (draft / "config.json").write_text("{}", encoding="utf-8")
+        (draft / "config.json").chmod(0o644)
+        save_file({"weight": torch.zeros(1)}, draft / "model.safetensors")
+    assert stat.S_IMODE((tmp_path / "made" / "model.safetensors").stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize("first", ["sliding_attention", "full_attention"])
