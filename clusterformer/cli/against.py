@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from clusterformer.cli.fitting import FittedRun, fit_run, is_finished
+from clusterformer.cli.fitting import FittedRun, ended_by, fit_run
 from clusterformer.cli.options import Options
 from clusterformer.compare.notes import limits_test
 from clusterformer.compare.planned_run import slug
@@ -134,7 +134,7 @@ def _train(options: Options, name: str, begun: tuple[Run, Path] | None) -> Outco
     """Train one of the others, or go on with it; of one that ended, read what it reached."""
     if begun is None:
         return Outcome.of_training(fit_run(options, name=name))
-    if is_finished(*begun, options):
+    if ended_by(*begun, options):
         return Outcome.of_run(begun[0])
     return Outcome.of_training(fit_run(options, *begun, name=name))
 

@@ -68,7 +68,7 @@ examples:
 def run(arguments: list[str]) -> None:
     """Train, then the models that it is to be compared with."""
     from clusterformer.cli.against import Outcome, check_against, fit_against
-    from clusterformer.cli.fitting import fit_method, fit_run, ignored_options, is_finished
+    from clusterformer.cli.fitting import ended_by, fit_method, fit_run, ignored_options
     from clusterformer.cli.options import Options, pop_option
     from clusterformer.compare.child import end_with_parent
     from clusterformer.training.runs import Run, first_process
@@ -87,14 +87,13 @@ def run(arguments: list[str]) -> None:
         base = read_run_config(resumed.config, Named.by(arguments, trust))
     options = Options(arguments, fitting=True, base=base)
     resume = checkpoint_to_resume(resumed) if resumed else None
-    if resumed and resume and is_finished(resumed, resume, options):
+    if resumed and resume and (ends := ended_by(resumed, resume, options)):
         ignored = ignored_options(options, resumed)
         if first_process():
             print(
                 f"{resumed.folder}: finished, nothing is left to train; to train on, raise "
-                "--trainer.max_steps or --trainer.max_epochs"
-                + f"; without effect: {', '.join(ignored)}"
-                * bool(ignored)
+                + " and ".join(ends)
+                + f"; without effect: {', '.join(ignored)}" * bool(ignored)
             )
         if options.config["against"]:
             check_against(options)

@@ -122,10 +122,10 @@ def fit_method(options: Options, resumed: Run | None) -> None:
         print(f"  {name}  {formatted(name, value)}")
 
 
-def is_finished(run: Run, last: Path, options: Options) -> bool:
-    """Tell whether a run, with its last checkpoint, ended and the options leave nothing to do."""
+def ended_by(run: Run, last: Path, options: Options) -> list[str]:
+    """Name the options that leave a run, with its last checkpoint, nothing to do; [] for none."""
     if not run.finished:
-        return False
+        return []
     checkpoint, limits = read(last, tensors=False), options.config["trainer"]
     with making(f"{last}: refused, its progress"):
         loop = checkpoint["loops"]["fit_loop"]
@@ -137,10 +137,11 @@ def is_finished(run: Run, last: Path, options: Options) -> bool:
             if name.startswith(EarlyStopping.__name__)
         ]
     reached = (("max_steps", checkpoint["global_step"]), ("max_epochs", epochs))
-    if any(0 <= (limits[name] or -1) <= value for name, value in reached):
-        return True
+    ends = [f"--trainer.{key}" for key, value in reached if 0 <= (limits[key] or -1) <= value]
     patience = options.config["patience"]
-    return patience is not None and any(count >= patience for count in waited)
+    if patience is not None and any(count >= patience for count in waited):
+        ends.append("--patience")
+    return ends
 
 
 def ignored_options(options: Options, finished: Run) -> list[str]:

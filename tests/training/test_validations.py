@@ -147,7 +147,8 @@ def test_a_run_that_patience_ended_has_ended(
     step, results = read(run.last)["global_step"], run.results
     assert step == ended
     assert main(["fit", f"--resume={run.folder}"]) == 0
-    assert "nothing is left to train" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "nothing is left to train; to train on, raise --patience" in told
     (run.folder / "results.json").write_text("")  # torn
     assert main(["fit", f"--resume={run.folder}"]) == 0
     assert read(run.last)["global_step"] == step
