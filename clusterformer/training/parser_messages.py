@@ -15,7 +15,7 @@ from clusterformer.errors import InputError
 from clusterformer.task import Task
 from clusterformer.training.names_elsewhere import our_option
 
-_KEY = re.compile(r'Parser key "([^"]+)"')
+_KEY = re.compile(r'Parser key "([^"]+)"|^--([\w.]+)\.help: ')  # of an option, or of its help
 _OPTION = re.compile(r"Option '([^']+)' is not accepted")
 _CLASS_OPTION = re.compile(  # of the innermost class
     r"class_path[ =]'([^']+)'(?:(?!class_path[ =]').)*?Option '([^']+)' is not accepted", re.S
@@ -52,7 +52,7 @@ def explain(message: str, options: Iterable[str]) -> str:
     if message.endswith("required: data"):
         return "nothing to train on; give --config, such as quickstart.yaml, or --data"
     names = [option.lstrip("-") for option in options]
-    keys = _KEY.findall(message)
+    keys = [key or of_help for key, of_help in _KEY.findall(message)]
     where = f"{'.'.join(keys)}: " if keys else ""
     if found := _CLASS_OPTION.search(message):
         return where + _no_option(*found.groups())

@@ -156,6 +156,7 @@ BAD_OPTIONS = {
     ("--trainer.logger=wandb",): "trainer.logger: no class 'wandb'; give the path of one, such as",
     ("--trainer.logger=CSVLogger",): "trainer.logger: CSVLogger needs save_dir; give --trainer.log",
     ("--data=Toi",): "data: no class 'Toi'; did you mean Toy? there is Classification",
+    ("--data.help=Toi",): "data: no class 'Toi'; did you mean Toy? there is Classification",
     ("--model.attention=FulAttention",): "no class 'FulAttention'; did you mean FullAttention?",
     ("--model.attention.num_cluster=4",): "NeuralClusteringAttention has no option 'num_cluster'",
     ("--model.num_heads=3",): "num_heads must divide d_model",
