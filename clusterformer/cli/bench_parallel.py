@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench import BenchArguments, kept
 from clusterformer.errors import InputError
 
 HELP = """
@@ -16,7 +16,8 @@ processes share its cores and its memory bus.
   --processes 2         processes that share a sequence
   --length 32768        tokens of the sequence
   --num_clusters 256    clusters, and blocks, of neural clustering
-  --full                measure full attention by an all-to-all over heads too
+  --full                measure full attention by an all-to-all over heads too; the processes must
+                        divide the heads
   --causal              measure the strictly causal forms
   --d_model 128         model width; --num_heads 4
   --repeats 3           steps that are measured
@@ -44,26 +45,30 @@ def run(arguments: list[str]) -> None:
     if options.predict:
         _print_prediction()
         return
+    if options.full and options.num_heads % options.processes:
+        sizes = f"{options.processes} and {options.num_heads}"
+        raise InputError(f"--processes must divide --num_heads with --full, got {sizes}")
     from clusterformer.bench.sequence_parallel import MECHANISMS, ParallelSetting, measure
 
-    sizes = {
+    setting = {
         name: getattr(options, name)
         for name in ("length", "d_model", "num_heads", "num_clusters", "causal", "repeats")
     }
     print(f"{'':<18}{'difference':>11}{'peak MiB':>10}{'of one':>8}{'sent MiB':>10}", end="")
     print(f"{'ring MiB':>10}{'seconds':>9}{'of one':>8}")
-    rows = []
-    for mechanism in MECHANISMS[: 1 + options.full]:
-        row = measure(ParallelSetting(mechanism, **sizes), options.processes)
-        rows.append(row)
+    measured = (
+        measure(ParallelSetting(mechanism, **setting), options.processes)
+        for mechanism in MECHANISMS[: 1 + options.full]
+    )
+    for rows in kept(options, measured):
+        row = rows[-1]
         ratio = "-" if row["peak_ratio"] is None else f"{row['peak_ratio']:.2f}"
         print(
-            f"{mechanism:<18}{row['largest_difference']:>11.1e}{row['peak_mib']:>10.0f}"
+            f"{row['mechanism']:<18}{row['largest_difference']:>11.1e}{row['peak_mib']:>10.0f}"
             f"{ratio:>8}{row['sent_mib']:>10.1f}{row['ring_mib']:>10.1f}"
             f"{row['seconds']:>9.2f}{row['seconds'] / row['seconds_alone']:>8.2f}",
             flush=True,
         )
-    save(options, rows)
 
 
 def _print_prediction() -> None:

@@ -41,3 +41,13 @@ def test_threads_that_no_process_would_have_are_refused(capsys: pytest.CaptureFi
 def test_a_count_below_one_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "parallel", "--processes", "0"]) == 2
     assert "--processes must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_heads_that_the_processes_do_not_divide_are_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "parallel", "--full", "--processes", "3", "--num_heads", "4"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors == [
+        "clusterformer: error: --processes must divide --num_heads with --full, got 3 and 4"
+    ]
