@@ -137,7 +137,7 @@ class ParallelClustering(NeuralClusteringAttention):
         size = max(1, SIMILARITIES // (len(points) * self.num_clusters))
         pieces = list(zip(points.split(size, 1), key_mask.split(size, 1), strict=True))
         with torch.no_grad():
-            largest = torch.stack([_scores(*x, anchors).amax(-1) for x in pieces])
+            largest = torch.stack([_largest(*x, anchors) for x in pieces])
             largest = self.group.maximum(largest.amax(0))[..., None]  # (B, C, 1)
         sums = [
             checkpoint(_sum, *x, anchors, largest, use_reentrant=False, preserve_rng_state=False)
@@ -157,6 +157,14 @@ def _scores(points: Tensor, key_mask: Tensor, anchors: Tensor) -> Tensor:
     """Compute the similarity of some tokens with all clusters, (B, C, n)."""
     scores = anchors @ points.transpose(1, 2)
     return scores.masked_fill(~key_mask[:, None], torch.finfo(points.dtype).min)
+
+
+def _largest(points: Tensor, key_mask: Tensor, anchors: Tensor) -> Tensor:
+    """Find the largest similarity of each cluster, (B, C); the least possible without tokens."""
+    scores = _scores(points, key_mask, anchors)
+    if not scores.shape[-1]:
+        return scores.new_full(scores.shape[:-1], torch.finfo(scores.dtype).min)
+    return scores.amax(-1)
 
 
 def _sum(points: Tensor, key_mask: Tensor, anchors: Tensor, largest: Tensor) -> Tensor:

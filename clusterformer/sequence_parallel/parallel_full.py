@@ -53,7 +53,8 @@ class ParallelFullAttention(FullAttention):
         batch, heads, length, width = x.shape
         size = self.group.size
         rows = x.unflatten(1, (size, -1)).permute(1, 3, 0, 2, 4)  # (P, n, B, H / P, D)
-        found = self.group.exchange(rows.reshape(size * length, -1), [length] * size, lengths)
+        rows = rows.flatten(2).flatten(0, 1)
+        found = self.group.exchange(rows, [length] * size, lengths)
         return found.view(-1, batch, heads // size, width).permute(1, 2, 0, 3)
 
     def _to_tokens(self, x: Tensor, lengths: list[int]) -> Tensor:

@@ -126,6 +126,21 @@ def test_it_is_what_one_process_computes(
     monkeypatch.setattr(parallel_clustering, "SIMILARITIES", 40)  # several pieces
     if form.startswith("full") and size == 3:
         pytest.skip("three processes do not divide two heads")
+    assert_as_one_process(form, padded, size, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "form", ["rotary, some texts short", "strict, local heads", "full, causal"]
+)
+def test_a_process_without_tokens_takes_part(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LENGTHS, 2, (23, 0))
+    assert_as_one_process(form, True, 2, tmp_path)
+
+
+def assert_as_one_process(form: str, padded: bool, size: int, tmp_path: Path) -> None:
+    """Processes with shares of LENGTHS have the values and gradients of one process."""
     whole = encoder(form)
     expected = step(whole, *texts(padded))
     parts = in_processes(size, share, form, padded, size, str(tmp_path / "store"))
