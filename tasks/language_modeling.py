@@ -85,6 +85,8 @@ class LanguageModeling(RunningText):
     # Data
 
     def setup(self, stage: str) -> None:
+        if self._far is not None and sequence_size(self.trainer) > 1:
+            raise InputError("data.far needs whole texts; leave it out with sequence_parallel")
         super().setup(stage)
         if stage != "predict" and self.tokenizer.lowercase and not self._told_case:
             self._told_case = True
@@ -145,8 +147,6 @@ class LanguageModeling(RunningText):
         if "bits_per_byte" in metrics:
             metrics["bits_per_byte"].update(nats, size)
         if "bits_per_byte_far" in metrics:
-            if sequence_size(self.trainer) > 1:
-                raise InputError("data.far needs whole texts; leave it out with sequence_parallel")
             far = self._is_far(batch)
             target = batch.target.masked_fill(~far, IGNORE)
             nats, _ = cross_entropy(output.logits, target, 0.0)

@@ -5,9 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Trainer
 from together import train_together
 
 from clusterformer.cli.main import main
+from clusterformer.errors import InputError
+from clusterformer.tasks.language_modeling import LanguageModeling
 
 TINY = ["--pictures=false", "--data.batch_size=4", "--model.d_model=16", "--model.num_heads=2"]
 TINY += ["--model.num_layers=2"]
@@ -113,6 +116,13 @@ def test_what_cannot_be_shared_is_one_line(
     assert 0 not in train_together(2, [*command, "--trainer.strategy=sequence_parallel"], log)
     assert message in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+def test_a_measure_that_needs_whole_texts_is_refused_before_training(texts: Path) -> None:
+    task = LanguageModeling(train=str(texts / "text"), far=4)
+    task.trainer = Trainer(accelerator="cpu", devices=2, strategy="sequence_parallel", logger=False)
+    with pytest.raises(InputError, match=r"data\.far needs whole texts"):
+        task.setup("fit")
 
 
 @pytest.mark.slow
