@@ -81,6 +81,8 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
             one before it and, unless causal, the one after it.
         alpha: Strength of z_q . z_k, above 0. Some more than log(dense_length): less cannot single
             out one of that many keys, and with much more z_q and z_k may stay farther apart.
+            Texts n times as long as those of training may need log(n) more, as a key has n times as
+            many rivals. No weight depends on alpha, so an evaluation may change it.
         clusters: "learnt" by the loss, or for comparison: "frozen", tokens stay in the clusters of
             W_q and W_k as they are drawn, and the logits learn as before, so only the selection
             does not learn. "random", W_q and W_k themselves stay as they are drawn, and the logits
