@@ -382,12 +382,14 @@ def test_preparation_of_pairs_is_measured(tmp_path: Path, capfd, monkeypatch) ->
     assert "--pairs must be at least 1, got 0" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_first_stage_of_pairs_has_its_imports_behind_it() -> None:
     code = "import sys; from clusterformer.bench import parallel_text; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"torch", "tokenizers", "clusterformer.data.parallel"} <= set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_threads_that_are_timed() -> None:
     check = partial(exec, "import torch; assert torch.get_num_threads() == 3")
     before = torch.get_num_threads()

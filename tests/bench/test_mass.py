@@ -109,6 +109,7 @@ def test_a_model_of_transformers_or_with_a_decoder_is_refused() -> None:
         next(mass.measure(torch.nn.Linear(2, 2), {}, pair))
 
 
+@pytest.mark.slow
 def test_the_command_measures_runs_of_one_data_set(tmp_path: Path, capsys) -> None:
     small = ["--data.also_train=null", "--data.short_batches=0", "--data.batch_size=2"]
     steps = ["--data.epoch_steps=1", "--data.valid_texts=2", "--data.test_texts=4"]

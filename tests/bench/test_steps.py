@@ -17,6 +17,7 @@ def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
     assert rows == [["1024", "FullAttention"], ["1024", "configured"]]
 
 
+@pytest.mark.slow
 def test_attention_of_a_pretrained_models_own_has_no_time(tmp_path, capsys) -> None:
     pytest.importorskip("transformers")
     model, table = write_bert(tmp_path / "bert"), tmp_path / "texts.tsv"

@@ -167,6 +167,7 @@ def test_to_be_checked_changes_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_among_the_others_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

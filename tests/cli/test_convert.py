@@ -91,7 +91,7 @@ def test_the_same_command_makes_the_same_weights(folder, tmp_path) -> None:
 
 def test_a_conversion_that_was_killed_goes_on_to_the_same_weights(folder, tmp_path, caplog) -> None:
     made, checkpoint = tmp_path / "made", tmp_path / "made.checkpoint"
-    options = ["--steps", "300", "--attention.exploration", "1", "--threads", "1", *CLUSTERS]
+    options = ["--steps", "60", "--attention.exploration", "1", "--threads", "1", *CLUSTERS]
     given = [str(folder / "encoder"), str(made), "--text", str(folder / "texts.txt"), *SMALL]
     command = [sys.executable, "-m", "clusterformer", "convert", *given, *options]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:

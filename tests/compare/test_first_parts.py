@@ -137,6 +137,7 @@ def test_a_run_goes_on_from_the_weights_of_its_row_and_seed(tmp_path: Path, capf
     assert "to train" not in capfd.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_first_part_that_fails_is_the_reason_of_those_behind_it(tmp_path: Path, capfd) -> None:
     first = {"short": {"data.num_tokens": 8, "rows": {"coupled": {"model.num_heads": 3}}}}

@@ -109,6 +109,7 @@ def test_the_folder_gives_what_the_run_gives(
                 torch.testing.assert_close(model(**batch).logits[0], unknown)
 
 
+@pytest.mark.slow
 def test_a_loaded_export_is_saved_and_trained_on_as_an_export(run: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments
     from transformers import Trainer as TheirTrainer
@@ -201,6 +202,7 @@ def test_a_loaded_export_gives_what_is_asked_for_as_models_of_transformers_do(
         assert model(**batch, output_attentions=True).attentions is None
 
 
+@pytest.mark.slow
 def test_accumulated_batches_move_a_loaded_export_as_one_batch_does(
     run: Path, tmp_path: Path
 ) -> None:

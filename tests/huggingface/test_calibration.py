@@ -69,6 +69,7 @@ def test_a_decoder_that_sees_all_before_it_sees_all(tiny) -> None:
         assert layer.keys_seen == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_short_texts_beside_one_longer_than_is_learnt_from_may_be_padded_on_the_left(tiny) -> None:
     model = huggingface.attach(tiny("Llama", num_hidden_layers=1), "NeuralClusteringAttention")
     length = torch.tensor([40, 30, 1100])[:, None]

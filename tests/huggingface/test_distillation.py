@@ -58,6 +58,7 @@ def test_an_indexer_learns_from_its_own_loss(tiny, kind) -> None:
     assert divergence() < 0.8 * first
 
 
+@pytest.mark.slow
 def test_autocast_around_it_changes_little(tiny) -> None:
     cosines = []
     for enabled in (False, True):

@@ -292,6 +292,7 @@ def test_a_compiled_model_gives_the_same(tiny, batch) -> None:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_compiled_decoder_needs_no_mask(tiny) -> None:
     """Compiled, transformers takes every row without a mask for a packed one."""
     model = huggingface.attach(tiny("Llama", "Model", num_hidden_layers=1), "FullAttention")

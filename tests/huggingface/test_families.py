@@ -37,6 +37,7 @@ def test_the_cache_is_found_by_any_of_its_names(name: str) -> None:
     assert torch.equal(model.generate(TOKENS, use_cache=False, **options), cached)
 
 
+@pytest.mark.slow
 def test_a_module_that_fills_several_layers_of_the_cache_decodes() -> None:
     """HRM goes through its layers several times, and each time has keys of its own."""
     model = make("HrmTextForCausalLM", num_hidden_layers=8)

@@ -90,7 +90,7 @@ def test_rows_that_no_product_gives_are_refused(rows) -> None:
 
 def test_results_are_those_of_two_dimensions(monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "triton")
-    points, anchors = torch.randn(6, 70, 3), torch.randn(3, 3)
+    points, anchors = torch.randn(4, 40, 3), torch.randn(3, 3)
     found = []
     for limit in (LIMIT, 3):
         monkeypatch.setattr(_grid_triton, "LIMIT", limit)

@@ -136,6 +136,7 @@ def test_shards_of_a_kept_checkpoint_of_any_score_are_read(score: float, tmp_pat
     assert torch.equal(read_whole(checkpoint, entry)["model/a"], torch.arange(3.0))
 
 
+@pytest.mark.slow
 def test_shards_of_the_users_checkpoints_come_and_go_with_them(tmp_path: Path) -> None:
     """The one that is kept stands beside last.ckpt, with a name that begins like its own."""
     own = ["--trainer.callbacks=lightning.pytorch.callbacks.ModelCheckpoint"]

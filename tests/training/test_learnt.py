@@ -161,6 +161,7 @@ def test_longer_texts_of_a_generated_task_start_from_short_ones(
         assert (f"new: {embedding}.tokens.weight" not in report) == taken
 
 
+@pytest.mark.slow
 def test_every_embedding_of_the_same_task_is_taken(folder: Path, capsys) -> None:
     """Those of a translation are tied, and those of pairs are of keys and of values."""
     texts = Path("text.txt").read_text()
@@ -187,6 +188,7 @@ def test_every_embedding_of_the_same_task_is_taken(folder: Path, capsys) -> None
         assert report["init_from"]["total"] == report["parameters"]
 
 
+@pytest.mark.slow
 def test_word_vectors_of_another_width_are_taken_with_their_map(folder: Path, capsys) -> None:
     numbers = [" ".join(f"{(7 * i + j) % 5}.5" for j in range(6)) for i in range(len(WORDS))]
     rows = (f"{word} {row}\n" for word, row in zip(WORDS, numbers, strict=True))
@@ -222,6 +224,7 @@ def test_options_by_which_the_same_weights_mean_something_else_are_named(
     assert report["other_options"] == told.split(", ")
 
 
+@pytest.mark.slow
 def test_a_dense_warm_up_that_is_over_is_told(folder: Path, capsys) -> None:
     def fit_indexer(*options: str) -> str:
         indexer = ["--model.attention=IndexerAttention", *options]

@@ -82,6 +82,7 @@ def test_rankings_are_measured_by_their_measures(tmp_path: Path) -> None:
     assert found[SECOND]["map"] < 0.9
 
 
+@pytest.mark.slow
 def test_a_row_of_a_comparison_needs_no_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
