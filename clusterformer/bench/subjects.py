@@ -193,6 +193,16 @@ def _mechanism(name: str, others: Iterable[str] = ()) -> type[AttentionCore]:
     return found
 
 
+def check_layers(names: Iterable[str], setting: Setting) -> None:
+    """Make each layer once, so that a wrong name is refused before anything is measured.
+
+    Raises:
+        InputError: if there is no such layer, or it has no form for the setting.
+    """
+    for name in names:
+        _make_layer(name.removesuffix(COMPILED), setting)
+
+
 def make_layer_step(name: str, setting: Setting) -> Callable[[], None]:
     """Make the function that runs a subject forward and backward; for a fresh process."""
     return Subject(name, setting).step

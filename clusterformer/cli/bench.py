@@ -136,11 +136,9 @@ def run(arguments: list[str]) -> None:
     """Measure, print the table, write JSON and plot."""
     options = _parse(arguments)
     from clusterformer.bench import mechanisms, plots
-    from clusterformer.bench.subjects import DTYPES, Setting
+    from clusterformer.bench.subjects import DTYPES, Setting, check_layers
     from clusterformer.bench.timing import matmul_rate
 
-    rate = matmul_rate(options.device, DTYPES[options.dtype])
-    print(f"matrix product: {rate / 1e9:.0f} GFLOP/s")
     settings = [
         Setting(
             length=length,
@@ -157,6 +155,9 @@ def run(arguments: list[str]) -> None:
         )
         for length in options.lengths
     ]
+    check_layers(options.mechanisms or [], settings[0])
+    rate = matmul_rate(options.device, DTYPES[options.dtype])
+    print(f"matrix product: {rate / 1e9:.0f} GFLOP/s")
     rows: list[Row] = []
     for row in mechanisms.measure(
         settings,

@@ -353,9 +353,10 @@ def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
 )
 def test_bad_options_get_one_line(arguments: list[str], message: str, capsys) -> None:
     assert main(["bench", *arguments]) == 2
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
     assert message in error
     assert error.count("\n") == 1
+    assert not out  # nothing was measured
 
 
 def test_the_papers_form_keeps_its_options() -> None:
