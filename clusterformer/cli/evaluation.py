@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +14,13 @@ from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError, making
 from clusterformer.training.as_trained import refuse_other_options, refuse_other_split
 from clusterformer.training.config_files import read_yaml
+from clusterformer.training.environment import describe_environment
 from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
 from clusterformer.training.saved_clustering import is_clustering, predicting_command
 from clusterformer.training.trusted import Named
-from clusterformer.whole_files import naming
+from clusterformer.whole_files import naming, write_text
 from clusterformer.wording import formatted
 from clusterformer.working_folder import import_from_working_folder
 
@@ -53,8 +55,16 @@ def load_model(arguments: list[str], device: str | None = None) -> tuple[Trained
 
 
 def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
-    """Measure a trained model and print `name<TAB>value` for each measure."""
+    """Measure a trained model and print `name<TAB>value` for each measure.
+
+    Raises:
+        InputError: as `load_model`, and for what cannot be measured or written.
+    """
     folder, arguments = pop_option(arguments, "--report")
+    named, arguments = pop_option(arguments, "--out")
+    out = Path(named) if named else None
+    if out and (out.is_dir() or not out.parent.is_dir()):
+        raise InputError(f"--out {out}: must be a file in a folder that is there")
     if folder and stage == "validate":
         raise InputError("--report is for test; validate has none")
     if folder and Path(folder).exists() and not Path(folder).is_dir():
@@ -75,19 +85,24 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     if not found:
         limit = "limit_val_batches" if stage == "validate" else "limit_test_batches"
         raise InputError(f"trainer.{limit} must be above 0 to measure, got 0")
-    [results] = found
+    results = dict(found[0])
     if first_process():
         for name, value in sorted(results.items()):
             print(f"{name}\t{formatted(name, value)}")
         if findings := model.module.findings:
             for name, value in findings.measures().items():
-                print(f"{stage}/{' '.join(name.split())}\t{value:.4f}")
+                name = f"{stage}/{' '.join(name.split())}"
+                print(f"{name}\t{value:.4f}")
+                results[name] = value
             findings.warn()
             if folder:
                 with naming(Path(folder)):
                     findings.write(Path(folder))
         for name, signature in model.task.signatures().items():
             print(f"{name}\t{signature}")
+        if out:
+            content = {"results": results, "environment": describe_environment()}
+            write_text(out, json.dumps(content, indent=2) + "\n")
 
 
 def _used(options: Options) -> dict[str, Any]:

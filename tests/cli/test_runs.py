@@ -63,18 +63,25 @@ def test_the_command_that_fit_suggests_runs(
 
 
 def test_test_and_validate_repeat_what_fit_found(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    out = tmp_path / "measured.json"
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     for command, prefix in (("validate", "val"), ("test", "test")):
         capsys.readouterr()
-        assert main([command, f"--checkpoint={run}", "--trainer.accelerator=cpu"]) == 0
+        measure = [command, f"--checkpoint={run}", "--trainer.accelerator=cpu"]
+        assert main([*measure, f"--out={out}"]) == 0
         printed = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
         expected = next(row for row in rows if row[f"{prefix}/accuracy"])
-        assert float(printed[f"{prefix}/loss"]) == pytest.approx(
-            float(expected[f"{prefix}/loss"]), abs=1e-4
-        )
+        loss = float(expected[f"{prefix}/loss"])
+        assert float(printed[f"{prefix}/loss"]) == pytest.approx(loss, abs=1e-4)
+        written = json.loads(out.read_text())
+        assert written["results"].keys() >= printed.keys()
+        assert written["results"][f"{prefix}/loss"] == pytest.approx(loss, rel=1e-6)
+        assert written["environment"]["packages"]["torch"] == torch.__version__
+    assert "must be a file in a folder" in error_of([*measure, f"--out={tmp_path}"], capsys)
+    assert "must be a file in a folder" in error_of([*measure, "--out=nowhere/x.json"], capsys)
 
 
 def test_options_may_hold_any_character(tmp_path: Path) -> None:
