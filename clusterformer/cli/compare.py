@@ -7,6 +7,7 @@ import itertools
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +65,8 @@ example. Shipped files are found by bare name.
                                    rows: {full attention: {...}} in a column: for that row only
   first: {short: {...}}            as columns, but trained before; a column with `after: short` goes
                                    on from it, and it is not in the table itself
+                                   trained_on: MR in a column: the models of MR are only tested,
+                                   with the options of this column, such as longer texts
   grid: {model.lr: [0.001, 0.002]} lists of values; each combination makes further rows
   choose: {model.lr: [...]}        likewise, but each row and column shows the values that are best
                                    in validation
@@ -165,8 +168,8 @@ def _next_folder() -> Path:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from clusterformer.compare.jobs import Job
     from clusterformer.compare.listing import missing_starts, missing_vectors, slow_precision
+    from clusterformer.compare.model_tests import make_jobs
     from clusterformer.compare.plan import find_plan, read_plan
     from clusterformer.compare.runner import (
         explain,
@@ -186,9 +189,10 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
         return
     folder = options.out or Path("comparisons") / path.stem
-    jobs = [Job(folder, planned) for planned in plan.trainings]
+    jobs = make_jobs(folder, plan.all_runs)
     if plan.skip_absent:
-        jobs = _present(jobs)
+        plan = _present(jobs, plan)
+        jobs = make_jobs(folder, plan.all_runs)
     for row, start in missing_starts(jobs).items():
         told = f"{row}: model.init_from: no {start} here; these runs will fail without it"
         print(f"{told}; train it first", file=sys.stderr)
@@ -230,7 +234,8 @@ def _write_finished(
     """Write and print the table of the runs that are finished by now; return their number."""
     from clusterformer.compare.choosing import choose_by_validation
 
-    finished = [(job.planned, job.result) for job in jobs if not job.planned.is_first]
+    results_of = {job.planned.subfolder: job.result for job in jobs}
+    finished = [(planned, results_of[planned.subfolder]) for planned in plan.runs]
     results, choices = choose_by_validation(finished)
     for choice in choices:
         if choice.missing:
@@ -245,7 +250,7 @@ def _write_finished(
     return sum(job.finished for job in jobs)
 
 
-def _present(jobs: Sequence[Job]) -> list[Job]:
+def _present(jobs: Sequence[Job], plan: Plan) -> Plan:
     """Leave out the columns whose data set is not here, and say which."""
     from clusterformer.cli.options import make_model_and_task
     from clusterformer.compare.listing import absent_columns
@@ -253,12 +258,10 @@ def _present(jobs: Sequence[Job]) -> list[Job]:
     absent = absent_columns(jobs, make_model_and_task)
     for column, message in absent.items():
         print(f"left out: column {column}: {message}", file=sys.stderr)
-    present = [job for job in jobs if job.planned.column not in absent]
-    used = {job.first.folder for job in present if job.first}
-    present = [job for job in present if not job.planned.is_first or job.folder in used]
+    present = [planned for planned in plan.runs if planned.column not in absent]
     if not present:
         raise InputError("no column has its data set here; the lines above say what brings them")
-    return present
+    return replace(plan, runs=present)
 
 
 def _submit(jobs: Sequence[Job], options: argparse.Namespace, folder: Path) -> None:

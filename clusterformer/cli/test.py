@@ -24,5 +24,7 @@ Measure a trained model on the test data of its task.
 def run(arguments: list[str]) -> None:
     """Print `name<TAB>value` for each measure."""
     from clusterformer.cli.evaluation import evaluate
+    from clusterformer.compare.child import end_with_parent
 
+    end_with_parent()
     evaluate(arguments, "test")

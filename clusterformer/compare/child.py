@@ -1,4 +1,4 @@
-"""A training that `compare` started: it is alone in its cell, and ends with `compare`."""
+"""A run that `compare` started: it is alone in its cell, and ends with `compare`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ RECORD = "planned.json"
 
 
 class Job:
-    """One planned run on the disk: its record, log, lock and, once begun, its run directory.
+    """One planned training on the disk: its record, log, lock and, once begun, its run directory.
 
     Args:
         folder: Directory of the comparison.
@@ -43,7 +43,7 @@ class Job:
 
     def __init__(self, folder: Path, planned: PlannedRun) -> None:
         self.planned = planned
-        self.first = Job(folder, planned.after) if planned.after else None
+        self.before = Job(folder, planned.before) if planned.before else None
         self.folder = folder / planned.subfolder
         self.log = self.folder / "log.txt"
         self.lock = FileLock(self.folder / "lock", timeout=0)
@@ -119,7 +119,7 @@ class Job:
         if theirs is None:
             return
         ours = self._description()
-        for key in ("version", "arguments", "after"):
+        for key in ("version", "arguments", "after", "trained"):
             if theirs.get(key) != ours[key]:
                 difference = _difference(theirs.get(key), ours[key])
                 raise InputError(
@@ -146,7 +146,8 @@ class Job:
         return {
             "version": clusterformer.__version__,
             "arguments": self.planned.arguments(),
-            "after": str(self.planned.after.subfolder) if self.planned.after else None,
+            "after": _subfolder(self.planned.after),
+            "trained": _subfolder(self.planned.trained),
             "configs": {name: _digest(options) for name, options in configs.items()},
             "data": _data_digests(_merged(configs.values(), self.planned)),
         }
@@ -157,8 +158,8 @@ class Job:
         fit += ["--baselines=false", *(["--wandb"] if wandb else [])]
         if self.run:  # its config.yaml may choose no class that the plan does not name
             return [*fit, "--resume", str(self.run.folder)]
-        if self.first and self.first.run:
-            fit += ["--model.init_from", str(self.first.run.folder)]
+        if self.before and self.before.run:
+            fit += ["--model.init_from", str(self.before.run.folder)]
         return [*fit, "--runs", str(self.folder)]
 
     def last_message(self) -> str:
@@ -205,6 +206,10 @@ def _read_record(path: Path) -> Mapping[str, Any] | None:
     known = {kind: record.get(kind) for kind in ("configs", "data")}  # older records have none
     digests = {kind: found if isinstance(found, dict) else {} for kind, found in known.items()}
     return {**record, "arguments": in_order(words), **digests}
+
+
+def _subfolder(planned: PlannedRun | None) -> str | None:
+    return str(planned.subfolder) if planned else None
 
 
 def _digest(config: Any) -> str:

@@ -20,7 +20,7 @@ from clusterformer.tasks.labelling import Labelling
 from clusterformer.training.trainer_options import SLOW, is_slow_on_cpu
 from clusterformer.wording import counted
 
-_OF_DATA = "data", "model.pretrained", "model.init_from"  # they bring their tokenizer
+_OF_DATA = "--data", "--model.pretrained", "--model.init_from"  # they bring their tokenizer
 
 Maker = Callable[[list[str]], tuple[ClusterFormer, Task]]
 """Maker of the model and task that the options of `fit` describe."""
@@ -71,7 +71,7 @@ def _size(seeds: Sequence[Job], make: Maker, ready: dict[str, Task | None]) -> i
     planned = seeds[0].planned
     if "method" in planned.options:
         return None
-    model, task = make(planned.arguments())
+    model, task = make(planned.arguments_of_model())
     data = _describe_data(planned)
     if data not in ready:
         ready[data] = _set_up(task)
@@ -113,11 +113,13 @@ def absent_columns(jobs: Sequence[Job], make: Maker) -> dict[str, str]:
         runs = [job for job in jobs if job.planned.column == column]
         if any(job.run or job.outcome for job in runs):
             continue
-        if (start := runs[0].planned.after) and start.column in absent:
-            absent[column] = f"goes on from {start.column}, which is left out"
+        planned = runs[0].planned
+        if (needed := planned.before) and needed.column in absent:
+            does = "tests the models" if planned.trained else "goes on from those"
+            absent[column] = f"{does} of {needed.column}, which is left out"
             continue
         try:
-            _, task = make(runs[0].planned.arguments())
+            _, task = make(planned.arguments_of_model())
             if isinstance(task, Labelling):
                 task.read("train")
             else:
@@ -172,8 +174,8 @@ def seconds_left(jobs: Sequence[Job]) -> float | None:
 
 def _describe_data(planned: PlannedRun) -> str:
     """Name what the data of a run depends on: rows with the same share the time to read it."""
-    options = {k: v for k, v in planned.options.items() if k.startswith(_OF_DATA)}
-    return repr((planned.configs, sorted(options.items())))
+    words = planned.arguments_of_model()
+    return repr([w for w in words if not w.startswith("--") or w.startswith(_OF_DATA)])
 
 
 def _set_up(task: Task) -> Task | None:

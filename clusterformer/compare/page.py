@@ -36,7 +36,7 @@ def page(summary: Summary, title: str, command: str) -> str:
         title: Title of the page.
         command: Command line that makes the page again.
     """
-    runs = counted(len(summary.results), "run")
+    runs = counted(summary.num_runs, "run")
     seeds = counted(len({result.seed for result in summary.results}), "seed")
     parts = [
         f"<h1>{_text(title)}</h1>",

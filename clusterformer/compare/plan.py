@@ -22,10 +22,12 @@ from clusterformer.compare.plan_entries import (
     read_paper,
     read_seed_options,
     read_seeds,
+    read_trained_on,
     read_values,
+    refuse_unused,
 )
 from clusterformer.compare.plan_file import PlanFile, shorten
-from clusterformer.compare.planned_run import FitOptions, PlannedRun, with_first_parts
+from clusterformer.compare.planned_run import FitOptions, PlannedRun, with_runs_before
 from clusterformer.errors import InputError, reading
 from clusterformer.training.config_files import comparisons, find
 
@@ -55,9 +57,9 @@ class Plan:
     skip_absent: bool = False
 
     @property
-    def trainings(self) -> list[PlannedRun]:
-        """All runs to train: those of the table, and before them their first parts."""
-        return with_first_parts(self.runs)
+    def all_runs(self) -> list[PlannedRun]:
+        """Runs of the table, each after the runs that it goes on from, or whose model it tests."""
+        return with_runs_before(self.runs)
 
     def part(
         self,
@@ -100,7 +102,8 @@ def read_plan(path: Path) -> Plan:
     those alone, and `rows` of a column holds further options of single rows in it), `first` (as
     columns, but trained before, and not in the table: a column whose `after` names one goes on
     from its weights, each run from that of its row and seed; rows whose options are the same in it
-    share one), `grid` (dotted
+    share one; the models of a column or first part that `trained_on` names are only tested, with
+    the options of the column), `grid` (dotted
     key to a list of values; each combination makes further rows), `choose` (likewise, but
     validation chooses one combination for each row and column; a row with `method` has no
     validation, and one run without these values), `seeds`, `seed_options` (dotted
@@ -119,7 +122,9 @@ def read_plan(path: Path) -> Plan:
     cells = read_cells(file, rows)
     columns = read_named(file, "columns", "")
     first = read_named(file, "first", "") if "first" in content else {}
+    trained_on = read_trained_on(file, first, columns)
     after = read_after(file, first, columns)
+    refuse_unused(file, first, columns, {*after.values(), *trained_on.values()})
     grid, choose = read_values(file, "grid"), read_values(file, "choose")
     values = [*grid.values(), *choose.values()]
     places = {**first, **columns}
@@ -149,11 +154,17 @@ def read_plan(path: Path) -> Plan:
 
     def plan_run(row: str, column: str, seed: int, choice: str) -> PlannedRun:
         base, options = expanded[row]
+        cell = cells.get((column, base), {})
+        if column in trained_on:
+            trained = plan_run(row, trained_on[column], seed, choice)
+            return PlannedRun(
+                row, column, seed, {**places[column], **cell}, (), choice, trained=trained
+            )
         chosen = choices[choice] if choice else {}
-        own = {**cells.get((column, base), {}), **chosen, **dict.fromkeys(follow, seed)}
+        own = {**cell, **chosen, **dict.fromkeys(follow, seed)}
         run = _planned((row, column, seed, choice), shared, options, places[column], own)
         if column not in after or options.get("method"):
-            return replace(run, is_first=column in first)
+            return run
         start = plan_run(row, after[column], seed, choice)
         start = begun.setdefault(tuple(start.arguments()), start)
         fresh = {key: value for key, value in run.options.items() if key != "model.init_from"}
@@ -166,9 +177,11 @@ def read_plan(path: Path) -> Plan:
             for column in columns
             for row, (base, options) in expanded.items()
             if column in stands_in[base]
+            and not (column in trained_on and options.get("method"))  # it has no model
             for choice in ([""] if options.get("method") else choices)
         ]
-    _refuse_duplicates(file, with_first_parts(runs))
+    _refuse_duplicates(file, runs)
+    _refuse_duplicates(file, with_runs_before(runs))
     baseline = content.get("baseline")
     if baseline is not None and baseline not in expanded:
         names = ", ".join(list(expanded)[:20])

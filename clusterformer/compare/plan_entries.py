@@ -37,7 +37,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 OURS = ("seed_everything", "runs", "resume")
 """Options of `fit` that the comparison sets."""
 
-_PLACES, _OF_PLACES = ("columns", "first"), ("rows", "after")
+_PLACES, _OF_PLACES = ("columns", "first"), ("rows", "after", "trained_on")
 """Keys of what all rows are trained on, and what their entries hold beside options of `fit`."""
 
 MAX_SEED = 2**32 - 1
@@ -123,12 +123,40 @@ def read_after(
         if "model.init_from" in columns[column]:
             file.refuse(f"columns: {column}: after and model.init_from are two starts", *at)
         after[column] = name
+    return after
+
+
+def read_trained_on(
+    file: PlanFile, first: Mapping[str, FitOptions], columns: Mapping[str, FitOptions]
+) -> dict[str, str]:
+    """Read the column or first part whose models a column only tests: column to its name."""
+    content = file.content.get("columns", {})
+    named = {column: options or {} for column, options in content.items()}
+    tested = {column for column, options in named.items() if "trained_on" in options}
+    known = [name for name in (*first, *columns) if name not in tested]
+    for column in tested:
+        at, name = ("columns", column, "trained_on"), named[column]["trained_on"]
+        if not isinstance(name, str) or name not in known:
+            message = f"trained_on must name what models are trained on, got {shorten(name)}"
+            file.refuse(f"columns: {column}: {message}; there is {', '.join(known)}", *at)
+        for key in ("after", "config"):
+            if key in named[column]:
+                file.refuse(f"columns: {column}: {key}: its models are only tested", *at[:2], key)
+    return {column: named[column]["trained_on"] for column in columns if column in tested}
+
+
+def refuse_unused(
+    file: PlanFile,
+    first: Mapping[str, FitOptions],
+    columns: Mapping[str, FitOptions],
+    used: Collection[str],
+) -> None:
+    """Refuse first parts that no column uses, or that have the name of a column."""
     for name in first:
         if name in columns:
             file.refuse(f"first: {name} is the name of a column too", "first", name)
-        if name not in after.values():
+        if name not in used:
             file.refuse(f"first: no column stands after {shorten(name)}", "first", name)
-    return after
 
 
 def read_paper(
@@ -170,8 +198,9 @@ def check_options(file: PlanFile, options: Mapping[str, Any], *keys: str) -> Non
             file.refuse(f"{keys[0]}: only a row can name its columns", *keys, key)
         if not re.fullmatch(r"[A-Za-z_][\w.+-]*", key):
             file.refuse(f"{shorten(key)} is no option of fit, such as model.lr", *keys, key)
-        if key == "after" and not (keys[0] == "columns" and len(keys) == 2):
-            file.refuse(f"{keys[0]}: only a column can stand after a first part", *keys, key)
+        if key in ("after", "trained_on") and not (keys[0] == "columns" and len(keys) == 2):
+            what = "stand after a first part" if key == "after" else "test models of another"
+            file.refuse(f"{keys[0]}: only a column can {what}", *keys, key)
         if key == "config":
             check_configurations(file, value, *keys, key)
 

@@ -19,17 +19,17 @@ MAX_SLUG = 100
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One training of a comparison.
+    """One run of a comparison: a training, or a test of a trained model with other options.
 
     Attributes:
         row: Name of the model, such as a mechanism.
         column: Name of the data set; "" if there is only one column.
         seed: Seed of the run.
-        options: Dotted keys of `fit`, without configurations.
+        options: Dotted keys of `fit`, without configurations; of a test, those of `test`.
         configs: Configurations, each overlaying those before it.
         choice: Values among which validation chooses, such as "lr=0.01"; "" if there is no choice.
         after: First part, whose weights it goes on from; None if it starts from nothing.
-        is_first: Whether it is such a first part, which is not in the table.
+        trained: The run whose model it tests, without training it; None for a training.
     """
 
     row: str
@@ -39,7 +39,7 @@ class PlannedRun:
     configs: tuple[str, ...]
     choice: str = ""
     after: PlannedRun | None = None
-    is_first: bool = False
+    trained: PlannedRun | None = None
 
     @property
     def subfolder(self) -> Path:
@@ -52,25 +52,41 @@ class PlannedRun:
         return f"{name_cell(self._row, self.column)}, seed {self.seed}"
 
     @property
+    def before(self) -> PlannedRun | None:
+        """The run that it needs, and that must be finished before; None if there is none."""
+        return self.trained or self.after
+
+    @property
     def _row(self) -> str:
         return f"{self.row}, {self.choice}" if self.choice else self.row
 
     def arguments(self) -> list[str]:
-        """Return the arguments of `clusterformer fit`."""
+        """Return the arguments of `clusterformer fit`, or of `test` without `--checkpoint`."""
         configs = [word for config in self.configs for word in ("--config", config)]
         values = [f"--{key}={_as_argument(value)}" for key, value in self.options.items()]
-        return in_order([*configs, *values, f"--seed_everything={self.seed}"])
+        seed = [] if self.trained else [f"--seed_everything={self.seed}"]
+        return in_order([*configs, *values, *seed])
+
+    def arguments_of_model(self) -> list[str]:
+        """Return the arguments of `fit` that make its model, and the data that it runs on."""
+        own = self.arguments()
+        return in_order([*self.trained.arguments(), *own]) if self.trained else own
 
 
-def with_first_parts(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """List runs with their first parts, each of these once and before all that go on from it."""
+def with_runs_before(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """List runs with those that they need, each of these once and before all that need it."""
     found: list[PlannedRun] = []
-    begun: set[Path] = set()
+    added: dict[Path, PlannedRun] = {}
+
+    def add(run: PlannedRun) -> None:
+        if run.before:
+            add(run.before)
+        if added.get(run.subfolder) != run:  # another run of that directory is refused later
+            added[run.subfolder] = run
+            found.append(run)
+
     for run in runs:
-        if run.after and run.after.subfolder not in begun:
-            begun.add(run.after.subfolder)
-            found.append(run.after)
-        found.append(run)
+        add(run)
     return found
 
 

@@ -51,6 +51,7 @@ class Result:
         environment: Command, commit, versions and hardware.
         folder: Run directory; "" if there is none here.
         damage: A line for each of its files that could not be read, and is done without.
+        trained_on: Column of its training, where it is a further test of that run's model.
     """
 
     row: str
@@ -69,6 +70,12 @@ class Result:
     environment: Mapping[str, Any]
     folder: str
     damage: Sequence[str] = ()
+    trained_on: str | None = None
+
+    @property
+    def training(self) -> tuple[str, str, int]:
+        """Row, column and seed of its training: tests of one model share them."""
+        return self.row, self.column if self.trained_on is None else self.trained_on, self.seed
 
     @property
     def keys_seen(self) -> float | None:

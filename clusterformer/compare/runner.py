@@ -77,10 +77,13 @@ def select_shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:
 
 
 def split_into_shards(jobs: Sequence[Job], number: int) -> list[list[Job]]:
-    """Deal out the jobs, one by one; those of one first part stay together, behind it."""
+    """Deal out the jobs, one by one; those that need one run stay together, behind it."""
     together: dict[Path, list[Job]] = {}
     for job in jobs:
-        together.setdefault((job.first or job).folder, []).append(job)
+        root = job
+        while root.before:
+            root = root.before
+        together.setdefault(root.folder, []).append(job)
     groups = list(together.values())
     return [[job for group in groups[i::number] for job in group] for i in range(number)]
 
@@ -126,9 +129,9 @@ def train_jobs(
 ) -> list[Failure]:
     """Train unfinished jobs in processes of their own.
 
-    A job that another process holds is left to it. One that goes on from a first part waits for
-    it, and fails if that has failed. However this process ends, its children end as well; each job
-    resumes from its last checkpoint the next time.
+    A job that another process holds is left to it. One that needs another run, such as a first
+    part, waits for it, and fails if that has failed. However this process ends, its children end
+    as well; each training resumes from its last checkpoint the next time.
 
     Args:
         jobs: The runs.
@@ -147,13 +150,16 @@ def train_jobs(
     total = len(waiting)
     environment = _environment(num_parallel, group)
     if waiting:  # a run may take hours
-        report(f"{counted(total, 'run')} to train; the output of the first: {waiting[0].log}")
+        tests = sum(job.planned.trained is not None for job in waiting)
+        told = f", of which {tests} only test" if tests else ""
+        report(f"{counted(total, 'run')} to train{told}; the output of the first: {waiting[0].log}")
     try:
         while waiting or running:
             while len(running) < num_parallel and (job := _next_job(waiting, running)):
                 waiting.remove(job)
-                if job.first and not job.first.finished:
-                    reason = f"goes on from {job.first.planned.name}, which is not finished"
+                if job.before and not job.before.finished:
+                    does = "tests" if job.planned.trained else "goes on from"
+                    reason = f"{does} {job.before.planned.name}, which is not finished"
                     failures.append(Failure(job.planned, reason))
                     report(f"{job.planned.name}: FAILED: {reason}")
                     total -= 1
@@ -186,9 +192,9 @@ def train_jobs(
 
 
 def _next_job(waiting: Sequence[Job], running: Sequence[_Process]) -> Job | None:
-    """Choose the first job whose first part is not still to come; None if all must wait."""
+    """Choose the first job that needs no run which is still to come; None if all must wait."""
     ahead = {job.folder for job in waiting} | {process.job.folder for process in running}
-    return next((job for job in waiting if not job.first or job.first.folder not in ahead), None)
+    return next((job for job in waiting if not job.before or job.before.folder not in ahead), None)
 
 
 def _start(

@@ -87,6 +87,11 @@ class Summary:
         """Names of the costs that any row has."""
         return list(dict.fromkeys(name for costs in self.costs.values() for name in costs))
 
+    @property
+    def num_runs(self) -> int:
+        """Number of trainings; further tests of their models add none."""
+        return len({result.training for result in self.results})
+
     def costs_of(self, row: str) -> list[float]:
         """Return the costs of a row, in the order of their names; NaN where there is none."""
         return [self.costs[row].get(name, math.nan) for name in self.cost_names]
@@ -173,13 +178,18 @@ def summarise(
         notes.append(f"{baseline} has no finished run; the others are compared with {rows[0]}")
     baseline = baseline if baseline in rows else rows[0]
     mode = modes.pop()
+    trained_on = {result.column: result.training[1] for result in results}
     return Summary(
         metrics,
         mode,
         rows,
         columns,
         _cells(values, mode),
-        {row: tested for row in rows if (tested := _significance(values, row, baseline))},
+        {
+            row: tested
+            for row in rows
+            if (tested := _significance(values, row, baseline, trained_on))
+        },
         baseline,
         {row: _costs([result for result in results if result.row == row], also) for row in rows},
         results,
@@ -218,22 +228,38 @@ def _deviation(values: Sequence[float]) -> float | None:
 
 
 def pairs(
-    values: Mapping[tuple[str, str], Mapping[int, float]], row: str, baseline: str
+    values: Mapping[tuple[str, str], Mapping[int, float]],
+    row: str,
+    baseline: str,
+    trained_on: Mapping[str, str],
 ) -> list[tuple[int, float]]:
-    """Return differences of a row from the baseline, for each column and seed of both: by seed."""
-    return [
-        (seed, value - theirs[seed])
-        for (name, column), cell in values.items()
-        if name == row and column != AVERAGE and (theirs := values.get((baseline, column)))
-        for seed, value in cell.items()
-        if seed in theirs
-    ]
+    """Return differences of a row from the baseline, for each column and seed of both: by seed.
+
+    Columns that test the models of one training do not add pairs: their mean difference counts.
+
+    Args:
+        values: Row and column to seed to value.
+        row: The row.
+        baseline: The row that it is tested against.
+        trained_on: Column to that of its training, itself where it is not only tested.
+    """
+    found: dict[tuple[str, int], list[float]] = {}
+    for (name, column), cell in values.items():
+        if name == row and column != AVERAGE and (theirs := values.get((baseline, column))):
+            for seed, value in cell.items():
+                if seed in theirs and math.isfinite(value - theirs[seed]):
+                    pair = trained_on.get(column, column), seed
+                    found.setdefault(pair, []).append(value - theirs[seed])
+    return [(seed, statistics.fmean(differences)) for (_, seed), differences in found.items()]
 
 
 def _significance(
-    values: Mapping[tuple[str, str], Mapping[int, float]], row: str, baseline: str
+    values: Mapping[tuple[str, str], Mapping[int, float]],
+    row: str,
+    baseline: str,
+    trained_on: Mapping[str, str],
 ) -> PairedTest | None:
-    found = [pair for pair in pairs(values, row, baseline) if math.isfinite(pair[1])]
+    found = pairs(values, row, baseline, trained_on)
     if row == baseline or len({seed for seed, _ in found}) < MIN_SEEDS:
         return None
     return sign_flip_test([difference for _, difference in found])

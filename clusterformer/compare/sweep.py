@@ -24,8 +24,8 @@ def sweep(plan: Plan, group: str) -> str:
     Raises:
         InputError: if the runs are no grid, or have different configurations.
     """
-    if any(run.after for run in plan.runs):
-        raise InputError("a sweep has no first parts; `compare` itself trains them")
+    if any(run.before for run in plan.runs):
+        raise InputError("a sweep has neither first parts nor `trained_on`; `compare` itself has")
     values = _grid(plan)
     configs = {run.configs for run in plan.runs}
     if len(configs) > 1:

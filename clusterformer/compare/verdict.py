@@ -130,8 +130,8 @@ def _significance(summary: Summary, first: str, other: str) -> str:
 def _seen(summary: Summary) -> str:
     """Count what the verdict rests on."""
     seeds = len({result.seed for result in summary.results})
-    columns = len(set(summary.metrics))
-    parts = [counted(len(summary.results), "run"), counted(seeds, "seed")]
+    columns = len({column for _, column, _ in (result.training for result in summary.results)})
+    parts = [counted(summary.num_runs, "run"), counted(seeds, "seed")]
     if columns > 1:
         parts.append(counted(columns, "data set"))
     epochs = sorted({result.epochs for result in summary.results})

@@ -58,7 +58,7 @@ def planned(folder: Path, **changed: Any) -> Plan:
 
 
 def cells(plan: Plan) -> list[str]:
-    return [f"{run.row}/{run.column}/{run.seed}" for run in plan.trainings]
+    return [f"{run.row}/{run.column}/{run.seed}" for run in plan.all_runs]
 
 
 def test_each_first_part_is_trained_once_and_before_what_goes_on_from_it(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_run_goes_on_from_the_weights_of_its_row_and_seed(tmp_path: Path, capf
     assert len(Path("comparisons/tiny/runs.csv").read_text().splitlines()) == 3
     for run in planned(tmp_path).part(["coupled"], ["long"]).runs:
         job = Job(Path("comparisons/tiny"), run)
-        begin, end = (torch.load(found.run.chosen)["state_dict"] for found in (job.first, job))
+        begin, end = (torch.load(found.run.chosen)["state_dict"] for found in (job.before, job))
         shared = [name for name in begin if "layers" in name and begin[name].is_floating_point()]
         assert len(shared) > 10
         for name in shared:
@@ -165,7 +165,7 @@ def test_a_run_of_another_first_part_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_shard_has_the_first_parts_of_its_runs(tmp_path: Path) -> None:
-    jobs = [Job(tmp_path, run) for run in planned(tmp_path).trainings]
+    jobs = [Job(tmp_path, run) for run in planned(tmp_path).all_runs]
     for number in (1, 2, 3, 4, 20):
         shards = split_into_shards(jobs, number)
         assert sorted(j.folder for shard in shards for j in shard) == sorted(j.folder for j in jobs)
@@ -173,7 +173,7 @@ def test_a_shard_has_the_first_parts_of_its_runs(tmp_path: Path) -> None:
             seen: set[Path] = set()
             for job in shard:
                 seen.add(job.folder)
-                assert not job.first or job.first.folder in seen
+                assert not job.before or job.before.folder in seen
     alone = [job for job in jobs if job.planned.column == "alone"]
     assert split_into_shards(alone, 3) == [alone[::3], alone[1::3], alone[2::3]]
 
@@ -206,5 +206,5 @@ def test_what_is_wrong_gets_one_line(changed: dict, told: str, tmp_path: Path) -
 
 
 def test_a_sweep_has_no_first_parts(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a sweep has no first parts"):
+    with pytest.raises(InputError, match="a sweep has neither first parts"):
         sweep(planned(tmp_path), "tiny")

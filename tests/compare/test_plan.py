@@ -305,17 +305,17 @@ def test_shipped_comparisons_name_options_that_exist() -> None:
     """Cells are built until each option has been; those of a mechanism, for each mechanism."""
     cells = []
     for path in comparisons().values():
-        for run in read_plan(path).trainings:
+        for run in read_plan(path).all_runs:
             mechanism = run.options.get("model.attention")
             names = {
                 (mechanism if "model.attention." in name else None, name) for name in run.options
             }
-            cells.append((names, run))
+            cells.append((names, run.arguments_of_model()))
     left = set().union(*(names for names, _ in cells))
     assert len(left) > 60
     while left:
-        names, run = max(cells, key=lambda cell: len(cell[0] & left))
-        Options(run.arguments(), fitting=True)
+        names, arguments = max(cells, key=lambda cell: len(cell[0] & left))
+        Options(arguments, fitting=True)
         left -= names
 
 
@@ -323,12 +323,12 @@ def test_shipped_comparisons_name_options_that_exist() -> None:
 @pytest.mark.parametrize("name", comparisons())
 def test_shipped_comparisons_name_options_that_fit(name: str) -> None:
     """Of cells that differ in a number one stands for all."""
-    runs = read_plan(comparisons()[name]).trainings
+    runs = read_plan(comparisons()[name]).all_runs
     kinds = {
         (run.configs, run.options.get("model.attention"), *sorted(run.options)): run for run in runs
     }
     for run in kinds.values():
-        Options(run.arguments(), fitting=True)
+        Options(run.arguments_of_model(), fitting=True)
 
 
 def test_a_sweep_runs_the_same_grid(tmp_path: Path) -> None:
