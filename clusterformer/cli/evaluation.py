@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +81,7 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     watch = ProcessWatch()
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test
+    begun = time.monotonic()
     with making("options"), watch.until_the_end(trainer):
         found = measure(model.module, model.task, verbose=False)
     if not found:
@@ -101,7 +103,9 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
         for name, signature in model.task.signatures().items():
             print(f"{name}\t{signature}")
         if out:
-            content = {"results": results, "environment": describe_environment()}
+            seconds = time.monotonic() - begun
+            environment = describe_environment()
+            content = {"results": results, "seconds": seconds, "environment": environment}
             write_text(out, json.dumps(content, indent=2) + "\n")
 
 

@@ -14,7 +14,6 @@ from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.compare.results import Result
 from clusterformer.errors import InputError, reading
 from clusterformer.structure import require_structure
-from clusterformer.training.runs import Run
 from clusterformer.training.trusted import Named
 
 
@@ -22,6 +21,7 @@ class _Measured(TypedDict):
     """What `clusterformer test --out` writes."""
 
     results: dict[str, float]
+    seconds: float
     environment: dict[str, Any]
 
 
@@ -40,18 +40,14 @@ class ModelTest(Job):
         self.file = self.folder / "test.json"
 
     @property
-    def run(self) -> Run | None:
-        """The run directory of the model."""
-        return self.trained.run
-
-    @property
     def outcome(self) -> Mapping[str, Any] | None:
         """Outcome of the training, with the measures of this test in place of those of its own."""
         outcome, measured = self.trained.outcome, self._read()
         if outcome is None or measured is None:
             return None
         kept = {k: v for k, v in outcome["results"].items() if not k.startswith("test/")}
-        return {**outcome, "results": kept | measured["results"]}
+        results = kept | measured["results"]
+        return {**outcome, "results": results, "seconds": measured["seconds"]}
 
     @property
     def damage(self) -> str | None:
@@ -81,7 +77,7 @@ class ModelTest(Job):
 
     def command(self, wandb: bool) -> list[str]:
         """Return the command line that tests the model."""
-        run = self.run
+        run = self.trained.run
         words = ["--checkpoint", str(run.folder if run else self.trained.folder)]
         words += [*self.planned.arguments(), "--out", str(self.file)]
         classes = Named.by(self.trained.planned.arguments(), None).classes
@@ -90,7 +86,7 @@ class ModelTest(Job):
 
     def _read(self) -> _Measured | None:
         """Read the measures; None if there are none, or they are older than the model."""
-        run = self.run
+        run = self.trained.run
         if run is None or not self.file.exists():
             return None
         if self.file.stat().st_mtime < (run.folder / "results.json").stat().st_mtime:

@@ -141,7 +141,9 @@ def test_the_table_has_what_test_measures_and_nothing_is_trained_twice(
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_test_that_is_damaged_or_older_than_its_model_is_made_again(tmp_path: Path) -> None:
+def test_a_test_that_is_damaged_or_older_than_its_model_is_made_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     plan = planned(tmp_path, seeds=[0])
     command = ["compare", "tiny.yaml", "--rows", "coupled"]
     assert main(command) == 0
@@ -154,8 +156,12 @@ def test_a_test_that_is_damaged_or_older_than_its_model_is_made_again(tmp_path: 
         assert not tested.finished
         assert main(command) == 0
         assert json.loads(file.read_text())["results"] == json.loads(whole)["results"]
+    assert main([*command, "--dry-run"]) == 0
+    assert "2 runs, 0 to train" in capfd.readouterr().out
     os.utime(file, (1e9, 1e9))
     assert not tested.finished
+    assert main([*command, "--dry-run"]) == 0
+    assert "to do            1,708 parameters  coupled on long" in capfd.readouterr().out
     assert main(command) == 0
     assert tested.finished
 
