@@ -191,6 +191,8 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
         f"{counted(trainer.current_epoch, 'epoch')}, "
         f"{duration(fitted.seconds)}, {fitted.seconds_validating:.0f} s of it validation"
     )
+    if fitted.patience_ended:
+        print("ended by --patience: no gain in that many validations")
     results = sorted(fitted.results.items())
     lines = {name: formatted(name, value) for name, value in results if "layer" not in name}
     lines |= task.signatures()

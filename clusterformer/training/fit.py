@@ -58,6 +58,7 @@ class Fitted(NamedTuple):
         seconds: Seconds of training, validation included.
         seconds_validating: Seconds of validation.
         findings: Results of the test beyond its measures.
+        patience_ended: Whether it ended because validations brought no gain.
     """
 
     trainer: Trainer
@@ -66,6 +67,7 @@ class Fitted(NamedTuple):
     seconds: float
     seconds_validating: float
     findings: Findings | None
+    patience_ended: bool
 
 
 def fit(
@@ -209,6 +211,8 @@ def _conclude(
 ) -> Fitted:
     """Test the best checkpoint, write the results and draw the pictures."""
     seconds, seconds_validating = clock.seconds, clock.seconds_validating
+    waited = trainer.early_stopping_callback  # the test gives it its state in the best checkpoint
+    patience_ended = waited is not None and waited.wait_count >= waited.patience
     held = memory.held(trainer.optimizers)
     results = _test(trainer, model, task, kept)
     if model.findings and model.findings.compared:
@@ -242,7 +246,9 @@ def _conclude(
         raise
     if run:
         run.finish(outcome)  # last: what is killed before goes on with the test
-    return Fitted(trainer, results, pictures, seconds, seconds_validating, model.findings)
+    return Fitted(
+        trainer, results, pictures, seconds, seconds_validating, model.findings, patience_ended
+    )
 
 
 def _show(

@@ -54,8 +54,9 @@ def test_the_command_that_fit_suggests_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The task is not of the package, so the command has to trust it."""
-    assert main([*TOY, f"--runs={tmp_path}"]) == 0
+    assert main([*TOY, f"--runs={tmp_path}", "--patience=9"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert not any("--patience" in line for line in lines)  # it did not end it
     commands = [line.partition("clusterformer ")[2] for line in lines]
     command = next(line for line in commands if line.startswith("test ")).split()
     assert command[-2:] == ["--trust", "toy_task"]

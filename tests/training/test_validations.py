@@ -143,6 +143,7 @@ def test_a_run_that_patience_ended_has_ended(
 ) -> None:
     command = [*TOY, f"--runs={tmp_path}", "--patience=1", "--trainer.max_epochs=40", *options]
     assert main([*command, "--model.lr=0"]) == 0
+    assert "ended by --patience" in capsys.readouterr().out
     run = Run.open(tmp_path / "toy" / "1")
     step, results = read(run.last)["global_step"], run.results
     assert step == ended
@@ -155,5 +156,7 @@ def test_a_run_that_patience_ended_has_ended(
     assert run.results is not None
     assert results is not None
     assert run.results["results"] == results["results"]
+    capsys.readouterr()
     assert main(["fit", f"--resume={run.folder}", "--patience=3"]) == 0
+    assert "ended by --patience" in capsys.readouterr().out
     assert read(run.last)["global_step"] == with_more_patience
