@@ -1,6 +1,9 @@
-"""Numbers as the commands print them: measures, counts and durations."""
+"""Wording of what the commands print: measures, counts, durations, and names that are unknown."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
 
 
 def formatted(name: str, value: float) -> str:
@@ -20,3 +23,11 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def suggested(name: str, known: Collection[str]) -> str:
+    """Name the known name that is nearest to an unknown one, if one is near, and then all."""
+    close = difflib.get_close_matches(name, known, 1)
+    return (
+        f"did you mean {close[0]}? " if close else ""
+    ) + f"there is {', '.join(known) or 'none'}"

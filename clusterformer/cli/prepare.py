@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
+from clusterformer.wording import suggested
 
 if TYPE_CHECKING:
     from clusterformer.data.prepare.catalogue import PublishedSet
@@ -58,16 +59,18 @@ _MAX_TIMEOUT = 86_400.0  # seconds, a day
 
 def run(arguments: list[str]) -> None:
     """Prepare each set, or list them all."""
-    from clusterformer.data.prepare.catalogue import published_set
+    from clusterformer.data.prepare.catalogue import published_sets
     from clusterformer.data.prepare.prepare_set import prepare_set
 
     options = parse(arguments)
     if options.list:
         _list(options.root)
         return
-    names = [name for name in options.names if name != VECTORS]
-    sets = [published_set(name) for name in names]
-    for published in sets:
+    known = published_sets()
+    for name in options.names:
+        if name not in known and name != VECTORS:
+            raise InputError(f"no data set {name!r}; {suggested(name, [*known, VECTORS])}")
+    for published in (known[name] for name in options.names if name != VECTORS):
         folder = prepare_set(
             published.name,
             root=options.root,

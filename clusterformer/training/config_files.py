@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 import yaml
 
 from clusterformer.errors import InputError, Position, reading
+from clusterformer.wording import suggested
 
 COMPARISONS = "compare"
 """Folder of the shipped comparisons, below that of the shipped configurations."""
@@ -187,12 +187,8 @@ def find(name: str, known: Mapping[str, Path] | None = None, kind: str = "config
     known = shipped() if known is None else known
     found = known.get(name) or known.get(f"{name}.yaml")
     if found is None:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise InputError(
-            f"no {kind} {name!r}, neither a file nor a shipped one; "
-            f"{hint}there is {', '.join(known) or 'none'}"
-        )
+        told = suggested(name, known)
+        raise InputError(f"no {kind} {name!r}, neither a file nor a shipped one; {told}")
     return found
 
 

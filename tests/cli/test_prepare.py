@@ -203,7 +203,8 @@ def test_kept_downloads_serve_as_a_mirror(web: Web, archive: bytes, tmp_path: Pa
 
 BAD = {
     (): "which data set? give its name, or --list",
-    ("mr1",): "no data set 'mr1'; there is mr, subj",
+    ("mr1",): "no data set 'mr1'; did you mean mr? there is mr, subj",
+    ("vektors",): "no data set 'vektors'; did you mean vectors? there is mr, subj",
     ("mr", "--mirror=here"): "--mirror must begin with http:// or https://, got 'here'",
     ("mr", "--timeout=0"): "--timeout must be more than 0 seconds and at most 86,400, got 0",
     ("mr", "--timeout=nan"): "--timeout must be finite, got nan",

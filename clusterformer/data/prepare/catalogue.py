@@ -34,6 +34,7 @@ from clusterformer.data.prepare.convert_python_library import convert_stdlib
 from clusterformer.data.prepare.convert_speech import convert_librispeech
 from clusterformer.data.prepare.convert_wikipedia import english_tables, wikipedia_converter
 from clusterformer.errors import InputError
+from clusterformer.wording import suggested
 
 Terms = Literal["open", "accept", "by hand"]
 
@@ -185,5 +186,5 @@ def published_set(name: str) -> PublishedSet:
     """
     known = published_sets()
     if name not in known:
-        raise InputError(f"no data set {name!r}; there is {', '.join(known)}")
+        raise InputError(f"no data set {name!r}; {suggested(name, known)}")
     return known[name]
