@@ -82,7 +82,7 @@ def test_the_help_of_options_names_the_command(option: list[str], capsys) -> Non
 def test_every_option_in_the_help_exists() -> None:
     ours = {"--config", "--help-all", "--print_config", "--checkpoint", "--resume", "--input"}
     ours |= {"--format", "--device", "--data", "--nproc-per-node", "--average", "--trust"}
-    ours |= {"--report", "--data.test"}  # of validate and test; of a task with files
+    ours |= {"--report", "--data.test", "--out"}  # of validate and test; of a task with files
     ours |= {"--probabilities", "--text_column", "--first_column", "--second_column"}  # of predict
     options = set(Options(["--data=toy_task.Toy"], fitting=True).parser._option_string_actions)
     nested = {"--data.name", "--data.fold", "--data.root", "--model.attention.num_clusters"}
