@@ -151,8 +151,9 @@ def train_jobs(
     environment = _environment(num_parallel, group)
     if waiting:  # a run may take hours
         tests = sum(job.planned.trained is not None for job in waiting)
-        told = f", of which {tests} only test" if tests else ""
-        report(f"{counted(total, 'run')} to train{told}; the output of the first: {waiting[0].log}")
+        told = f", and {counted(tests, 'further test')} of models" if tests else ""
+        runs = counted(total - tests, "run")
+        report(f"{runs} to train{told}; the output of the first: {waiting[0].log}")
     try:
         while waiting or running:
             while len(running) < num_parallel and (job := _next_job(waiting, running)):

@@ -115,7 +115,7 @@ def test_the_table_has_what_test_measures_and_nothing_is_trained_twice(
     assert "2 runs, 2 to train" in capfd.readouterr().out
     assert main([*command, "--columns", "long"]) == 0
     printed = capfd.readouterr()
-    assert "2 runs to train, of which 1 only test" in printed.out
+    assert "1 run to train, and 1 further test of models;" in printed.out
     assert "short" not in Path("comparisons/tiny/table.md").read_text()
     assert main(command) == 0
     assert "to train" not in capfd.readouterr().out
