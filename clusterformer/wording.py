@@ -28,6 +28,5 @@ def duration(seconds: float) -> str:
 def suggested(name: str, known: Collection[str]) -> str:
     """Name the known name that is nearest to an unknown one, if one is near, and then all."""
     close = difflib.get_close_matches(name, known, 1)
-    return (
-        f"did you mean {close[0]}? " if close else ""
-    ) + f"there is {', '.join(known) or 'none'}"
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"{meant}there is {', '.join(known) or 'none'}"

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -51,13 +50,6 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(TINY, sort_keys=False))
     return path
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs start in a moment."""
-    module = SimpleNamespace(**{**vars(subprocess), "Popen": Process})
-    monkeypatch.setattr(runner, "subprocess", module)
 
 
 def starts(folder: Path) -> dict[str, int]:

@@ -1,17 +1,13 @@
 """First parts: what is trained before, and the runs that go on from it."""
 
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from forked import Process
 
 from clusterformer.cli.main import main
-from clusterformer.compare import runner
 from clusterformer.compare.jobs import Job, find_run
 from clusterformer.compare.plan import Plan, read_plan
 from clusterformer.compare.runner import split_into_shards
@@ -40,14 +36,6 @@ TINY: dict[str, Any] = {
     },
     "seeds": [0, 1],
 }
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Runs start in a moment."""
-    monkeypatch.chdir(tmp_path)
-    module = SimpleNamespace(**{**vars(subprocess), "Popen": Process})
-    monkeypatch.setattr(runner, "subprocess", module)
 
 
 def planned(folder: Path, **changed: Any) -> Plan:

@@ -2,19 +2,15 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from forked import Process
 from toy_results import result
 
 import clusterformer
 from clusterformer.cli.main import main
-from clusterformer.compare import runner
 from clusterformer.compare.jobs import Job
 from clusterformer.compare.model_tests import make_jobs
 from clusterformer.compare.plan import Plan, read_plan
@@ -49,14 +45,6 @@ TINY: dict[str, Any] = {
     },
     "seeds": [0, 1],
 }
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Runs start in a moment."""
-    monkeypatch.chdir(tmp_path)
-    module = SimpleNamespace(**{**vars(subprocess), "Popen": Process})
-    monkeypatch.setattr(runner, "subprocess", module)
 
 
 def planned(folder: Path, **changed: Any) -> Plan:
