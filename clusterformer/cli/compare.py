@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
-from clusterformer.wording import counted, duration
+from clusterformer.wording import duration
 
 if TYPE_CHECKING:
     from clusterformer.compare.choosing import Choice
@@ -337,13 +337,15 @@ def _refuse_unknown_baseline(options: argparse.Namespace, rows: set[str]) -> Non
 def _list(jobs: Sequence[Job], num_parallel: int) -> None:
     from clusterformer.cli.options import make_model_and_task
     from clusterformer.compare.listing import absent_columns, list_runs, seconds_left
+    from clusterformer.compare.model_tests import count_work
 
     for name, state, parameters in list_runs(jobs, make_model_and_task):
         size = "?" if parameters is None else f"{parameters:,}"
         print(f"{state:<9} {size:>12} parameters  {name}")
     for column, message in absent_columns(jobs, make_model_and_task).items():
         print(f"no data for {column or 'these runs'}: {message}", file=sys.stderr)
-    unfinished = sum(not job.finished for job in jobs)
+    unfinished = [job for job in jobs if not job.finished]
+    told = f"{len(jobs) - len(unfinished):,} of {len(jobs):,} are finished"
     seconds = seconds_left(jobs)
     estimate = "" if seconds is None else f", about {duration(seconds / num_parallel)}"
-    print(f"{counted(len(jobs), 'run')}, {unfinished:,} to train{estimate}")
+    print(f"{told}; {count_work(unfinished)}{estimate}" if unfinished else told)

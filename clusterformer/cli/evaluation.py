@@ -21,6 +21,7 @@ from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
 from clusterformer.training.saved_clustering import is_clustering, predicting_command
 from clusterformer.training.trusted import Named
+from clusterformer.training.wandb import log_test, wandb_mode
 from clusterformer.whole_files import naming, write_text
 from clusterformer.wording import formatted
 from clusterformer.working_folder import import_from_working_folder
@@ -64,13 +65,18 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     folder, arguments = pop_option(arguments, "--report")
     named, arguments = pop_option(arguments, "--out")
     out = Path(named) if named else None
+    to_wandb = "--wandb" in arguments
+    arguments = [argument for argument in arguments if argument != "--wandb"]
     if out and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"--out {out}: must be a file in a folder that is there")
     if folder and stage == "validate":
         raise InputError("--report is for test; validate has none")
     if folder and Path(folder).exists() and not Path(folder).is_dir():
         raise InputError(f"--report {folder}: a file, allowed is a folder to write into")
+    if to_wandb:
+        wandb_mode()  # refused before the test, not after
     model, options = load_model(arguments, "cpu")
+    tested = Run.open(model.path) if to_wandb else None
     if folder and model.task.report() is None:
         raise InputError(f"--report: {type(model.task).__name__} has no report")
     _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
@@ -102,11 +108,12 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
                     findings.write(Path(folder))
         for name, signature in model.task.signatures().items():
             print(f"{name}\t{signature}")
+        seconds, environment = time.monotonic() - begun, describe_environment()
+        measured = {"results": results, "seconds": seconds, "environment": environment}
+        if tested:
+            log_test(tested, options.resolved(), measured)
         if out:
-            seconds = time.monotonic() - begun
-            environment = describe_environment()
-            content = {"results": results, "seconds": seconds, "environment": environment}
-            write_text(out, json.dumps(content, indent=2) + "\n")
+            write_text(out, json.dumps(measured, indent=2) + "\n")
 
 
 def _used(options: Options) -> dict[str, Any]:

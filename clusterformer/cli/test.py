@@ -13,6 +13,7 @@ Measure a trained model on the test data of its task.
   --data.test FILE           other test data, in the layout of the training data
   --report DIR               write report.json, predictions.csv and confusion.png (classifiers)
   --out FILE.json            write the measures unrounded, with the command, commit and machine
+  --wandb                    log the measures to Weights & Biases, beside the training's
   --data.root DIR            folder of the data sets, if it has moved
   --trainer.accelerator cpu  or any other option of Lightning's Trainer
   --trust PACKAGE            allow the checkpoint to import a class of that package; names of

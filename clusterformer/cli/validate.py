@@ -11,6 +11,7 @@ Measure a trained model on the validation data of its training.
   --average N                mean of the weights after the last N validations, or best:N; needs a
                              training with --keep N
   --out FILE.json            write the measures unrounded, with the command, commit and machine
+  --wandb                    log the measures to Weights & Biases, beside the training's
   --data.root DIR            folder of the data sets, if it has moved
   --trainer.accelerator cpu  or any other option of Lightning's Trainer
   --trust PACKAGE            allow the checkpoint to import a class of that package; names of

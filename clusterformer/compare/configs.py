@@ -79,6 +79,19 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return list(zip(rows, columns, strict=True))
 
 
+def with_data_of(trained: Mapping[str, Any], tested: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration that names a test of a model: its row's, in the column of the data.
+
+    Args:
+        trained: Configuration of the training.
+        tested: Configuration of the test. If its data are those of the training, what else it
+            changed names it, and it is returned as it is.
+    """
+    keys = [k for k in tested if k.startswith("data.") and not _is_of_training(k)]
+    changed = {key: tested[key] for key in keys if tested[key] != trained.get(key)}
+    return {**trained, **changed} if changed else tested
+
+
 _OF_TRAINING = (
     *("average", "monitor", "patience"),
     *(f"data.{name}" for name in ("epoch_steps", "batch_size", "tokens_per_batch")),

@@ -165,11 +165,18 @@ def slow_precision(jobs: Sequence[Job]) -> str | None:
 
 
 def seconds_left(jobs: Sequence[Job]) -> float | None:
-    """Estimate the training time of unfinished runs by that of finished ones; None without any."""
-    outcomes = [outcome for job in jobs if (outcome := job.outcome)]
-    taken = [found["seconds"] for found in outcomes if is_number(found.get("seconds"))]
-    unfinished = len(jobs) - len(outcomes)
-    return sum(taken) / len(taken) * unfinished if taken else None
+    """Estimate the time of unfinished runs, and of tests of models, by that of finished ones.
+
+    Of a kind that none has finished the time is unknown and counts nothing; None if all is unknown.
+    """
+    means: list[float] = []
+    for tests in (False, True):
+        alike = [job for job in jobs if (job.planned.trained is not None) == tests]
+        outcomes = [outcome for job in alike if (outcome := job.outcome)]
+        taken = [found["seconds"] for found in outcomes if is_number(found.get("seconds"))]
+        if taken:
+            means.append(sum(taken) / len(taken) * (len(alike) - len(outcomes)))
+    return sum(means) if means else None
 
 
 def _describe_data(planned: PlannedRun) -> str:

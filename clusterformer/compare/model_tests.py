@@ -15,14 +15,54 @@ from clusterformer.compare.results import Result
 from clusterformer.errors import InputError, reading
 from clusterformer.structure import require_structure
 from clusterformer.training.trusted import Named
+from clusterformer.wording import counted
 
 
-class _Measured(TypedDict):
-    """What `clusterformer test --out` writes."""
+class Measured(TypedDict):
+    """What `clusterformer test` writes with `--out`, and logs with `--wandb`."""
 
     results: dict[str, float]
     seconds: float
     environment: dict[str, Any]
+
+
+def check_measured(measured: Any, source: str | Path) -> Measured:
+    """Return what a test wrote.
+
+    Raises:
+        InputError: if it is nothing that a test writes; with the source, and what does not fit.
+    """
+    require_structure(measured, Measured, f"{source}: refused, measures")
+    found: Measured = measured
+    return found
+
+
+def result_of_test(
+    trained: Result, measured: Measured, *, column: str, config: Mapping[str, Any]
+) -> Result:
+    """Make the result of a test from that of the training.
+
+    Args:
+        trained: Result of the run that trained the model.
+        measured: What the test wrote.
+        column: Column of the test.
+        config: Dotted keys of its whole configuration.
+    """
+    return replace(
+        trained,
+        column=column,
+        trained_on=trained.column,
+        measures=_measures(trained.measures, measured),
+        curve=(),
+        config=config,
+        environment=measured["environment"],
+    )
+
+
+def _measures(trained: Mapping[str, float], measured: Measured) -> dict[str, float]:
+    """Put the measures of a test in place of those that the training ended with."""
+    kept = {name: value for name, value in trained.items() if not name.startswith("test/")}
+    return kept | measured["results"]
 
 
 class ModelTest(Job):
@@ -45,8 +85,7 @@ class ModelTest(Job):
         outcome, measured = self.trained.outcome, self._read()
         if outcome is None or measured is None:
             return None
-        kept = {k: v for k, v in outcome["results"].items() if not k.startswith("test/")}
-        results = kept | measured["results"]
+        results = _measures(outcome["results"], measured)
         return {**outcome, "results": results, "seconds": measured["seconds"]}
 
     @property
@@ -57,19 +96,12 @@ class ModelTest(Job):
     @property
     def result(self) -> Result | None:
         """The result of the training, with the measures, options and origin of the test."""
-        result, outcome, measured = self.trained.result, self.outcome, self._read()
-        if result is None or outcome is None or measured is None:
+        trained, measured = self.trained.result, self._read()
+        if trained is None or measured is None:
             return None
-        return replace(
-            result,
-            column=self.planned.column,
-            trained_on=result.column,
-            measures=outcome["results"],
-            curve=(),
-            config={**result.config, **self.planned.options},
-            environment=measured["environment"],
-            folder=str(self.folder),
-        )
+        config = {**trained.config, **self.planned.options}
+        made = result_of_test(trained, measured, column=self.planned.column, config=config)
+        return replace(made, folder=str(self.folder))
 
     def set_aside(self) -> None:
         """Remove the measures, so that the test is made again."""
@@ -80,11 +112,12 @@ class ModelTest(Job):
         run = self.trained.run
         words = ["--checkpoint", str(run.folder if run else self.trained.folder)]
         words += [*self.planned.arguments(), "--out", str(self.file)]
+        words += ["--wandb"] if wandb else []
         classes = Named.by(self.trained.planned.arguments(), None).classes
         words += ["--trust", ",".join(classes)] if classes else []
         return [sys.executable, "-m", "clusterformer", "test", *words]
 
-    def _read(self) -> _Measured | None:
+    def _read(self) -> Measured | None:
         """Read the measures; None if there are none, or they are older than the model."""
         run = self.trained.run
         if run is None or not self.file.exists():
@@ -93,11 +126,9 @@ class ModelTest(Job):
             return None
         try:
             with reading(self.file, "the measures of a test"):
-                measured = json.loads(self.file.read_text(encoding="utf-8"))
-                require_structure(measured, _Measured, f"{self.file}: refused, measures")
+                return check_measured(json.loads(self.file.read_text("utf-8")), self.file)
         except InputError:
             return None
-        return measured
 
 
 def make_jobs(folder: Path, runs: Sequence[PlannedRun]) -> list[Job]:
@@ -105,3 +136,13 @@ def make_jobs(folder: Path, runs: Sequence[PlannedRun]) -> list[Job]:
     return [
         ModelTest(folder, run, run.trained) if run.trained else Job(folder, run) for run in runs
     ]
+
+
+def count_work(jobs: Sequence[Job]) -> str:
+    """Say what is to do, as in "2 runs to train, and 4 further tests of models"."""
+    tests = sum(isinstance(job, ModelTest) for job in jobs)
+    further = f"{counted(tests, 'further test')} of models"
+    if tests and tests == len(jobs):
+        return further
+    runs = f"{counted(len(jobs) - tests, 'run')} to train"
+    return f"{runs}, and {further}" if tests else runs

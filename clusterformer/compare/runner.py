@@ -15,9 +15,10 @@ from filelock import FileLock, Timeout
 
 from clusterformer.compare.child import describe_parent
 from clusterformer.compare.jobs import Job
+from clusterformer.compare.model_tests import count_work
 from clusterformer.compare.planned_run import PlannedRun
 from clusterformer.errors import InputError
-from clusterformer.wording import counted, duration
+from clusterformer.wording import duration
 
 
 class Failure(NamedTuple):
@@ -150,10 +151,7 @@ def train_jobs(
     total = len(waiting)
     environment = _environment(num_parallel, group)
     if waiting:  # a run may take hours
-        tests = sum(job.planned.trained is not None for job in waiting)
-        told = f", and {counted(tests, 'further test')} of models" if tests else ""
-        runs = counted(total - tests, "run")
-        report(f"{runs} to train{told}; the output of the first: {waiting[0].log}")
+        report(f"{count_work(waiting)}; the output of the first: {waiting[0].log}")
     try:
         while waiting or running:
             while len(running) < num_parallel and (job := _next_job(waiting, running)):

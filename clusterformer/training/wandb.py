@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +15,10 @@ from clusterformer.errors import InputError, missing
 from clusterformer.training.runs import OUTCOME, Run
 
 PROJECT = "clusterformer"
+TEST = "test"
+"""Key of a W&B run's summary: what a test of a trained model measured, as JSON."""
+MODEL_OF = "model_of"
+"""Key of a W&B run's configuration: identifier of the run that trained the model of a test."""
 
 
 def wandb_mode() -> Any:
@@ -78,6 +83,25 @@ def log_outcome(run: Run, config: Mapping[str, Any], outcome: Mapping[str, Any])
     with start(_name(run), run.folder, **options) as log:
         log.log(outcome["results"])
         log.summary[OUTCOME] = json.dumps(outcome)
+
+
+def log_test(run: Run, config: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
+    """Log a test of a trained model as a W&B run beside that of its training.
+
+    The same test of the same model, made again, is the same W&B run.
+
+    Args:
+        run: Run that trained the model.
+        config: Whole configuration of the test, nested.
+        measured: What the test wrote: "results" by name, "seconds" and "environment".
+    """
+    text = json.dumps(config, sort_keys=True, default=str)
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    options = {"id": f"{run.wandb_id}-{digest}", "resume": "allow", "job_type": TEST}
+    name = os.environ.get("WANDB_NAME") or f"{run.name}, test"
+    with start(name, run.folder, config={**config, MODEL_OF: run.wandb_id}, **options) as log:
+        log.log(measured["results"])
+        log.summary[TEST] = json.dumps(measured)
 
 
 def _name(run: Run) -> str:

@@ -129,7 +129,7 @@ def test_a_table_and_a_page_and_nothing_trained_twice(plan: Path, capfd) -> None
     turned = {**TINY, "options": dict(reversed(TINY["options"].items()))}
     plan.write_text(yaml.safe_dump(turned, sort_keys=False))  # their order decides nothing
     assert main(["compare", str(plan), "--dry-run"]) == 0
-    assert "2 runs, 0 to train" in capfd.readouterr().out
+    assert "2 of 2 are finished" in capfd.readouterr().out
     assert main(["compare", str(plan)]) == 0
     assert starts(folder) == begun
     runs = [str(folder / run) for run in begun]
@@ -365,7 +365,7 @@ def test_columns_without_their_data_set_are_left_out_and_named(
         line = next(line for line in told.err.splitlines() if f"left out: column {name}:" in line)
         assert f"`clusterformer prepare {config.removesuffix('.yaml')}` brings it" in line
     assert "ours on partners, seed 0" in told.out
-    assert "1 run, 1 to train" in told.out
+    assert "0 of 1 are finished; 1 run to train" in told.out
 
     plan.write_text(yaml.safe_dump({**content, "skip_absent": False}, sort_keys=False))
     assert main(["compare", str(plan), "--dry-run"]) == 0
@@ -373,7 +373,7 @@ def test_columns_without_their_data_set_are_left_out_and_named(
     assert [line.partition(": ")[0] for line in told.err.splitlines()] == [
         f"no data for {name}" for name in absent
     ]
-    assert "4 runs, 4 to train" in told.out
+    assert "0 of 4 are finished; 4 runs to train" in told.out
 
     content["columns"] = columns
     plan.write_text(yaml.safe_dump(content, sort_keys=False))

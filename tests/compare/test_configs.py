@@ -1,6 +1,6 @@
 """Rows and columns of runs, named by what distinguishes their configurations."""
 
-from clusterformer.compare.configs import name_rows
+from clusterformer.compare.configs import name_rows, with_data_of
 
 RUN = {
     "seed_everything": 0,
@@ -74,3 +74,12 @@ def test_a_simple_method_is_a_row_of_its_own_whatever_the_unused_model() -> None
         ("TF-IDF + linear SVM", "Recall"),
         ("majority label", "Recall"),
     ]
+
+
+def test_a_test_on_other_data_is_in_the_row_of_its_training() -> None:
+    trained = {"model.attention": "A", "model.attention.k": 1, "data": "Partner"}
+    trained |= {"data.num_tokens": 16, "data.batch_size": 4, "trainer.max_steps": 9}
+    other = {**trained, "data.num_tokens": 64, "data.batch_size": 1, "model.attention.k": 2}
+    assert with_data_of(trained, other) == {**trained, "data.num_tokens": 64}
+    same_data = {**other, "data.num_tokens": 16}
+    assert with_data_of(trained, same_data) == same_data

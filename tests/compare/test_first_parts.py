@@ -120,7 +120,7 @@ def test_a_run_goes_on_from_the_weights_of_its_row_and_seed(tmp_path: Path, capf
         for name in shared:
             torch.testing.assert_close(end[name], begin[name])
     assert main([*command, "--dry-run"]) == 0
-    assert "4 runs, 0 to train" in capfd.readouterr().out
+    assert "4 of 4 are finished" in capfd.readouterr().out
     assert main(command) == 0
     assert "to train" not in capfd.readouterr().out
 

@@ -64,11 +64,11 @@ def test_seeds_and_choices_of_a_cell_share_a_line(tmp_path: Path, capfd) -> None
     assert re.fullmatch(r"2 of 6 +[\d,]+ parameters  a: seeds 0, 1, 2; 2 choices", a)
     assert re.fullmatch(r"1 of 3 +[\d,]+ parameters  b, lr=0.1: seeds 0, 1, 2", b)
     assert re.fullmatch(r"to do +[\d,]+ parameters  b, lr=0.2: seeds 0, 1, 2", other_size)
-    assert last == "12 runs, 9 to train, about 1 min 30 s"
+    assert last == "3 of 12 are finished; 9 runs to train, about 1 min 30 s"
     part = ["--dry-run", "--jobs", "3", "--shard", "1/2"]  # choice 0.1, of which two are finished
     assert main(["compare", str(path), *part, f"--out={tmp_path / 'out'}"]) == 0
     *_, last = capfd.readouterr().out.splitlines()
-    assert last == "6 runs, 4 to train, about 13 s"
+    assert last == "2 of 6 are finished; 4 runs to train, about 13 s"
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--slurm=2"])

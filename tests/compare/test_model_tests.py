@@ -100,7 +100,10 @@ def test_the_table_has_what_test_measures_and_nothing_is_trained_twice(
     plan = planned(tmp_path, seeds=[0])
     command = ["compare", "tiny.yaml", "--rows", "coupled"]
     assert main([*command, "--dry-run"]) == 0
-    assert "2 runs, 2 to train" in capfd.readouterr().out
+    assert (
+        "0 of 2 are finished; 1 run to train, and 1 further test of models\n"
+        in capfd.readouterr().out
+    )
     assert main([*command, "--columns", "long"]) == 0
     printed = capfd.readouterr()
     assert "1 run to train, and 1 further test of models;" in printed.out
@@ -145,9 +148,12 @@ def test_a_test_that_is_damaged_or_older_than_its_model_is_made_again(
         assert main(command) == 0
         assert json.loads(file.read_text())["results"] == json.loads(whole)["results"]
     assert main([*command, "--dry-run"]) == 0
-    assert "2 runs, 0 to train" in capfd.readouterr().out
+    assert capfd.readouterr().out.endswith("2 of 2 are finished\n")
     os.utime(file, (1e9, 1e9))
     assert not tested.finished
+    assert main([*command, "--dry-run"]) == 0
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith("1 of 2 are finished; 1 further test of models")
     assert main([*command, "--dry-run"]) == 0
     assert "to do            1,708 parameters  coupled on long" in capfd.readouterr().out
     assert main(command) == 0

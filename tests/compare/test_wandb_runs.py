@@ -1,5 +1,6 @@
 """Weights & Biases: its real client against a server on this machine."""
 
+import csv
 import json
 import math
 import os
@@ -214,6 +215,40 @@ def test_what_is_logged_online_comes_back(server: Wandb, plan: Path) -> None:
     assert server.artifacts == [f"run-{table.name}-comparison", "tiny-comparison"]
     (rows,) = (json.loads(file) for path, file in server.files.items() if ".table.json" in path)
     assert [row[0] for row in rows["data"]] == ["coupled", "not coupled"]
+
+
+@pytest.mark.slow
+def test_further_tests_of_a_model_come_back_in_its_row(
+    server: Wandb, plan: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    longer = {"data.num_tokens": 32, "data.batch_size": 1, "model.attention.alpha": 8.0}
+    options = {**TINY["options"], "data.num_pairs": 16}
+    columns = {"16": {}, "32": {"trained_on": "16", **longer}}
+    plan.write_text(
+        yaml.safe_dump({**TINY, "options": options, "columns": columns}, sort_keys=False)
+    )
+    clusterformer("compare", str(plan), "--wandb")
+    assert [run.job for run in server.runs.values()].count("test") == 2
+    of = {"coupled": "coupling=True", "not coupled": "coupling=False"}
+    with Path("comparisons/tiny/runs.csv").open() as file:
+        here = {(of[it["row"]], it["column"]): it["test/accuracy"] for it in csv.DictReader(file)}
+    there = fetch_results(PROJECT, "tiny")
+    assert len(there) == len(here) == 4
+    for found in there:
+        row = found.row.removeprefix("NeuralClusteringAttention, ")
+        column = found.column.removeprefix("Partner, num_tokens=")
+        assert found.measures["test/accuracy"] == float(here[row, column])
+        trained_on = found.trained_on and found.trained_on.removeprefix("Partner, num_tokens=")
+        assert trained_on == (None if column == "16" else "16")
+        assert found.config["data.num_tokens"] == int(column)
+    # made again, a test is the same run
+    clusterformer("compare", str(plan), "--wandb")
+    tested = next(Path().glob("comparisons/tiny/coupled/32/*/test.json"))
+    tested.unlink()
+    clusterformer("compare", str(plan), "--wandb")
+    assert [run.job for run in server.runs.values()].count("test") == 2
+    assert main(["compare", "--from-wandb", PROJECT, "--group", "tiny", "--out", "fetched"]) == 0
+    assert "num_tokens=32" in capfd.readouterr().out
 
 
 @pytest.mark.slow
