@@ -336,8 +336,8 @@ def _refuse_unknown_baseline(options: argparse.Namespace, rows: set[str]) -> Non
 
 def _list(jobs: Sequence[Job], num_parallel: int) -> None:
     from clusterformer.cli.options import make_model_and_task
-    from clusterformer.compare.listing import absent_columns, list_runs, seconds_left
-    from clusterformer.compare.model_tests import count_work
+    from clusterformer.compare.listing import absent_columns, list_runs
+    from clusterformer.compare.remaining import count_work, seconds_left
 
     for name, state, parameters in list_runs(jobs, make_model_and_task):
         size = "?" if parameters is None else f"{parameters:,}"

@@ -10,7 +10,6 @@ import torch
 
 from clusterformer.compare.jobs import Job
 from clusterformer.compare.notes import MAX_NAMED
-from clusterformer.compare.plan_file import is_number
 from clusterformer.compare.planned_run import PlannedRun, name_cell
 from clusterformer.data.word_vectors import find_vectors
 from clusterformer.errors import InputError, MissingDataError, making
@@ -162,21 +161,6 @@ def slow_precision(jobs: Sequence[Job]) -> str | None:
         if is_slow_on_cpu(precision):
             return f"trainer.precision {precision} {SLOW}; give the runs trainer.precision 32-true"
     return None
-
-
-def seconds_left(jobs: Sequence[Job]) -> float | None:
-    """Estimate the time of unfinished runs, and of tests of models, by that of finished ones.
-
-    Of a kind that none has finished the time is unknown and counts nothing; None if all is unknown.
-    """
-    means: list[float] = []
-    for tests in (False, True):
-        alike = [job for job in jobs if (job.planned.trained is not None) == tests]
-        outcomes = [outcome for job in alike if (outcome := job.outcome)]
-        taken = [found["seconds"] for found in outcomes if is_number(found.get("seconds"))]
-        if taken:
-            means.append(sum(taken) / len(taken) * (len(alike) - len(outcomes)))
-    return sum(means) if means else None
 
 
 def _describe_data(planned: PlannedRun) -> str:

@@ -15,7 +15,6 @@ from clusterformer.compare.results import Result
 from clusterformer.errors import InputError, reading
 from clusterformer.structure import require_structure
 from clusterformer.training.trusted import Named
-from clusterformer.wording import counted
 
 
 class Measured(TypedDict):
@@ -136,13 +135,3 @@ def make_jobs(folder: Path, runs: Sequence[PlannedRun]) -> list[Job]:
     return [
         ModelTest(folder, run, run.trained) if run.trained else Job(folder, run) for run in runs
     ]
-
-
-def count_work(jobs: Sequence[Job]) -> str:
-    """Say what is to do, as in "2 runs to train, and 4 further tests of models"."""
-    tests = sum(isinstance(job, ModelTest) for job in jobs)
-    further = f"{counted(tests, 'further test')} of models"
-    if tests and tests == len(jobs):
-        return further
-    runs = f"{counted(len(jobs) - tests, 'run')} to train"
-    return f"{runs}, and {further}" if tests else runs

@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 
 from clusterformer.compare.child import describe_parent
 from clusterformer.compare.jobs import Job
-from clusterformer.compare.model_tests import count_work
 from clusterformer.compare.planned_run import PlannedRun
+from clusterformer.compare.remaining import count_work, estimate
 from clusterformer.errors import InputError
 from clusterformer.wording import duration
 
@@ -147,7 +147,7 @@ def train_jobs(
     waiting = [job for job in jobs if not job.finished]
     running: list[_Process] = []
     failures: list[Failure] = []
-    taken: list[float] = []
+    taken: list[tuple[Job, float]] = []
     total = len(waiting)
     environment = _environment(num_parallel, group)
     if waiting:  # a run may take hours
@@ -170,17 +170,16 @@ def train_jobs(
             for process in [process for process in running if process.handle.poll() is not None]:
                 running.remove(process)
                 process.close()
-                taken.append(time.monotonic() - process.begun)
                 job = process.job
+                taken.append((job, time.monotonic() - process.begun))
                 if process.handle.returncode or not job.finished:
                     reason = process.reason()
                     failures.append(Failure(job.planned, reason))
                     outcome = f"FAILED: {reason} (see {job.log})"
                 else:
                     outcome = _outcome(job)
-                left = total - len(taken)
-                seconds = sum(taken) / len(taken) * left / num_parallel
-                rest = f", about {duration(seconds)} to go" if left else ""
+                seconds = estimate([*waiting, *(other.job for other in running)], taken)
+                rest = f", about {duration(seconds / num_parallel)} to go" if seconds else ""
                 report(f"[{len(taken)}/{total}] {job.planned.name}: {outcome}{rest}")
     finally:
         for process in running:
