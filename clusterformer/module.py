@@ -64,6 +64,8 @@ class ClusterFormer(LightningModule):
         rotary_base: Longest wavelength of rotary positions over 2 pi, in tokens.
         short_convolution: Number of tokens, the token itself and those before it, that a
             convolution mixes before each self-attention; 0 for none.
+        query_scale: Factor on the queries of self-attention. No weight depends on it: a test on
+            longer texts may set log(length) / log(length in training) (`MultiHeadAttention`).
         outer_attention: Mechanism of all layers but the central one; `attention` by default.
         pooling: Reduction of a text's tokens to one vector, in classifiers.
         recompute: Recomputation of attention in the backward pass: less memory, more time.
@@ -114,6 +116,7 @@ class ClusterFormer(LightningModule):
         positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal",
         rotary_base: float = 10_000.0,
         short_convolution: int = 0,
+        query_scale: float = 1.0,
         outer_attention: Callable[[int, int], AttentionCore] | None = None,
         pooling: Literal["mean", "max", "first"] = "mean",
         recompute: bool = False,
@@ -161,6 +164,7 @@ class ClusterFormer(LightningModule):
             positions=positions,
             rotary_base=rotary_base,
             short_convolution=short_convolution,
+            query_scale=query_scale,
             outer_attention=outer_attention,
             pooling=pooling,
             recompute=recompute,

@@ -52,10 +52,17 @@ class MultiHeadAttention(nn.Module):
         rotary_base: Base of rotary positions in self-attention; None for no positions.
         short_convolution: Number of tokens, the token itself and those before it, that a
             convolution mixes before self-attention (`short_convolution`); 0 for none.
+        query_scale: Factor on the queries of self-attention, so on their logits. In texts longer
+            than those of training log(length) / log(length in training) keeps attention from
+            spreading over the further tokens (Chiang and Cholak, 2022).
     """
 
     def __init__(
-        self, core: AttentionCore, rotary_base: float | None = None, short_convolution: int = 0
+        self,
+        core: AttentionCore,
+        rotary_base: float | None = None,
+        short_convolution: int = 0,
+        query_scale: float = 1.0,
     ) -> None:
         super().__init__()
         if not isinstance(core, AttentionCore):
@@ -68,7 +75,8 @@ class MultiHeadAttention(nn.Module):
             if core.head_width % 2:
                 raise ValueError(f"rotary positions need an even head width, got {core.head_width}")
         require_whole(0, short_convolution=short_convolution)
-        self.core = core
+        require_positive(query_scale=query_scale)
+        self.core, self.query_scale = core, query_scale
         self.rotary_base = core.rotary_base = rotary_base
         width = core.d_model
         self.convolution = ShortConvolution(width, short_convolution) if short_convolution else None
@@ -135,7 +143,7 @@ class MultiHeadAttention(nn.Module):
             positions = self.positions(x, key_mask)
             q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
         mixed, grouping = self.core(
-            q,
+            self._scale(q) if memory is None else q,
             k,
             self._split(self.v_proj(source)),
             hidden=x,
@@ -211,7 +219,7 @@ class MultiHeadAttention(nn.Module):
         if self.rotary_base is not None:
             positions = before[:, None, None] + torch.arange(x.shape[1], device=x.device)
             q, k = (rotate(heads, positions, self.rotary_base) for heads in (q, k))
-        mixed, rest = read(q, k, v, hidden=x, cache=tuple(own))
+        mixed, rest = read(self._scale(q), k, v, hidden=x, cache=tuple(own))
         values = self.out_proj(mixed.transpose(1, 2).flatten(2))
         return values, (before + x.shape[1], last, *rest)
 
@@ -261,6 +269,9 @@ class MultiHeadAttention(nn.Module):
         if not self.core.cross or self.core.causal:
             name = f"{type(self.core).__name__}(causal={self.core.causal!r})"
             raise ValueError(f"{name} has no cross-attention")
+
+    def _scale(self, q: Tensor) -> Tensor:
+        return q if self.query_scale == 1 else q * self.query_scale
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.core.num_heads, -1)).transpose(1, 2)

@@ -10,7 +10,13 @@ from typing import Any, Literal, get_args
 import torch
 
 from clusterformer.attention import AttentionCore, FullAttention
-from clusterformer.errors import InputError, require_at_least, require_memory, require_share
+from clusterformer.errors import (
+    InputError,
+    require_at_least,
+    require_memory,
+    require_positive,
+    require_share,
+)
 from clusterformer.models.pooling import Pooling
 
 MakeCore = Callable[..., AttentionCore]
@@ -41,6 +47,7 @@ class TransformerConfig:
         rotary_base: Longest wavelength of rotary positions over 2 pi, tokens.
         short_convolution: Number of tokens, the token itself and those before it, that a
             convolution mixes before each self-attention; 0 for none.
+        query_scale: Factor on the queries of self-attention, for texts longer than in training.
         pooling: "mean", "max" or "first": how a text becomes one vector.
         recompute: Compute self-attention again in the backward pass instead of keeping what is
             inside it: less memory for the time of one more forward pass.
@@ -72,6 +79,7 @@ class TransformerConfig:
     positions: Positions = "sinusoidal"
     rotary_base: float = 10_000.0
     short_convolution: int = 0
+    query_scale: float = 1.0
     pooling: Pooling = "mean"
     recompute: bool = False
     decoder_attention: MakeCore | None = None
@@ -94,6 +102,7 @@ class TransformerConfig:
         require_at_least(
             0, calibration_texts=self.calibration_texts, short_convolution=self.short_convolution
         )
+        require_positive(query_scale=self.query_scale)
         require_share(dropout=self.dropout)
         for name in ("attention", "decoder_attention", "cross_attention", "outer_attention"):
             found = getattr(self, name)

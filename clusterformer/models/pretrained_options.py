@@ -24,6 +24,7 @@ _OWN_NETWORKS = (
     "cross_attention",
     "recompute",
     "short_convolution",
+    "query_scale",
 )
 
 

@@ -71,7 +71,9 @@ class EncoderLayer(nn.Module):
         self.recompute = config.recompute
         self.pre_norm = config.norm == "pre"
         rotary_base = config.rotary_base if config.positions == "rotary" else None
-        self.attention = MultiHeadAttention(core, rotary_base, config.short_convolution)
+        self.attention = MultiHeadAttention(
+            core, rotary_base, config.short_convolution, config.query_scale
+        )
         self.feed_forward = FeedForward(config)
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)

@@ -107,7 +107,8 @@ def draw_case(form: Form, seed: int) -> Case:
         options["global_tokens"] = draw([0, 0, 1, 2])
     dtype = draw([torch.float64, torch.float32])
     core = cls(width, heads, causal=causal, **options)
-    layer = MultiHeadAttention(core, draw([None, 100.0]), short_convolution=seed % 3)
+    base = draw([None, 100.0])
+    layer = MultiHeadAttention(core, base, short_convolution=seed % 3, query_scale=1 + seed % 2 / 2)
     batch, length = draw([1, 2, 4]), draw([1, 2, 3, 5, 8, 13, 24, 37])
 
     def texts(length: int) -> tuple[Tensor, Tensor]:
