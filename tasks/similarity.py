@@ -128,7 +128,7 @@ class Similarity(PairLabelling):
         except ImportError:
             raise missing(f"{TF_IDF} needs scikit-learn", "cluster") from None
         test = self.read("test")
-        words = TfidfVectorizer(sublinear_tf=True)
+        words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+")
         words.fit([text for pair in self.read("train") for text in pair.texts])
         first, second = (
             words.transform(texts) for texts in zip(*(p.texts for p in test), strict=True)

@@ -21,7 +21,7 @@ from clusterformer.errors import InputError
 from clusterformer.models.transformer import Output, StackOutput
 from clusterformer.task import IGNORE
 from clusterformer.tasks.pairs import pair_batch
-from clusterformer.tasks.similarity import Similarity, score_bits
+from clusterformer.tasks.similarity import TF_IDF, Similarity, score_bits
 
 TRAINER = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--baselines=false"]
 SHORT = [*TRAINER, "--trainer.max_epochs=1", "--data.batch_size=10"]
@@ -147,6 +147,16 @@ def test_a_score_that_is_no_number_is_named(
     fit = [*fit_on(table, "label"), f"--runs={tmp_path}", *TRAINER]
     assert main(fit) == 2
     assert "the score must be a number, got '" in capsys.readouterr().err
+
+
+def test_words_of_one_letter_are_compared_too(tmp_path: Path) -> None:
+    table = tmp_path / "letters.tsv"
+    scores = {"a b\ta b": 2, "a b\tb c": 1, "a b\tc d": 0}
+    lines = [f"{texts}\t{score}\n" for texts, score in scores.items()]
+    table.write_text("first\tsecond\tlabel\n" + "".join(lines))
+    task = Similarity(train=str(table), valid=str(table), test=str(table))
+    measures = task.baselines()[TF_IDF]().measures
+    assert measures["spearman"] == pytest.approx(1, abs=1e-5)
 
 
 def test_scores_that_are_all_the_same_are_told(
