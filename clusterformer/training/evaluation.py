@@ -58,6 +58,7 @@ class Evaluation:
         self._metrics = task.metrics().to(device)
         self._report = report.to(device) if report else None
         self._means: dict[str, WeightedMean] = defaultdict(lambda: WeightedMean().to(device))
+        self._spoilt = WeightedMean().to(device)  # share of targets in batches whose loss is NaN
 
     def add(self, network: nn.Module, output: Output, batch: Any) -> None:
         """Add one batch of this process."""
@@ -67,6 +68,7 @@ class Evaluation:
             self._report.update(output, batch)
         total, count = self._task.loss(output, batch, 0.0)
         self._means["loss"].update(total / count.clamp(min=1), count)
+        self._spoilt.update(total.isnan(), count)
         for name, (mean, number) in self._task.means(output, batch).items():
             self._means[name].update(mean, number)
         for stack in stacks(output, batch):
@@ -89,13 +91,14 @@ class Evaluation:
                         self._means[f"{stack.name}layer{layer}/{name}"].update(value, sequences)
 
     def compute(self) -> dict[str, Tensor]:
-        """Compute every measure, by its name, over all processes; all are NaN if the loss is.
+        """Compute every measure, by its name, over all processes; all are NaN if a loss is.
 
-        The largest of logits that are NaN is the first, so an accuracy would seem to be one.
+        The largest of logits that are NaN is the first, so an accuracy would seem to be one. A loss
+        over nothing, as of transcripts that are all too long, is NaN too, but spoils no measure.
         """
         means = {name: self._means[name].compute() for name in self._names()}
         measures = self._metrics.compute()
-        if "loss" in means and means["loss"].isnan():
+        if self._spoilt.compute() > 0:
             measures = dict.fromkeys(measures, means["loss"])
         return {**measures, **means}
 

@@ -20,6 +20,7 @@ from clusterformer.models.config import TransformerConfig
 from clusterformer.models.speech import SpecAugment
 from clusterformer.tasks import speech
 from clusterformer.tasks.speech import SpeechRecognition
+from clusterformer.training.evaluation import Evaluation
 
 SMALL = FilterBanks(rate=8000, num_mels=10, deltas=1)
 
@@ -302,6 +303,25 @@ def test_errors_are_edits_over_units(tmp_path) -> None:
     words = [text.split() for text in batch.texts]
     wrong = sum(len(text) - ("low" in text) for text in words)
     assert metrics.compute()["error_rate"].item() == pytest.approx(wrong / sum(map(len, words)))
+
+
+@torch.no_grad()
+def test_errors_count_where_no_transcript_has_a_loss(tmp_path) -> None:
+    write_table(tmp_path, 12)
+    long, unknown = tmp_path / "long.tsv", tmp_path / "unknown.tsv"
+    long.write_text(f"audio\ttext\ntrain.tsv-0.wav\t{'low ' * 200}\n")
+    unknown.write_text("audio\ttext\ntrain.tsv-0.wav\tzebra\n")
+    config = TransformerConfig(FullAttention, d_model=8, num_heads=2, num_layers=1)
+    for table in (long, unknown):
+        task = made(tmp_path, valid=str(table))
+        network = task.build(config).eval()
+        network.head.bias[0] = 99.0  # nothing is recognised
+        evaluation = Evaluation(task, torch.device("cpu"))
+        (batch,) = task.val_dataloader()
+        evaluation.add(network, network(batch), batch)
+        measures = evaluation.compute()
+        assert measures["loss"].isnan()
+        assert measures["error_rate"] == 1
 
 
 def test_augmentation_may_be_changed_or_switched_off(tmp_path) -> None:
