@@ -51,8 +51,8 @@ def warn_of_known(
     count = sum(key in known for key in measured)
     if count > _LEAST_SHARED * len(measured):
         _warn(
-            f"{split}: {count:,} of {len(measured):,} {what} are in the training part too, so the "
-            "model is measured on what it was trained on"
+            f"{split}: {count:,} of {len(measured):,} {what} are in the training part too, and a "
+            "model that was trained on them is not measured fairly"
         )
 
 

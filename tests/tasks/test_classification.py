@@ -310,7 +310,7 @@ def test_texts_that_are_in_the_training_part_too_are_told(train_file, tmp_path, 
     other = tmp_path / "other.tsv"
     other.write_text("text\tlabel\n" + "".join(f"another {i}\tneg\n" for i in range(20)))
     Classification(train=train_file, valid=train_file, test=str(other)).setup("fit")
-    told = "valid: 60 of 60 texts are in the training part too, so the model is measured on what"
+    told = "valid: 60 of 60 texts are in the training part too, and a model that was trained"
     assert [told in message for message in caplog.messages] == [True]
     caplog.clear()
     ready(stage="test", train=train_file, test=train_file)

@@ -87,8 +87,8 @@ def test_files_that_are_in_the_training_part_too_are_told(folder: Path, caplog) 
         (folder / "books" / f"{number}.txt").write_text(text(10), encoding="utf-8")
     inside = {"train": "books", "valid": "text.txt", "test": "books/../books/2.txt"}
     assert told(["fit", "test", "test"], **inside) == [
-        "test: 1 of 1 files are in the training part too, so the model is measured on what it was "
-        "trained on"
+        "test: 1 of 1 files are in the training part too, and a model that was trained on them "
+        "is not measured fairly"
     ]
     assert not told(["test"], **inside)  # the training files may be gone
     assert len(told(["test"], train="text.txt", test="text.txt")) == 1

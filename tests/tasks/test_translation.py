@@ -108,8 +108,8 @@ def test_pairs_that_are_in_the_training_part_too_are_told(files, tmp_path, caplo
     }
     found = told(["fit", "test"], **part)
     assert found == [
-        "test: 40 of 50 pairs are in the training part too, so the model is measured on what it "
-        "was trained on"
+        "test: 40 of 50 pairs are in the training part too, and a model that was trained on "
+        "them is not measured fairly"
     ]
     assert [message[:22] for message in told(["test"], **same)] == ["test: 500 of 500 pairs"]
     assert not told(["test"], **part)  # the training files may be gone
