@@ -143,6 +143,7 @@ class Bitext:
 
     def _from_files(self) -> Iterator[SentencePair]:
         sources, targets = read_lines(self.source), read_lines(self.target)
+        number = 0
         for number, source in enumerate(sources, 1):
             target = next(targets, None)
             if target is None:

@@ -52,6 +52,8 @@ def test_compressed_files_are_read(tmp_path):
     [
         (b"a\nb\nc\n", b"x\n", "a.de has 3 lines, a.en has 1"),
         (b"a\n", b"x\ny\n", "a.de has 1 lines, a.en has 2"),
+        (b"", b"x\n", "a.de has 0 lines, a.en has 1"),
+        (b"a\n", b"", "a.de has 1 lines, a.en has 0"),
         (b"a\n\xffb\n", b"x\ny\n", "a.de:2: bytes ff are not UTF-8"),
         (b"a\nb\r\n", b"x\ny\n", "a.de:2: mixed line ends"),
         (b"a\r\nb\n", b"x\ny\n", "a.de:2: mixed line ends"),
