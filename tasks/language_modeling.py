@@ -24,6 +24,7 @@ from clusterformer.data.tokenizers import BOS
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.embeddings import require_positions
 from clusterformer.models.language_model import LanguageModel
 from clusterformer.task import IGNORE, Batch, Output
 from clusterformer.tasks.metrics import CodeLength, Units
@@ -79,6 +80,7 @@ class LanguageModeling(RunningText):
         self._stride = stride or self._context
         self._far, self._far_length = far, far_length
         self._told_case = False
+        self._num_positions: int | None = None  # of a network with learned positions
         if self._kind == "word":
             self.monitor = "val/word_perplexity"
 
@@ -107,6 +109,11 @@ class LanguageModeling(RunningText):
         plan = BucketPlan([1] * len(windows), batch_size=self._batch_size)
         return make_loader(windows, plan, self)
 
+    def check_text(self, line: str) -> None:
+        """Refuse a line longer than learned positions reach."""
+        if self._num_positions is not None:
+            require_positions(len(self.tokenizer.encode(line)), self._num_positions)
+
     def text_batch(self, lines: list[str]) -> Batch:
         """Make a batch of user text, one row a line, each a text of its own."""
         texts = [[BOS, *self.tokenizer.encode(line)] for line in lines]
@@ -124,6 +131,7 @@ class LanguageModeling(RunningText):
     # Network, loss and metrics
 
     def build(self, config: TransformerConfig) -> LanguageModel:
+        self._num_positions = self._context if config.positions == "learned" else None
         return LanguageModel(config, vocab_size=self.tokenizer.vocab_size, max_length=self._context)
 
     def loss(self, output: Output, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from clusterformer.data.stream_tokenizers import ByteTokenizer
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.losses import cross_entropy
 from clusterformer.models.config import TransformerConfig
+from clusterformer.models.embeddings import require_positions
 from clusterformer.models.masked_language_model import MaskedLanguageModel
 from clusterformer.task import IGNORE, Output
 from clusterformer.tasks.metrics import CodeLength
@@ -110,12 +111,8 @@ class MaskedLanguageModeling(RunningText):
         """Refuse a line without a blank, or one longer than learned positions reach."""
         if BLANK not in line:
             raise InputError(f"no {BLANK} in {line!r:.80}; a line holds one for each hidden token")
-        limit = self._num_positions
-        if limit is not None and (length := len(self._row(line))) > limit:
-            raise InputError(
-                f"a text of {length} tokens is longer than the {limit} learned positions of the "
-                "model; shorten it, or train with rotary or sinusoidal positions"
-            )
+        if self._num_positions is not None:
+            require_positions(len(self._row(line)), self._num_positions)
 
     def text_batch(self, lines: list[str]) -> MaskedBatch:
         """Make a batch of user text, one row a line, with blanks to be filled."""

@@ -261,7 +261,10 @@ class Translation(LineTask):
 
     def build(self, config: TransformerConfig) -> Seq2Seq:
         size = self.tokenizer.vocab_size
-        return Seq2Seq(config, source_size=size, target_size=size, share_embeddings=True)
+        network = Seq2Seq(config, source_size=size, target_size=size, share_embeddings=True)
+        limits = (self._longest, network.source.num_positions)
+        self._longest = min((limit for limit in limits if limit is not None), default=None)
+        return network
 
     def loss(
         self, output: Output, batch: TranslationBatch, label_smoothing: float

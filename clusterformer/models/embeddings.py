@@ -33,6 +33,23 @@ def sinusoidal_positions(positions: Tensor, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], -1)[..., :width]
 
 
+def require_positions(length: int, limit: int) -> None:
+    """Refuse a text of more tokens than there are learned positions.
+
+    Args:
+        length: Number of its tokens.
+        limit: Number of learned positions.
+
+    Raises:
+        InputError: with both numbers.
+    """
+    if length > limit:
+        raise InputError(
+            f"a text of {length} tokens is longer than the {limit} learned positions of the "
+            "model; shorten it, or train with rotary or sinusoidal positions"
+        )
+
+
 class TokenEmbedding(nn.Module):
     """Vectors of tokens plus their positions.
 
@@ -96,12 +113,7 @@ class TokenEmbedding(nn.Module):
         if self.positions == "sinusoidal":
             x = x + sinusoidal_positions(positions, x.shape[-1]).to(x.dtype)
         elif self.positions == "learned":
-            limit = self.table.num_embeddings
             last = int(start.max()) if isinstance(start, Tensor) else start
-            if (length := last + tokens.shape[1]) > limit:
-                raise InputError(
-                    f"a text of {length} tokens is longer than the {limit} learned positions of "
-                    "the model; shorten it, or train with rotary or sinusoidal positions"
-                )
+            require_positions(last + tokens.shape[1], self.table.num_embeddings)
             x = x + self.table(positions)
         return self.dropout(x)

@@ -141,6 +141,21 @@ def test_each_text_of_a_prediction_has_its_own_code_length(folder: Path) -> None
     assert [record["tokens"] for record in found] == [3, 13]
 
 
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_a_text_beyond_learned_positions_is_refused_by_itself(folder: Path, positions: str) -> None:
+    task = LanguageModeling(train="text.txt", context=16)
+    task.setup("fit")
+    config = TransformerConfig(LocalAttention, d_model=8, num_heads=2, positions=positions)
+    network = task.build(config)
+    assert len(task.predictions(network, task.text_batch(["a" * 16]))) == 1
+    task.check_text("a" * 16)
+    if positions == "rotary":
+        task.check_text("a" * 17)
+        return
+    with pytest.raises(InputError, match=r"^a text of 17 tokens is longer than the 16 learned"):
+        task.check_text("a" * 17)
+
+
 @pytest.mark.parametrize("stride", [None, 50])
 def test_far_bytes_are_found_among_bytes_that_another_window_counts(folder: Path, stride) -> None:
     far, length = 64, 5

@@ -267,6 +267,18 @@ def test_a_translation_ends_where_learned_positions_do(files, beam):
     assert len(short.tokens) == 2 * batch.mask[1].sum() + 10
 
 
+@pytest.mark.parametrize("max_length", [250, None])
+def test_a_sentence_beyond_learned_positions_is_refused_by_itself(files, max_length):
+    own = task(files, max_length=max_length)
+    own.setup("validate")
+    sizes = {"d_model": 8, "d_ff": 8, "num_heads": 1, "num_layers": 1}
+    own.build(TransformerConfig(FullAttention, positions="learned", **sizes))
+    longest, beyond = (" ".join(["ein"] * words) for words in (511, 512))
+    own.check_text(longest)
+    with pytest.raises(InputError, match=r"^a sentence of 513 tokens; allowed are 512 tokens"):
+        own.check_text(beyond)
+
+
 def test_pictures_show_the_weights_of_the_last_layer(files):
     prepared = task(files)
     prepared.setup("fit")
