@@ -86,7 +86,7 @@ class Translation(LineTask):
         test_target: Own file of their translations, line by line.
         moses: Moses tokens instead of plain text for the model; used for named data sets by
             default.
-        tokenised: Moses tokens in own files.
+        tokenised: Moses tokens in own files, with XML escapes or without.
         lowercase: Conversion of all texts to lower case; done for lower-cased data sets by default.
         vocab_size: Number of subwords of the byte-pair encoding that both languages share, at
             least 259.

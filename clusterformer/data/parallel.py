@@ -95,7 +95,7 @@ class ParallelText:
     def preprocess(self, pair: SentencePair) -> tuple[str, str]:
         """Bring both sides to the form of the model."""
         if self.tokenised:
-            return self.source.fold_case(pair.source), self.target.fold_case(pair.target)
+            return self.source.read_tokens(pair.source), self.target.read_tokens(pair.target)
         return self.source.preprocess(pair.source), self.target.preprocess(pair.target)
 
     def learn_tokenizer(self, vocab_size: int) -> Tokenizer:
@@ -154,6 +154,8 @@ class ParallelText:
             self.limits,
             self.tokenised,
         ]
+        if self.tokenised:
+            form.append("without XML escapes")
         if self.bitext.part != "all":
             form += [self.bitext.part, "of different sources"]
         identity = json.dumps([kind, self._digest, repr(form), options])

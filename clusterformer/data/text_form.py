@@ -55,17 +55,20 @@ class TextForm:
                 escape=False,
                 aggressive_dash_splits=self.split_hyphens,
             )
-        return self.fold_case(text)
+        return self._fold_case(text)
 
-    def fold_case(self, text: str) -> str:
-        """Bring tokenised text to the form of the model: lower case if asked, no outer spaces."""
-        return (text.lower() if self.lowercase else text).strip()
+    def read_tokens(self, text: str) -> str:
+        """Bring Moses tokens to the form of the model; Moses writes `&apos;` for `'` by default."""
+        return self._fold_case(self._moses.detokenizer.unescape_xml(text) if "&" in text else text)
 
     def detokenise(self, text: str) -> str:
         """Bring text in the form of the model to that for people; the case stays."""
         if not self.moses:
             return text
         return self._moses.detokenizer.detokenize(text.split(), unescape=False)
+
+    def _fold_case(self, text: str) -> str:
+        return (text.lower() if self.lowercase else text).strip()
 
     @cached_property
     def _moses(self) -> _Moses:

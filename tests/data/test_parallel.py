@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sacremoses
 
 from clusterformer.data import parallel
 from clusterformer.data.bitext import Bitext, Limits
@@ -148,6 +149,27 @@ def test_words_are_counted_as_the_model_reads_them(tmp_path):
     assert kept_pairs == []
     tokenised = text(tmp_path, [("a,b!", "a b")], Limits(3), form, tokenised=True)
     assert list(tokenised.clean(Counter())) == [("a,b!", "a b", 1)]
+
+
+def test_escapes_of_moses_are_the_characters_that_a_user_writes(tmp_path):
+    raw = """a kid's table & "x" <b> [c] | &amp;"""
+    form = TextForm("en", moses=True)
+    escaped = sacremoses.MosesTokenizer("en").tokenize(raw, return_str=True)
+    assert "kid &apos;s table &amp; &quot; x &quot; &lt;" in escaped
+    prepared = text(tmp_path, [(escaped, escaped)], form=form, tokenised=True)
+    [(source, target, _)] = prepared.clean(Counter())
+    assert source == target == form.preprocess(raw)
+
+
+def test_a_reference_of_escaped_tokens_is_plain_text(tmp_path):
+    bitext = text(tmp_path, [("ein tisch", "a kid &apos;s table &amp; a chair")]).bitext
+    forms = TextForm("de", moses=True), TextForm("en", moses=True)
+    source = ParallelTextSource(
+        {"train": bitext, "valid": bitext}.get, *forms, tokenised=True, limits=ANY, vocab_size=300
+    )
+    pairs = source.evaluation_pairs("valid", source.learn_tokenizer(), None)
+    [reference] = pairs[[0]].references
+    assert reference == ("a kid 's table & a chair", "a kid's table & a chair")
 
 
 def test_the_same_is_prepared_once_and_anything_else_anew(tmp_path, cache, monkeypatch):
