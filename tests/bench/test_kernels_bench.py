@@ -63,6 +63,15 @@ def test_checks_find_what_is_wrong(monkeypatch) -> None:
     assert error > limit
 
 
+def test_gradients_of_the_means_are_timed_for_the_whole_batch() -> None:
+    problem = Problem("neural", roofline.size_of("neural", 16, 48, 1, 16), torch.float32, "cpu")
+    both = problem.operations()["assign"].both
+    assert both is not None
+    means, of_points, _ = both()  # its work is that of all sequences
+    assert means.shape[0] == of_points.shape[0] == 3
+    assert of_points.abs().sum((1, 2)).all()
+
+
 def test_flex_attention_sees_the_same_blocks() -> None:
     problem = Problem("paper", roofline.size_of("paper", 64, 64, 2, 16), torch.float32, "cpu")
     timed = problem.flex()
