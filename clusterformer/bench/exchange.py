@@ -147,8 +147,10 @@ def measure(
             continue
         evaluation, seconds = Evaluation(task, device), 0.0
         with torch.inference_mode():
-            for batch in loader:
+            for number, batch in enumerate(loader):
                 moved = module.transfer_batch_to_device(batch, device, 0)
+                if number == 0:
+                    network(moved)  # a first pass, which loads libraries, has no part in the time
                 begun = time.perf_counter()
                 output = network(moved)
                 if device.type == "cuda":
