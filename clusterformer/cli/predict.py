@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterformer.errors import InputError
+from clusterformer.whole_files import naming
 
 if TYPE_CHECKING:
     from clusterformer.api import TrainedModel
@@ -249,7 +250,7 @@ def _chunks(
         Number of the last line so far, and at most `most` texts up to it.
     """
     number = 0
-    for lines in _arrivals(file):
+    for lines in _arrivals(file, name):
         chunk: list[str] = []
         for line in lines:
             number += 1
@@ -269,10 +270,10 @@ def _chunks(
         yield number, chunk
 
 
-def _arrivals(file: int) -> Iterator[list[bytes]]:
-    """Read whole lines, as soon as some are there."""
+def _arrivals(file: int, name: str) -> Iterator[list[bytes]]:
+    """Read whole lines, as soon as some are there; an error of the system names the input."""
     rest: list[bytes] = []  # joined once, so that a long line takes linear time
-    while data := os.read(file, 1 << 16):
+    while data := _read(file, name):
         if b"\n" in data:
             *whole, last = b"".join([*rest, data]).split(b"\n")
             rest = [last]
@@ -281,6 +282,11 @@ def _arrivals(file: int) -> Iterator[list[bytes]]:
             rest.append(data)
     if line := b"".join(rest):
         yield [line]
+
+
+def _read(file: int, name: str) -> bytes:
+    with naming(Path(name)):
+        return os.read(file, 1 << 16)
 
 
 def _text(line: bytes) -> str:

@@ -170,6 +170,20 @@ def test_predict_names_the_bad_line_after_labelling_those_before(
     assert f"texts.txt{printed}" in err
 
 
+def test_standard_input_that_cannot_be_read_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, folder = os.dup(0), os.open(tmp_path, os.O_RDONLY)
+    os.dup2(folder, 0)
+    try:
+        assert main(["predict", f"--checkpoint={run}"]) == 2
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+        os.close(folder)
+    assert capsys.readouterr().err.endswith("error: standard input: Is a directory\n")
+
+
 def test_predict_reads_a_pipe(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reader, writer = os.pipe()
     os.write(writer, b"1 2\n3\n")
