@@ -153,7 +153,7 @@ def run(arguments: list[str]) -> None:
             dtype=options.dtype,
             device=options.device,
         )
-        for length in options.lengths
+        for length in sorted(options.lengths)
     ]
     check_layers(options.mechanisms or [], settings[0])
     rate = matmul_rate(options.device, DTYPES[options.dtype])

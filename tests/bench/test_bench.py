@@ -108,6 +108,9 @@ def test_a_batch_may_have_a_fixed_number_of_sequences_and_slow_ones_are_left_out
     assert capsys.readouterr().out.count("FullAttention") == 3
     assert main([*arguments, "--lengths", "64", "128", "256", "--limit", "1e-9"]) == 0
     assert capsys.readouterr().out.count("FullAttention") == 1
+    assert main([*arguments, "--lengths", "256", "64", "--limit", "1e-9"]) == 0
+    (row,) = [x for x in capsys.readouterr().out.splitlines() if "FullAttention" in x]
+    assert row.split()[0] == "64"  # the shorter one
 
 
 def test_a_layer_that_cannot_run_is_left_out(capsys, tmp_path: Path, monkeypatch) -> None:
