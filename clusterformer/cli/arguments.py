@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 from typing import Any, NoReturn
 
 from clusterformer.errors import InputError, require_at_least, require_finite
@@ -42,7 +44,12 @@ class Arguments(argparse.ArgumentParser):
         self._minimums[self.add_argument(flag, type=type, **options).dest] = minimum
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(message)
+        hint = ""
+        if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
+            known = [option.removeprefix("--") for option in self._option_string_actions]
+            close = difflib.get_close_matches(unknown[1], known, 1)
+            hint = f"; did you mean --{close[0]}?" if close else ""
+        raise InputError(message + hint)
 
     def parse_known_args(  # type: ignore[override]
         self, *given: Any, **kwargs: Any
