@@ -93,7 +93,7 @@ def explain(message: str, options: Iterable[str]) -> str:
             or difflib.get_close_matches(name, names, 1)
         )
         meant = " or ".join(f"--{option}" for option in close)
-        hint = f"did you mean {meant}?" if close else "--help-all lists every option"
+        hint = f"did you mean {meant}?" if close else "--help and --help-all list the options"
         return f"no option --{name}; {hint}"
     expected = [next(filter(None, groups)) for groups in _EXPECTED.findall(message)]
     if expected and (got := _GOT.findall(message)):

@@ -141,6 +141,7 @@ BAD_OPTIONS = {
     ("--modle.lr=1",): "no option --modle.lr; did you mean --model.lr?",
     ("--lr=1",): "no option --lr; did you mean --model.lr?",
     ("--seed=1",): "no option --seed; did you mean --seed_everything?",
+    ("--zzz=1",): "no option --zzz; --help and --help-all list the options",
     ("--learning_rate=1",): "no option --learning_rate; did you mean --model.lr?",
     ("--model.learning_rate=1",): "no option --model.learning_rate; did you mean --model.lr?",
     ("--num_train_epochs=1",): "did you mean --trainer.max_epochs?",
