@@ -43,6 +43,8 @@ def run(arguments: list[str]) -> None:
     if options.threads != 1:
         raise InputError(f"--threads must be 1, that of each process, got {options.threads}")
     if options.predict:
+        if options.out:
+            raise InputError("--out writes measurements, and --predict makes none")
         _print_prediction()
         return
     if options.full and options.num_heads % options.processes:

@@ -41,12 +41,14 @@ def run(arguments: list[str]) -> None:
     # a level above all: the profiler prints that it starts and stops, as an error
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from clusterformer.bench import profiling
-    from clusterformer.bench.subjects import Setting
+    from clusterformer.bench.subjects import Setting, check_layers
 
     sizes = {name: getattr(options, name) for name in ("length", "tokens", "d_model", "num_heads")}
+    setting = Setting(**sizes, dtype=options.dtype)
+    check_layers(options.mechanisms, setting)
     rows: list[Row] = []
     for name in options.mechanisms:
-        found = profiling.measure(name, Setting(**sizes, dtype=options.dtype), options.repeats)
+        found = profiling.measure(name, setting, options.repeats)
         print(f"{name:<52}{'ms':>9}{'share':>8}{'calls':>8}")
         for row in found[: options.top]:
             operation = row["operation"][:50]

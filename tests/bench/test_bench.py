@@ -371,6 +371,8 @@ def test_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
         (["--out", "plot.png"], "--out: must be a file for JSON, got plot.png"),
         (["pairs", "--out", "."], "--out: must be a file for JSON, got ."),
         (["profile", "--no-memory"], "unrecognized arguments: --no-memory"),
+        (["profile", "--mechanisms", "full", "Ful"], "no mechanism 'Ful'; there are"),
+        (["parallel", "--predict", "--out", "a.json"], "--out writes measurements, and --predict"),
     ],
 )
 def test_bad_options_get_one_line(arguments: list[str], message: str, capsys) -> None:
