@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -23,7 +25,8 @@ def iterate_in_fresh_process(
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_all, args=(sender, function, arguments))
-    process.start()
+    with interrupts_blocked():
+        process.start()
     sender.close()
     try:
         while True:
@@ -32,11 +35,24 @@ def iterate_in_fresh_process(
             except EOFError:
                 break
             yield found
+    except BaseException:  # an interrupt, or nobody asks for more
+        process.terminate()
+        raise
     finally:
         receiver.close()
         process.join()
     if process.exitcode:
         raise InputError("the process that measures ended early, see above")
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C: processes that start meanwhile never see one, and their parent ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _send_all(

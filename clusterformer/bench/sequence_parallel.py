@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clusterformer.attention import FullAttention, MultiHeadAttention, NeuralClusteringAttention
+from clusterformer.bench.fresh_process import interrupts_blocked
 from clusterformer.bench.report import Row
 from clusterformer.errors import InputError
 from clusterformer.sequence_parallel import SequenceGroup, parallelize, sum_gradients
@@ -90,10 +91,16 @@ def _run(setting: ParallelSetting, processes: int, folder: Path) -> list[dict[st
         context.Process(target=_measure, args=(setting, rank, processes, folder, results))
         for rank in range(processes)
     ]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
+    with interrupts_blocked():
+        for child in children:
+            child.start()
+    try:
+        for child in children:
+            child.join()
+    except BaseException:  # an interrupt
+        for child in children:
+            child.terminate()
+        raise
     if any(child.exitcode for child in children):
         raise InputError("a process that measures ended early, see above")
     return [results.get() for _ in children]
