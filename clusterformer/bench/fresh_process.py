@@ -48,6 +48,9 @@ def iterate_in_fresh_process(
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
     """Block Ctrl-C: processes that start meanwhile never see one, and their parent ends them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
