@@ -118,6 +118,9 @@ class Classification(Labelling):
         (texts,) = tokens
         return TextDataset(texts, targets)
 
+    def check_text(self, line: str) -> None:
+        self.check_positions(line)
+
     def text_batch(self, lines: list[str]) -> TextBatch:
         count = (len(lines),)
         [texts] = self.encode_lines([lines])
@@ -127,13 +130,15 @@ class Classification(Labelling):
         num_labels = len(self._labels)
         if (encoder := self.rows.make_encoder(config)) is not None:
             return PretrainedClassifier(config, encoder, num_labels=num_labels)
-        return TextClassifier(
+        network = TextClassifier(
             config,
             vocab_size=self.tokenizer.vocab_size,
             num_labels=num_labels,
             max_length=self.rows.row_length,
             pretrained=self._vector_table,
         )
+        self.limit_positions(network.embedding.num_positions)
+        return network
 
     def describe(self, batch: TextBatch, index: int) -> list[str]:
         return self.tokenizer.ids_to_tokens(batch.tokens[index][batch.mask[index]].tolist())

@@ -103,7 +103,7 @@ class PairLabelling(Labelling):
         return self.rows.pair if self.joint else None
 
     def check_text(self, line: str) -> None:
-        split_pair(line)
+        self.check_positions(*split_pair(line))
 
     def text_batch(self, lines: list[str]) -> PairBatch:
         columns = list(zip(*map(split_pair, lines), strict=True))
@@ -118,7 +118,7 @@ class PairLabelling(Labelling):
         vectors = self._vector_table
         if self.joint and vectors is not None:
             vectors = F.pad(vectors, (0, 0, 0, 1))
-        return PairClassifier(
+        network = PairClassifier(
             config,
             vocab_size=self.rows.vocab_size,
             num_labels=len(self._labels),
@@ -126,6 +126,8 @@ class PairLabelling(Labelling):
             max_length=self.rows.row_length,
             pretrained=vectors,
         )
+        self.limit_positions(network.embedding.num_positions)
+        return network
 
     def describe(self, batch: PairBatch, index: int) -> list[str]:
         """Tokens of one row: one text, or both with a separator between them."""

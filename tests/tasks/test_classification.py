@@ -2,6 +2,7 @@
 
 import io
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -172,6 +173,34 @@ def test_a_test_may_cut_texts_at_another_length_than_the_training(train_file):
         assert max(batch.tokens.shape[1] for batch in task.test_dataloader()) == longest
         assert task.text_batch(["a very very very very very good film"]).tokens.shape[1] == longest
         assert task.state()["max_length"] == 5
+
+
+def test_texts_beyond_learned_positions_are_refused_before_a_training(train_file, tmp_path):
+    long = tmp_path / "long.tsv"
+    long.write_text(f"label\ttext\npos\ta good film\nneg\t{'bad ' * 513}\n")
+    learned = replace(CONFIG, positions="learned")
+    told = "a text of 513 tokens is longer than the 512 learned positions of the model"
+    for files in (
+        {"train": str(long), "valid": train_file, "test": train_file},
+        {"train": train_file, "valid": str(long)},
+        {"train": train_file, "test": str(long)},
+    ):
+        task = ready(**files)
+        task.build(CONFIG)
+        with pytest.raises(InputError, match=rf"long\.tsv:3: {told}.* data\.max_length cuts"):
+            task.build(learned)
+    task = Classification(train=train_file, test=str(long))
+    task.load_state(ready(train=train_file).state())
+    task.build(learned)
+    with pytest.raises(InputError, match=rf"long\.tsv:3: {told}"):
+        task.setup("test")
+    task.check_text("a good film")
+    with pytest.raises(InputError, match=f"^{told}"):
+        task.check_text("bad " * 513)
+    cut = ready(train=train_file, test=str(long), max_length=5)
+    cut.build(learned)
+    cut.setup("test")
+    cut.check_text("bad " * 513)
 
 
 def test_empty_share_and_its_dummy_row_count_for_nothing(train_file):

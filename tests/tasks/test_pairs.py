@@ -264,3 +264,16 @@ def test_columns_of_own_files_are_named_or_numbered(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"first": "a", "label": "x"}\n')
     with pytest.raises(InputError, match=r"b.jsonl:1: .* data.second_column; set it"):
         Inference(train=str(tmp_path / "b.jsonl")).setup("fit")
+
+
+@pytest.mark.parametrize(("joint", "tokens"), [(False, 513), (True, 516)])
+def test_pairs_beyond_learned_positions_are_refused_by_themselves(train_file, joint, tokens):
+    task = Inference(train=train_file, joint=joint)
+    task.setup("fit")
+    config = TransformerConfig(FullAttention, d_model=8, num_heads=2, positions="learned")
+    task.build(config)
+    task.check_text("ann met bob\tann met")
+    with pytest.raises(InputError, match=f"^a text of {tokens} tokens is longer than the 512 "):
+        task.check_text(f"ann met\t{'ann ' * 513}")
+    if not joint:
+        task.check_text(f"{'ann ' * 300}\t{'bob ' * 300}")
