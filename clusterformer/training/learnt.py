@@ -36,7 +36,7 @@ _OF_TOKENS = (*(f"{e}tokens." for e in _EMBEDDINGS), "values.", "predictor.", "b
 _OF_RECORDINGS = ("mean", "scale", "convolutions.", "project.", "context.")
 _OF_OUTPUTS = ("head.",)
 _LAYER = re.compile(r"(\w+)\.layers\.\d+(?=\.)")
-_MEANING = ("norm", "num_heads", "positions", "rotary_base")
+_MEANING = ("norm", "num_heads", "positions", "rotary_base", "query_scale")
 """Options of a network that change what its layers compute, but not the shapes of their weights."""
 
 _LEAST = 0.05  # share of the weights that both have, of which fewer that fit are no start

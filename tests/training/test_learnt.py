@@ -217,8 +217,10 @@ def test_options_by_which_the_same_weights_mean_something_else_are_named(
     assert fit(*start) == 0
     assert "other options" not in capsys.readouterr().err
     other = ["--model.norm=post", "--model.positions=none", "--model.num_heads=4"]
+    other.append("--model.query_scale=1.5")
     assert main(["fit", *start, *SHAPE, *other]) == 0
     told = "norm post (there pre), num_heads 4 (there 2), positions none (there sinusoidal)"
+    told += ", query_scale 1.5 (there 1.0)"
     assert f"; other options than the run's: {told}\n" in capsys.readouterr().err
     report = json.loads(Path("runs/classification/2/results.json").read_text())["init_from"]
     assert report["other_options"] == told.split(", ")
