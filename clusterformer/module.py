@@ -350,10 +350,12 @@ class ClusterFormer(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
+        del self._evaluation
 
     def on_test_epoch_end(self) -> None:
         self._log_evaluation("test")
         self.findings = self._evaluation.findings()
+        del self._evaluation  # it refers to the data, and could not be pickled
 
     def _log_evaluation(self, stage: str) -> None:
         for name, value in self._evaluation.compute().items():

@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,15 @@ def test_it_trains_from_python() -> None:
     run.fit(model, task)
     assert run.callback_metrics["val/loss"] < 0.4
     assert run.test(model, task, verbose=False)[0]["test/accuracy"] > 0.8
+
+
+def test_a_trained_module_can_be_pickled() -> None:
+    model, task, run = ClusterFormer(**TINY), Toy(), trainer()
+    run.fit(model, task)
+    run.test(model, task, verbose=False)
+    copy = pickle.loads(pickle.dumps(model)).eval()
+    for batch in task.val_dataloader():
+        assert torch.equal(copy(batch).logits, model.eval()(batch).logits)
 
 
 @pytest.mark.parametrize(
