@@ -226,7 +226,7 @@ def test_a_long_line_takes_linear_time(tmp_path: Path) -> None:
         path.write_bytes(b"a" * (megabytes << 20) + b"\nend")
         with path.open("rb") as file:
             begun = time.perf_counter()
-            (long,), (end,) = _arrivals(file.fileno())
+            (long,), (end,) = _arrivals(file.fileno(), str(path))
             seconds.append(time.perf_counter() - begun)
         assert len(long) == megabytes << 20
         assert end == b"end"
