@@ -137,7 +137,7 @@ class Classification(Labelling):
             max_length=self.rows.row_length,
             pretrained=self._vector_table,
         )
-        self.limit_positions(network.embedding.num_positions)
+        self.position_limit.set(network.embedding.num_positions)
         return network
 
     def describe(self, batch: TextBatch, index: int) -> list[str]:

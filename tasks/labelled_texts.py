@@ -19,12 +19,12 @@ from clusterformer.data.columns import COLUMNS, find_columns
 from clusterformer.data.doubtful_examples import warn_of_known
 from clusterformer.data.labelled_text import Example
 from clusterformer.data.named_sets import Split
+from clusterformer.data.position_limit import PositionLimit
 from clusterformer.data.tables import Column
 from clusterformer.data.text_rows import LabelledDataset, TextRows, row_tokenizer_from_state
 from clusterformer.data.tokenizers import Tokenizer, TokenizerKind, WordTokenizer, learn_tokenizer
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
-from clusterformer.models.embeddings import require_positions
 from clusterformer.tasks.split_task import STAGE_SPLITS, LineTask, require_one_source
 from clusterformer.training.learnt import open_learnt
 
@@ -129,8 +129,7 @@ class LabelledTexts(LineTask):
         self._vector_table: Tensor | None = None
         self._test_examples: Sequence[Example] = []
         self._encoded: dict[Split, LabelledDataset] = {}
-        self._longest: dict[Split, tuple[int, str]] = {}  # number of tokens, and where
-        self._num_positions: int | None = None  # of a network with learned positions
+        self.position_limit = PositionLimit()
         self._told_cut = False
 
     @abstractmethod
@@ -248,32 +247,15 @@ class LabelledTexts(LineTask):
             )
         return tokens
 
-    def limit_positions(self, num_positions: int | None) -> None:
-        """Refuse texts longer than the learned positions of the network, read before or later.
-
-        Args:
-            num_positions: Number of learned positions; None if there are none.
-        """
-        self._num_positions = num_positions
-        for length, where in self._longest.values():
-            self._require_positions(length, where)
-
-    def _require_positions(self, length: int, where: str) -> None:
-        if self._num_positions is not None:
-            try:
-                require_positions(length, self._num_positions)
-            except InputError as error:
-                raise InputError(f"{where}: {error}; data.max_length cuts longer texts") from error
-
     def check_positions(self, *texts: str) -> None:
         """Refuse a text, or a pair, of a user that is longer than the learned positions.
 
         Raises:
             InputError: with both numbers.
         """
-        if self._num_positions is not None:
+        if self.position_limit.is_set:
             tokens, _ = self.cut_rows.encode([[text] for text in texts])
-            require_positions(max(self._row_lengths(tokens)), self._num_positions)
+            self.position_limit.require(max(self._row_lengths(tokens)))
 
     def _row_lengths(self, columns: Sequence[Sequence[Sequence[int]]]) -> list[int]:
         """Number of tokens of the longest row of each example, whose texts `columns` holds."""
@@ -329,10 +311,7 @@ class LabelledTexts(LineTask):
                 f"max_length {self.cut_rows.max_length} tokens; {sum(excess)} tokens beyond are "
                 "cut off"
             )
-        lengths = self._row_lengths(tokens)
-        longest = max(range(len(lengths)), key=lengths.__getitem__)
-        self._longest[split] = lengths[longest], examples[longest].where
-        self._require_positions(*self._longest[split])
+        self.position_limit.read(split, self._row_lengths(tokens), examples)
         return self.encoded(examples, tokens, targets)
 
     @property

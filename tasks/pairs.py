@@ -126,7 +126,7 @@ class PairLabelling(Labelling):
             max_length=self.rows.row_length,
             pretrained=vectors,
         )
-        self.limit_positions(network.embedding.num_positions)
+        self.position_limit.set(network.embedding.num_positions)
         return network
 
     def describe(self, batch: PairBatch, index: int) -> list[str]:
