@@ -69,10 +69,14 @@ class Options:
         self.model: ClusterFormer = made["model"]
         self.task: Task = made["data"]
         self.task.pretrained = self.model.transformer_config.pretrained
+        self.trainer_options: dict[str, Any] = dict(made["trainer"])
         monitor = self.config.get("monitor") or self.task.monitor
         if monitor != self.task.monitor:
             self.task.monitor, self.task.mode = monitor, mode_of(monitor)
-        self.trainer_options: dict[str, Any] = dict(made["trainer"])
+            # a batch of validation before training tells whether anything is logged by that name
+            self.trainer_options["num_sanity_val_steps"] = (
+                self.trainer_options["num_sanity_val_steps"] or 1
+            )
 
     @property
     def name(self) -> str:

@@ -74,7 +74,7 @@ class Patience(EarlyStopping):
 
 
 class MonitorCheck(Callback):
-    """Stops the training, after the first validation, if nothing of the given name is logged.
+    """Stops the training if the first validation, a sanity check too, logs nothing of a name.
 
     Args:
         monitor: Name of the logged value.

@@ -171,6 +171,7 @@ def test_what_is_monitored_chooses_the_best(folder: Path, tmp_path: Path, capsys
     assert (
         "nothing is logged as 'val/f2'; there are val/accuracy, val/f1" in capsys.readouterr().err
     )
+    assert not (tmp_path / "classification" / "2").exists()  # refused before the first step
 
 
 def test_one_label_for_all_is_said_in_a_line(tmp_path: Path, capsys) -> None:
