@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clusterformer.plots.style import INK, figure, installed_fonts, missing_glyphs_as_boxes
+from clusterformer.plots.style import (
+    INK,
+    figure,
+    installed_fonts,
+    missing_glyphs_as_boxes,
+    save_png,
+)
 from clusterformer.plots.tokens import cluster_colours, readable
 
 if TYPE_CHECKING:
@@ -70,7 +76,7 @@ def attention_map(
     lines = textwrap.fill(title, int(width / LETTER))
     page.suptitle(lines, fontsize=10, fontweight="bold", color=INK, x=0.02, ha="left")
     with missing_glyphs_as_boxes():
-        page.savefig(path, format="png")
+        save_png(page, path)
 
 
 def _mark(labels: Sequence[Text], clusters: ArrayLike | None) -> None:

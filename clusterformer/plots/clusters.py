@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterformer.plots.colors import distinct_colors
-from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes
+from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes, save_png
 
 _MAX_TILES = 300
 _NOISE = 0.8, 0.8, 0.8  # red, green and blue
@@ -44,7 +44,7 @@ def centroid_images(
     axes.imshow(board, cmap="gray", interpolation="nearest")
     axes.set_axis_off()
     axes.set_title(title, fontsize=10, fontweight="bold", color=INK, loc="left")
-    picture.savefig(path, format="png")
+    save_png(picture, path)
 
 
 def point_maps(
@@ -85,7 +85,7 @@ def point_maps(
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_visible(False)
-    picture.savefig(path, format="png")
+    save_png(picture, path)
 
 
 def cluster_size_curves(sizes: Mapping[str, NDArray], path: str | Path, *, title: str = "") -> None:
@@ -112,4 +112,4 @@ def cluster_size_curves(sizes: Mapping[str, NDArray], path: str | Path, *, title
     axes.set_ylim(bottom=0)
     axes.set_ylabel("size / mean size", fontsize=9, color=QUIET)
     axes.legend(frameon=False, fontsize=8, labelcolor=QUIET)
-    picture.savefig(path, format="png")
+    save_png(picture, path)

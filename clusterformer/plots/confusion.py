@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clusterformer.plots.style import INK, QUIET, figure, installed_fonts, missing_glyphs_as_boxes
+from clusterformer.plots.style import (
+    INK,
+    QUIET,
+    figure,
+    installed_fonts,
+    missing_glyphs_as_boxes,
+    save_png,
+)
 
 
 def confusion_map(
@@ -48,4 +55,4 @@ def confusion_map(
                     column, row, f"{count:.0f}", ha="center", va="center", fontsize=7, color=ink
                 )
     with missing_glyphs_as_boxes():
-        page.savefig(path, format="png")
+        save_png(page, path)

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterformer.plots.style import INK, PALETTE, QUIET, figure, plain_axes, small_panels
+from clusterformer.plots.style import (
+    INK,
+    PALETTE,
+    QUIET,
+    figure,
+    plain_axes,
+    save_png,
+    small_panels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -70,7 +78,7 @@ def learning_curves(metrics: str | Path, path: str | Path) -> None:
             axes.plot(x, y, color=color, linewidth=1.6, marker=marker, markersize=3, label=curve)
         if len(found[name]) > 1:
             axes.legend(frameon=False, fontsize=8, labelcolor=QUIET)
-    picture.savefig(path, format="png")
+    save_png(picture, path)
 
 
 def accuracy_curve(
@@ -125,7 +133,7 @@ def accuracy_curve(
         fontsize=9,
         labelcolor=INK,
     )
-    picture.savefig(path, format="png")
+    save_png(picture, path)
 
 
 def _read(metrics: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:

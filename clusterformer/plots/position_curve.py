@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterformer.plots.style import PALETTE, QUIET, figure, plain_axes
+from clusterformer.plots.style import PALETTE, QUIET, figure, plain_axes, save_png
 
 
 def position_curve(
@@ -25,4 +25,4 @@ def position_curve(
     middles = [(first + last - 1) / 2 for first, last in borders]
     axes.plot(middles, bits, color=PALETTE[0], marker="o", markersize=3)
     axes.set_ylabel("bits of a token", color=QUIET, fontsize=9)
-    page.savefig(path, format="png")
+    save_png(page, path)

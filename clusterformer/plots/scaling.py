@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clusterformer.plots.style import INK, QUIET, figure, line_style, plain_axes
+from clusterformer.plots.style import INK, QUIET, figure, line_style, plain_axes, save_png
 
 Points = Sequence[tuple[float, float]]
 
@@ -51,7 +51,7 @@ def scaling(panels: Mapping[str, Mapping[str, Points]], path: str | Path, *, tit
         handles.values(), handles, loc="outside lower center", ncols=min(3, len(handles)),
         frameon=False, fontsize=8, labelcolor=QUIET, handlelength=3,
     )  # fmt: skip
-    picture.savefig(path, format="png")
+    save_png(picture, path)
 
 
 def _short(length: float) -> str:

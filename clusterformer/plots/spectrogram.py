@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from clusterformer.plots.colors import distinct_colors
-from clusterformer.plots.style import INK, QUIET, figure, installed_fonts, missing_glyphs_as_boxes
+from clusterformer.plots.style import (
+    INK,
+    QUIET,
+    figure,
+    installed_fonts,
+    missing_glyphs_as_boxes,
+    save_png,
+)
 
 MAX_SECONDS = 8.0  # of a recording that are drawn: more words would overlap
 _WIDTH = 1.5  # inches a second
@@ -71,4 +78,4 @@ def spectrogram_clusters(
     grid[-1].set_xlabel("seconds", fontsize=9, color=QUIET)
     page.suptitle(title, fontsize=10, fontweight="bold", color=INK, x=0.02, ha="left")
     with missing_glyphs_as_boxes():
-        page.savefig(path, format="png")
+        save_png(page, path)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from clusterformer.whole_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,6 +53,12 @@ def small_panels(number: int) -> tuple[Figure, list[Axes]]:
     for axes in grid[number:]:
         axes.remove()
     return picture, grid[:number]
+
+
+def save_png(picture: Figure, path: str | Path) -> None:
+    """Write a figure as a PNG, whole or not at all."""
+    with replacing(Path(path)) as partial:
+        picture.savefig(partial, format="png")
 
 
 def plain_axes(axes: Axes, title: str, xlabel: str) -> None:

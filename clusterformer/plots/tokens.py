@@ -22,6 +22,7 @@ from clusterformer.plots.style import (
     figure,
     installed_fonts,
     missing_glyphs_as_boxes,
+    save_png,
 )
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class _Page:
         self.picture.set_size_inches(WIDTH / 72, height / 72)
         self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))
         self.axes.axis("off")
-        self.picture.savefig(path, format="png")
+        save_png(self.picture, path)
 
     def _arcs(self, positions: dict[int, tuple[float, float]]) -> None:
         from matplotlib.patches import Arc

@@ -21,6 +21,7 @@ from clusterformer.data.labelled_text import Example
 from clusterformer.findings import Findings, Report
 from clusterformer.plots import confusion_map
 from clusterformer.task import IGNORE, Output
+from clusterformer.whole_files import replacing, write_text
 
 _log = logging.getLogger(__name__)
 
@@ -183,7 +184,10 @@ class LabelFindings(Findings):
             )
 
     def write(self, folder: Path) -> list[Path]:
-        """Write `report.json`, `predictions.csv` and, with matplotlib, `confusion.png`."""
+        """Write `report.json`, `predictions.csv` and, with matplotlib, `confusion.png`.
+
+        Each file is written whole or not at all.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         report, table, picture = (
             folder / name for name in ("report.json", "predictions.csv", "confusion.png")
@@ -195,7 +199,7 @@ class LabelFindings(Findings):
             "labels": self.by_label(),
             "confusion": {"labels": self.labels, "rows": self.confusion.tolist()},
         }
-        report.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        write_text(report, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         self._write_predictions(table)
         try:
             confusion_map(
@@ -206,7 +210,7 @@ class LabelFindings(Findings):
         return [report, table, picture]
 
     def _write_predictions(self, path: Path) -> None:
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             count = len(self.examples[0].texts) if self.examples else 1
             texts = ["text"] if count == 1 else ["first", "second"]

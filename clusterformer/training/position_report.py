@@ -19,6 +19,7 @@ from clusterformer.findings import Findings, Report
 from clusterformer.losses import IGNORE
 from clusterformer.plots.position_curve import position_curve
 from clusterformer.task import Output
+from clusterformer.whole_files import replacing
 
 _FEWEST = 1024
 """Smallest border of a measure: what stands beyond it is a long context."""
@@ -119,7 +120,7 @@ class PositionFindings(Findings):
         """Write `positions.csv`, the bits of each part, and, with matplotlib, `positions.png`."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "positions.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
+        with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["first", "last", "bits_per_token", "tokens"])
             for first, last in self.borders():

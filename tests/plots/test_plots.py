@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from full_disk import limited_files
 from PIL import Image
 
 from clusterformer.plots import (
@@ -42,6 +43,16 @@ def test_any_text_is_drawn(tokens: list[str], tmp_path: Path) -> None:
     clusters = [0] * 4 if len(tokens) == 4 else list(range(len(tokens)))
     token_clusters(tokens, clusters, tmp_path / "a.png", title="cost: $5 or $7_x")
     assert is_png(tmp_path / "a.png")
+
+
+def test_a_full_disk_keeps_the_earlier_picture(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    confusion_map(np.eye(3), ["a", "b", "c"], path)
+    earlier = path.read_bytes()
+    with limited_files(2000), pytest.raises(OSError, match=r"too large: .*a\.png"):
+        confusion_map(np.eye(3), ["d", "e", "f"], path)
+    assert path.read_bytes() == earlier
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.filterwarnings("error")

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from full_disk import limited_files
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from clusterformer.cli.main import main
+from clusterformer.data.labelled_text import Row
 from clusterformer.training.label_report import LabelFindings
 
 WORDS = {"good": ["fine", "great"], "bad": ["awful", "poor"], "so-so": ["plain", "usual"]}
@@ -101,6 +103,20 @@ def test_outputs_that_are_nan_have_no_measures() -> None:
     probabilities = torch.tensor([[0.9, 0.1], [torch.nan, torch.nan], [0.2, 0.8]])
     findings = LabelFindings(["bad", "good"], [], torch.tensor([0, 0, 1]), probabilities)
     assert all(math.isnan(value) for value in findings.measures().values())
+
+
+def test_a_full_disk_keeps_the_earlier_report(tmp_path: Path) -> None:
+    def findings(count: int) -> LabelFindings:
+        examples = [Row("a fine film", "good", f"test.csv:{line}") for line in range(count)]
+        targets, probabilities = torch.zeros(count, dtype=torch.long), torch.rand(count, 2)
+        return LabelFindings(["good", "bad"], examples, targets, probabilities)
+
+    earlier = {path: path.read_bytes() for path in findings(5).write(tmp_path)}
+    for limit, name in [(100, "report.json"), (2000, "predictions.csv")]:
+        with limited_files(limit), pytest.raises(OSError, match=f"too large: .*{name}"):
+            findings(1000).write(tmp_path)
+        assert (tmp_path / name).read_bytes() == earlier[tmp_path / name]
+    assert set(tmp_path.iterdir()) == set(earlier)
 
 
 def test_a_label_of_two_lines_takes_one_line_of_the_table() -> None:
