@@ -64,6 +64,7 @@ def fit_run(
     config = options.resolved()
     if resumed and resume:
         resumed.refuse_edited(config["data"])
+        _refuse_other_seed(config, resumed)
         _refuse_other_data(options, config, resumed)
     model, task = options.model, options.task
     sections = ("seed_everything", "model", "data")
@@ -148,9 +149,11 @@ def ignored_options(options: Options, finished: Run) -> list[str]:
     """Name the options of the model that differ from those of a run that has ended.
 
     Raises:
-        InputError: if another mechanism is among them, or options of the data ask for another run.
+        InputError: if another mechanism is among them, or the seed or options of the data ask for
+            another run.
     """
     config = options.resolved()
+    _refuse_other_seed(config, finished)
     _refuse_other_data(options, config, finished)
     trained = flatten(read_yaml(finished.config)["model"], "model")
     used = flatten(config["model"], "model")
@@ -164,6 +167,16 @@ def ignored_options(options: Options, finished: Run) -> list[str]:
                 f"{finished.folder}"
             )
     return other
+
+
+def _refuse_other_seed(config: Mapping[str, Any], run: Run) -> None:
+    """Refuse another seed: weights came from the run's, and `compare` counts runs by seed."""
+    trained, used = read_yaml(run.config).get("seed_everything", 0), config["seed_everything"]
+    if used != trained:
+        raise InputError(
+            f"--seed_everything: {run.folder} was trained with {trained}, got {used}; leave the "
+            "option out"
+        )
 
 
 def _refuse_other_data(options: Options, config: Mapping[str, Any], run: Run) -> None:

@@ -325,6 +325,15 @@ def test_ctrl_c_keeps_the_step_that_was_running(tmp_path: Path) -> None:
     assert [row["step"] for row in rows if row["train/loss"]] == ["0", "1", "2", "3"]
 
 
+def test_a_run_keeps_its_seed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = names(run)
+    told = f"--seed_everything: {run} was trained with 0, got 5; leave the option out"
+    for steps in (STEPS, STEPS + 1):  # nothing is left to train, or a step
+        command = ["fit", f"--resume={run}", f"--trainer.max_steps={steps}", "--seed_everything=5"]
+        assert error_of(command, capsys) == told
+    assert names(run) <= {*before, ".lock"}
+
+
 def test_ctrl_c_is_answered_by_the_first_process_alone(monkeypatch, capsys) -> None:
     for rank in range(2):
         monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
