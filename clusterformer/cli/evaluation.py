@@ -20,6 +20,7 @@ from clusterformer.training.lost_processes import ProcessWatch
 from clusterformer.training.runs import Run, first_process
 from clusterformer.training.saved import open_saved
 from clusterformer.training.saved_clustering import is_clustering, predicting_command
+from clusterformer.training.stopping import keyboard_interrupts
 from clusterformer.training.trusted import Named
 from clusterformer.training.wandb import log_test, wandb_mode
 from clusterformer.whole_files import naming, write_text
@@ -88,7 +89,7 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test
     begun = time.monotonic()
-    with making("options"), watch.until_the_end(trainer):
+    with making("options"), watch.until_the_end(trainer), keyboard_interrupts(trainer):
         found = measure(model.module, model.task, verbose=False)
     if not found:
         limit = "limit_val_batches" if stage == "validate" else "limit_test_batches"

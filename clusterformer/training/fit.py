@@ -36,7 +36,7 @@ from clusterformer.training.progress import TrainingClock, progress, steps_an_ep
 from clusterformer.training.runs import OUTCOME, Run
 from clusterformer.training.saved import restore
 from clusterformer.training.shared_sequences import sequence_size
-from clusterformer.training.stopping import Stopping
+from clusterformer.training.stopping import Stopping, keyboard_interrupts
 from clusterformer.training.trainer_options import (
     check_nodes,
     check_trainer_options,
@@ -114,7 +114,6 @@ def fit(
     first_step = _restore(task, resume)
     config = config or {}
     folder = run.checkpoints if run else None
-    trainer: Trainer | None = None
     try:
         if run:
             run.prepare(config)
@@ -137,7 +136,7 @@ def fit(
             ],
             loggers=_loggers(run, first_step, config, log_to_wandb) if run else [],
         )
-        with making("options"):
+        with keyboard_interrupts(trainer), making("options"):
             try:
                 trainer.fit(model, datamodule=task, ckpt_path=resume, weights_only=True)
             except Exception as error:
@@ -146,14 +145,10 @@ def fit(
                 if resume and trainer.global_step <= first_step:
                     refuse_checkpoint(resume, error)
                 raise
-    except SystemExit as error:
-        if trainer is None or not trainer.interrupted:
-            raise
-        raise KeyboardInterrupt from error
     finally:
         if run:
             run.cancel()
-    with watch.until_the_end(trainer):
+    with watch.until_the_end(trainer), keyboard_interrupts(trainer):
         return _conclude(trainer, model, task, run, clock, kept, draw)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -81,3 +83,18 @@ class Stopping(Callback):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+
+
+@contextmanager
+def keyboard_interrupts(trainer: Trainer) -> Iterator[None]:
+    """Give Ctrl-C back as it was; Lightning makes an exit with code 1 of it, without a word.
+
+    Raises:
+        KeyboardInterrupt: if the user interrupted the trainer.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if not trainer.interrupted:
+            raise
+        raise KeyboardInterrupt from error

@@ -334,6 +334,25 @@ def test_a_run_keeps_its_seed(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert names(run) <= {*before, ".lock"}
 
 
+def test_ctrl_c_in_a_test_ends_as_in_training(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning leaves it ignored
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(ClusterFormer, "test_step", interrupt)
+    try:
+        assert main(["test", f"--checkpoint={run}", "--trainer.accelerator=cpu"]) == 130
+        assert main([*TOY, f"--runs={tmp_path / 'new'}"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    new = tmp_path / "new" / "toy" / "1"
+    assert f"go on with: clusterformer fit --resume {new}" in capsys.readouterr().err
+    assert not (new / "results.json").exists()
+
+
 def test_ctrl_c_is_answered_by_the_first_process_alone(monkeypatch, capsys) -> None:
     for rank in range(2):
         monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
