@@ -42,34 +42,33 @@ def write_labels(
     folder.mkdir(parents=True, exist_ok=True)
     soft = hasattr(clustering, "predict_proba")
     paths = [folder / LABELS, folder / MEMBERSHIPS] if soft else [folder / LABELS]
-    memberships: NDArray | None = None
     with (
         replacing(paths[0]) as partial,
         replacing(paths[1]) if soft else nullcontext() as target,
         partial.open("w", encoding="utf-8", newline="") as file,
+        target.open("wb") if target else nullcontext() as array,
     ):
         writer = csv.writer(file)
         writer.writerow(["id", "cluster", "probability"] if soft else ["id", "cluster"])
         for start in range(0, len(points), _ROWS):
             rows = points[start : start + _ROWS]
             names = ids[start : start + _ROWS] if ids else range(start, start + len(rows))
-            if target is None:
+            if array is None:
                 writer.writerows(zip(names, clustering.predict(rows).tolist(), strict=True))
                 continue
             found = clustering.predict_proba(rows)
-            if memberships is None:
-                memberships = np.lib.format.open_memmap(
-                    target, "w+", dtype=found.dtype, shape=(len(points), found.shape[1])
-                )
-            memberships[start : start + len(rows)] = found
+            if start == 0:
+                shape = (len(points), found.shape[1])
+                layout = {"descr": found.dtype.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(array, layout)
+            # not by a memory map: on a full disk the system would kill the process
+            array.write(found.tobytes())
             largest = found.max(1)
             # -1: noise, of a model of Python with min_probability
             enough = largest >= getattr(clustering, "min_probability", 0.0)
             clusters = np.where(enough, found.argmax(1), -1).tolist()
             probability = (f"{value:.6f}" for value in largest.tolist())
             writer.writerows(zip(names, clusters, probability, strict=True))
-        if memberships is not None:
-            memberships.flush()  # type: ignore[attr-defined]
     return paths
 
 
