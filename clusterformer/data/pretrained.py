@@ -11,12 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-import torch
-
 from clusterformer.data.pretrained_tokenizer import PretrainedTokenizer, load_tokenizer
 from clusterformer.errors import InputError, missing
 from clusterformer.huggingface.hub import download, refuse_exported
-from clusterformer.models.pretrained_model import loading
+from clusterformer.models.pretrained_model import loading, read_weights
 from clusterformer.structure import require_structure
 
 if TYPE_CHECKING:
@@ -174,7 +172,7 @@ def read_model(name: str, folder: Path) -> tuple[PreTrainedModel, Any]:
         )
     with loading(name):
         kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-        model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        model = read_weights(kind, folder)
         tokenizer = load_tokenizer(folder)
     if not tokenizer.is_fast:
         raise InputError(f"pretrained {name}: no tokenizer of the tokenizers library")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from clusterformer.data.cache import cache_folder, cached_folder, checksum
 from clusterformer.data.pretrained import PACKAGED
 from clusterformer.errors import InputError, missing, reading
+from clusterformer.models.pretrained_model import read_weights
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +62,7 @@ class SentenceEncoder:
                 self._tokenizer = AutoTokenizer.from_pretrained(folder, **local)
             except (OSError, ValueError):  # of several lines about other libraries
                 raise InputError(f"{folder}: no tokenizer that can be read; {_ALLOWED}") from None
-            model = AutoModel.from_pretrained(
-                folder, **local, use_safetensors=True, dtype=torch.float32
-            )
+            model = read_weights(AutoModel, folder, **local)
             limit = min(self._tokenizer.model_max_length, model.config.max_position_embeddings)
             own = _settings(folder / "sentence_bert_config.json").get("max_seq_length", limit)
             self._first_token = _takes_first_token(folder)

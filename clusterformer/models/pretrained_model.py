@@ -46,9 +46,39 @@ def make_model(model_config: dict[str, Any], weights: Path | None) -> PreTrained
     with loading(str(weights)):
         if "clusterformer" in model_config:
             return huggingface.load(weights, "AutoModel", dtype=torch.float32)
-        return AutoModel.from_pretrained(
-            weights, config=config, dtype=torch.float32, use_safetensors=True
+        return read_weights(AutoModel, weights, config=config)
+
+
+def read_weights(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
+    """Read a model in float32; transformers gives random weights to what has none in the files.
+
+    Args:
+        kind: Class of transformers.
+        folder: Folder of the model.
+        **options: Options of `from_pretrained`.
+
+    Raises:
+        InputError: if a weight is missing or of another size; the pooler may be missing, as it is
+            in many encoders that were published with another head.
+    """
+    model, found = kind.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **options,
+    )
+    for name, there, wanted in sorted(found["mismatched_keys"]):
+        sizes = f"{tuple(there)} in its files, but {tuple(wanted)} by its config.json"
+        raise InputError(f"pretrained {folder}: {name} is {sizes}")
+    missing = sorted(name for name in found["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise InputError(
+            f"pretrained {folder}: no weights for {missing[0]}, which config.json asks for"
+            + f", and {len(missing) - 1} more" * (len(missing) > 1)
         )
+    return model
 
 
 @contextmanager

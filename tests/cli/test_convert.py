@@ -80,6 +80,16 @@ def test_a_converted_folder_is_an_ordinary_model(folder, tmp_path, capsys) -> No
     assert "converted already, to NeuralClusteringAttention" in capsys.readouterr().err
 
 
+def test_a_model_without_some_of_its_weights_is_refused(folder, tmp_path, capsys) -> None:
+    source = shutil.copytree(folder / "encoder", tmp_path / "encoder")
+    config = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": 3}
+    (source / "config.json").write_text(json.dumps(config))
+    text = ["--text", str(folder / "texts.txt")]
+    assert main(["convert", str(source), str(tmp_path / "made"), *text, *SMALL]) == 2
+    said = "no weights for bert.encoder.layer.2.attention.output.LayerNorm.bias, which config.json"
+    assert f"pretrained {source}: {said} asks for, and 15 more" in capsys.readouterr().err
+
+
 def test_the_same_command_makes_the_same_weights(folder, tmp_path) -> None:
     found = []
     for name, text in (("a", "texts.txt"), ("b", "texts.txt"), ("c", "texts.jsonl")):

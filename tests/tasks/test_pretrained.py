@@ -1,5 +1,6 @@
 """A pretrained model in the trainer: tokenizer, positions, mechanism, rates, checkpoints."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -297,6 +298,8 @@ def test_options_of_a_tokenizer_that_is_not_learnt_are_named(
         (["--model.pretrained=no/such-model-anywhere"], "pretrained no/such-model-anywhere: "),
         (["--model.pretrained=EMPTY"], "holds no config.json"),
         (["--model.pretrained=BROKEN"], "no model that transformers loads"),
+        (["--model.pretrained=DEEPER"], "no weights for encoder.layer.2."),
+        (["--model.pretrained=WIDER"], "bias is (32,) in its files, but (48,) by its config.json"),
         (["--model.pretrained=WORDLESS"], "no tokenizer; save it beside the model"),
         (["--data.max_length=2"], "max_length must be at least 3"),
         (["--model.outer_attention=LocalAttention"], "outer_attention is not for a pretrained"),
@@ -320,7 +323,13 @@ def test_what_cannot_be_is_one_line(
     shutil.copytree(bert, tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing")
     shutil.copytree(bert, tmp_path / "wordless", ignore=shutil.ignore_patterns("tokenizer*"))
-    names = {"EMPTY": "empty", "BROKEN": "broken", "WORDLESS": "wordless"}
+    for name, change in [
+        ("deeper", {"num_hidden_layers": 3}),
+        ("wider", {"intermediate_size": 48}),
+    ]:
+        config = Path(shutil.copytree(bert, tmp_path / name)) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    names = {name.upper(): name for name in ("empty", "broken", "deeper", "wider", "wordless")}
     for name, folder in names.items():
         options = [option.replace(name, str(tmp_path / folder)) for option in options]
     data = ["--data=Classification", f"--data.train={texts}"]
