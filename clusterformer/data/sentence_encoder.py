@@ -62,7 +62,7 @@ class SentenceEncoder:
                 self._tokenizer = AutoTokenizer.from_pretrained(folder, **local)
             except (OSError, ValueError):  # of several lines about other libraries
                 raise InputError(f"{folder}: no tokenizer that can be read; {_ALLOWED}") from None
-            model = read_weights(AutoModel, folder, **local)
+            model: Any = read_weights(AutoModel, folder, **local)
             limit = min(self._tokenizer.model_max_length, model.config.max_position_embeddings)
             own = _settings(folder / "sentence_bert_config.json").get("max_seq_length", limit)
             self._first_token = _takes_first_token(folder)
