@@ -62,10 +62,12 @@ def fit_run(
         name: Name of a new run that is compared with another one: neither pictures nor a summary.
     """
     config = options.resolved()
+    changed: list[str] = []
     if resumed and resume:
         resumed.refuse_edited(config["data"])
         _refuse_other_seed(config, resumed)
         _refuse_other_data(options, config, resumed)
+        changed = _changed_options(config, resumed)
     model, task = options.model, options.task
     sections = ("seed_everything", "model", "data")
     model.config = to_yaml({section: config[section] for section in sections})
@@ -86,7 +88,7 @@ def fit_run(
                 config=config,
                 log_to_wandb=config["wandb"],
                 draw=name is None and config["pictures"],
-                callbacks=[_announcement(run)] if run else [],
+                callbacks=[_announcement(run, changed)] if run else [],
             )
     except KeyboardInterrupt:
         if run:
@@ -169,6 +171,16 @@ def ignored_options(options: Options, finished: Run) -> list[str]:
     return other
 
 
+def _changed_options(config: Mapping[str, Any], run: Run) -> list[str]:
+    """Word the options of a resumed run that differ from those with which it was trained."""
+    before = flatten(read_yaml(run.config))
+    return [
+        f"{name} {value} (was {before[name]})"
+        for name, value in flatten(config).items()
+        if name in before and before[name] != value  # an older version has fewer
+    ]
+
+
 def _refuse_other_seed(config: Mapping[str, Any], run: Run) -> None:
     """Refuse another seed: weights came from the run's, and `compare` counts runs by seed."""
     trained, used = read_yaml(run.config).get("seed_everything", 0), config["seed_everything"]
@@ -189,9 +201,11 @@ def _refuse_other_data(options: Options, config: Mapping[str, Any], run: Run) ->
     refuse_other_options(options.task.kept_options, trained, used, run.folder)
 
 
-def _announcement(run: Run) -> LambdaCallback:
+def _announcement(run: Run, changed: list[str]) -> LambdaCallback:
     def say(*_: object) -> None:
         print(f"run directory: {run.folder}", flush=True)
+        if changed:
+            print(f"changed options: {', '.join(changed)}", flush=True)
 
     return LambdaCallback(on_train_start=say)
 

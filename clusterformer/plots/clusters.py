@@ -110,6 +110,7 @@ def cluster_size_curves(sizes: Mapping[str, NDArray], path: str | Path, *, title
         )
     axes.axhline(1, color=QUIET, linewidth=0.8, linestyle=":")
     axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("size / mean size", fontsize=9, color=QUIET)
     axes.legend(frameon=False, fontsize=8, labelcolor=QUIET)
     save_png(picture, path)

@@ -203,10 +203,14 @@ def test_a_damaged_best_checkpoint_is_named_before_the_training_goes_on(
     assert read(best)["global_step"] == STEPS + 1
 
 
-def test_a_new_learning_rate_counts_from_the_first_resumed_step(run: Path) -> None:
+def test_a_new_learning_rate_counts_from_the_first_resumed_step(run: Path, capsys) -> None:
     first = float(rows(run)[0]["train/lr"])
     command = ["fit", f"--resume={run}", f"--trainer.max_steps={STEPS + 2}", "--model.lr=0.5"]
     assert main(command) == 0
+    [said] = [line for line in capsys.readouterr().out.splitlines() if "changed" in line]
+    steps = f"trainer.max_steps {STEPS + 2} (was {STEPS})"
+    assert said.startswith("changed options: model.lr 0.5 (was ")
+    assert said.endswith(steps)
     rates = [float(row["train/lr"]) for row in rows(run) if row["train/lr"]]
     assert len(rates) == STEPS + 2
     assert min(rates[STEPS:]) > 100 * max(first, *rates[:STEPS])
