@@ -96,6 +96,8 @@ def cluster_size_curves(sizes: Mapping[str, NDArray], path: str | Path, *, title
         path: The PNG to write.
         title: Title above.
     """
+    from matplotlib.ticker import MaxNLocator
+
     picture = figure(5.5, 3.4)
     axes = picture.subplots()
     plain_axes(axes, title, "clusters, the largest first")
@@ -110,7 +112,7 @@ def cluster_size_curves(sizes: Mapping[str, NDArray], path: str | Path, *, title
         )
     axes.axhline(1, color=QUIET, linewidth=0.8, linestyle=":")
     axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("size / mean size", fontsize=9, color=QUIET)
     axes.legend(frameon=False, fontsize=8, labelcolor=QUIET)
     save_png(picture, path)
