@@ -74,7 +74,7 @@ class Patience(EarlyStopping):
 
 
 class MonitorCheck(Callback):
-    """Stops the training if the first validation, a sanity check too, logs nothing of a name.
+    """Stops a training whose first validation, or sanity check, logs no value of the given name.
 
     Args:
         monitor: Name of the logged value.
