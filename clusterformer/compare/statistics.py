@@ -133,51 +133,26 @@ def summarise(
         column: metric or _own_metric([r for r in results if r.column == column])
         for column in dict.fromkeys(result.column for result in results)
     }
-    whole = [result for result in results if metrics[result.column] in result.measures]
-    lacking = [result for result in results if metrics[result.column] not in result.measures]
     notes = [line for result in results for line in result.damage]
-    for result in lacking:
-        known = ", ".join(name for name in result.measures if "layer" not in name)
-        line = f"{result.row}, seed {result.seed} has no {metrics[result.column]!r}"
-        if not whole:
-            raise InputError(f"{line}; there is {known or 'nothing'}")
-        notes.append(f"left out: {line}")
-    latest = {(result.row, result.column, result.seed): result for result in whole}
-    for result in whole:
-        if latest[result.row, result.column, result.seed] is not result:
-            name = name_cell(result.row, result.column)
-            notes.append(f"left out: {name} has another run of seed {result.seed}")
-    results = list(latest.values())
+    results, left_out = _one_a_seed(results, metrics)
+    notes += left_out
     notes += missing_runs(unfinished) + mixed_columns(results) + mixed_cells(results)
     notes += unlimited_methods(results) + twin_rows(results) + unselected_cells(results)
     notes += absent_measures(results, also)
     rows = list(dict.fromkeys(result.row for result in results))
     columns = list(dict.fromkeys(result.column for result in results))
     metrics = {column: metrics[column] for column in columns}
+    mode = _mode(results, metrics)
     values: dict[tuple[str, str], dict[int, float]] = {}
     for result in results:
         cell = values.setdefault((result.row, result.column), {})
         cell[result.seed] = result.measures[metrics[result.column]]
     if len(columns) > 1:
-        for row in rows:
-            found = [values[row, column] for column in columns if (row, column) in values]
-            seeds = set.intersection(*(set(cell) for cell in found)) if found else set()
-            if len(found) == len(columns) and seeds:
-                values[row, AVERAGE] = {
-                    seed: statistics.fmean(cell[seed] for cell in found) for seed in sorted(seeds)
-                }
+        values |= _averages(values, rows, columns)
         columns = [*columns, AVERAGE]
-    modes = {
-        r.mode if _measures_same(metrics[r.column], r.monitor) else mode_of(metrics[r.column])
-        for r in results
-    }
-    if len(modes) > 1:
-        names = ", ".join(dict.fromkeys(metrics.values()))
-        raise InputError(f"more is better in some and less in others of {names}; choose a --metric")
     if baseline is not None and baseline not in rows:
         notes.append(f"{baseline} has no finished run; the others are compared with {rows[0]}")
     baseline = baseline if baseline in rows else rows[0]
-    mode = modes.pop()
     trained_on = {result.column: result.training[1] for result in results}
     return Summary(
         metrics,
@@ -197,6 +172,54 @@ def summarise(
         choices,
         notes,
     )
+
+
+def _one_a_seed(
+    results: Sequence[Result], metrics: Mapping[str, str]
+) -> tuple[list[Result], list[str]]:
+    """Leave out runs without the metric, and all but the last of a row, a column and a seed."""
+    whole = [result for result in results if metrics[result.column] in result.measures]
+    notes = []
+    for result in results:
+        if metrics[result.column] not in result.measures:
+            line = f"{result.row}, seed {result.seed} has no {metrics[result.column]!r}"
+            if not whole:
+                known = ", ".join(name for name in result.measures if "layer" not in name)
+                raise InputError(f"{line}; there is {known or 'nothing'}")
+            notes.append(f"left out: {line}")
+    latest = {(result.row, result.column, result.seed): result for result in whole}
+    for result in whole:
+        if latest[result.row, result.column, result.seed] is not result:
+            name = name_cell(result.row, result.column)
+            notes.append(f"left out: {name} has another run of seed {result.seed}")
+    return list(latest.values()), notes
+
+
+def _averages(
+    values: Mapping[tuple[str, str], Mapping[int, float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+) -> dict[tuple[str, str], dict[int, float]]:
+    """Compute the mean over all columns, for each seed that all of them have."""
+    averages = {}
+    for row in rows:
+        cells = [values.get((row, column), {}) for column in columns]
+        if seeds := set.intersection(*map(set, cells)):
+            averages[row, AVERAGE] = {
+                seed: statistics.fmean(cell[seed] for cell in cells) for seed in sorted(seeds)
+            }
+    return averages
+
+
+def _mode(results: Sequence[Result], metrics: Mapping[str, str]) -> str:
+    modes = {
+        r.mode if _measures_same(metrics[r.column], r.monitor) else mode_of(metrics[r.column])
+        for r in results
+    }
+    if len(modes) > 1:
+        names = ", ".join(dict.fromkeys(metrics.values()))
+        raise InputError(f"more is better in some and less in others of {names}; choose a --metric")
+    return modes.pop()
 
 
 def _cells(values: Mapping[tuple[str, str], dict[int, float]], mode: str) -> dict[Any, Cell]:
