@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,58 +64,85 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     Raises:
         InputError: as `load_model`, and for what cannot be measured or written.
     """
-    folder, arguments = pop_option(arguments, "--report")
-    named, arguments = pop_option(arguments, "--out")
-    out = Path(named) if named else None
-    to_wandb = "--wandb" in arguments
-    arguments = [argument for argument in arguments if argument != "--wandb"]
-    if out and (out.is_dir() or not out.parent.is_dir()):
-        raise InputError(f"--out {out}: must be a file in a folder that is there")
-    if folder and stage == "validate":
-        raise InputError("--report is for test; validate has none")
-    if folder and Path(folder).exists() and not Path(folder).is_dir():
-        raise InputError(f"--report {folder}: a file, allowed is a folder to write into")
-    if to_wandb:
-        wandb_mode()  # refused before the test, not after
+    places, arguments = _pop_places(arguments, stage)
     model, options = load_model(arguments, "cpu")
-    tested = Run.open(model.path) if to_wandb else None
-    if folder and model.task.report() is None:
+    tested = Run.open(model.path) if places.wandb else None
+    if places.report and model.task.report() is None:
         raise InputError(f"--report: {type(model.task).__name__} has no report")
     _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
     trained = model.config["data"].get("init_args") or {}
     part: Split = "valid" if stage == "validate" else "test"
     refuse_other_split(trained, _used(options), model.path, [part])
     refuse_edited(model, part, _used(options))
+    begun = time.monotonic()
+    results = _measure(model, options, stage)
+    if not first_process():
+        return
+    for name, value in sorted(results.items()):
+        print(f"{name}\t{formatted(name, value)}")
+    if findings := model.module.findings:
+        for name, value in findings.measures().items():
+            name = f"{stage}/{' '.join(name.split())}"
+            print(f"{name}\t{value:.4f}")
+            results[name] = value
+        findings.warn()
+        if places.report:
+            with naming(places.report):
+                findings.write(places.report)
+    for name, signature in model.task.signatures().items():
+        print(f"{name}\t{signature}")
+    seconds, environment = time.monotonic() - begun, describe_environment()
+    measured = {"results": results, "seconds": seconds, "environment": environment}
+    if tested:
+        log_test(tested, options.resolved(), measured)
+    if places.out:
+        write_text(places.out, json.dumps(measured, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the measures go, besides standard output.
+
+    Attributes:
+        report: Folder of a classifier's report.
+        out: JSON file of the unrounded measures.
+        wandb: Whether they are logged to Weights & Biases.
+    """
+
+    report: Path | None
+    out: Path | None
+    wandb: bool
+
+
+def _pop_places(arguments: list[str], stage: str) -> tuple[_Places, list[str]]:
+    """Take the options that say where the measures go; what cannot be written is refused first."""
+    folder, arguments = pop_option(arguments, "--report")
+    file, arguments = pop_option(arguments, "--out")
+    report, out = (Path(name) if name else None for name in (folder, file))
+    wandb = "--wandb" in arguments
+    if out and (out.is_dir() or not out.parent.is_dir()):
+        raise InputError(f"--out {out}: must be a file in a folder that is there")
+    if report and stage == "validate":
+        raise InputError("--report is for test; validate has none")
+    if report and report.exists() and not report.is_dir():
+        raise InputError(f"--report {report}: a file, allowed is a folder to write into")
+    if wandb:
+        wandb_mode()
+    return _Places(report, out, wandb), [given for given in arguments if given != "--wandb"]
+
+
+def _measure(
+    model: TrainedModel, options: Options, stage: Literal["validate", "test"]
+) -> dict[str, float]:
     watch = ProcessWatch()
     trainer = options.make_trainer(watch)
     measure = trainer.validate if stage == "validate" else trainer.test
-    begun = time.monotonic()
     with making("options"), watch.until_the_end(trainer), keyboard_interrupts(trainer):
         found = measure(model.module, model.task, verbose=False)
     if not found:
         limit = "limit_val_batches" if stage == "validate" else "limit_test_batches"
         raise InputError(f"trainer.{limit} must be above 0 to measure, got 0")
-    results = dict(found[0])
-    if first_process():
-        for name, value in sorted(results.items()):
-            print(f"{name}\t{formatted(name, value)}")
-        if findings := model.module.findings:
-            for name, value in findings.measures().items():
-                name = f"{stage}/{' '.join(name.split())}"
-                print(f"{name}\t{value:.4f}")
-                results[name] = value
-            findings.warn()
-            if folder:
-                with naming(Path(folder)):
-                    findings.write(Path(folder))
-        for name, signature in model.task.signatures().items():
-            print(f"{name}\t{signature}")
-        seconds, environment = time.monotonic() - begun, describe_environment()
-        measured = {"results": results, "seconds": seconds, "environment": environment}
-        if tested:
-            log_test(tested, options.resolved(), measured)
-        if out:
-            write_text(out, json.dumps(measured, indent=2) + "\n")
+    return dict(found[0])
 
 
 def _used(options: Options) -> dict[str, Any]:
