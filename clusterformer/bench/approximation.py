@@ -66,24 +66,33 @@ def measure(
         }
 
 
-def forms_of(name: str, num_clusters: Sequence[int], iterations: Sequence[int]) -> list[Form]:
+def forms_of(
+    name: str,
+    num_clusters: Sequence[int],
+    iterations: Sequence[int],
+    caps: Sequence[float] = (),
+) -> list[Form]:
     """List the options under which a mechanism is measured.
 
-    For multipole attention they are those of tables 1 and 3 of its paper, and exact clusters.
+    For multipole attention they are those of tables 1 and 3 of its paper, and exact clusters; with
+    `caps` those of tables 5 and 6.
 
     Args:
         name: Class of the mechanism.
         num_clusters: Numbers of clusters, of a mechanism that has them.
         iterations: Iterations of k-means, of multipole attention.
+        caps: Caps on cluster sizes, of multipole attention, each with all iterations; none: that of
+            table 1 for each number of iterations.
     """
     if not takes_clusters(choose_mechanisms([name])[name]):
         return [(name, {})]
     if name != "MultipoleAttention":
         return [(name, {"num_clusters": number}) for number in num_clusters]
     grid = [
-        {"num_clusters": number, "iterations": count, "cap": CAPS.get(count, 4.0)}
+        {"num_clusters": number, "iterations": count, "cap": cap}
         for number in num_clusters
         for count in iterations
+        for cap in caps or [CAPS.get(count, 4.0)]
     ]
     middle = grid[len(grid) // 2]
     ablations = [middle | {part: False} for part in ("dipole", "two_stage", "monopole")]

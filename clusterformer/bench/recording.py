@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clusterformer.attention import AttentionCore, FullAttention
+from clusterformer.attention import AttentionCore, FullAttention, LocalAttention
 from clusterformer.data.pretrained import read_model
 from clusterformer.errors import InputError
 from clusterformer.huggingface import attach
@@ -34,13 +34,20 @@ class _Tokens(NamedTuple):
 
 @torch.no_grad()
 def record(model: nn.Module, run: Callable[[], object]) -> list[Inputs]:
-    """Record the inputs of each mechanism inside `model` while `run` runs it, layer by layer."""
+    """Record the inputs of each mechanism inside `model` while `run` runs it, layer by layer.
+
+    Those of a window are left out: far keys had no part in their training.
+    """
     found: list[Inputs] = []
 
     def keep(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         found.append(Inputs(*(x.contiguous() for x in given)))
 
-    cores = [part for part in model.modules() if isinstance(part, AttentionCore)]
+    cores = [
+        part
+        for part in model.modules()
+        if isinstance(part, AttentionCore) and not isinstance(part, LocalAttention)
+    ]
     hooks = [core.register_forward_pre_hook(keep) for core in cores]
     try:
         run()

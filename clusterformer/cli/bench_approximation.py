@@ -20,7 +20,8 @@ Compare mechanisms with full attention on the queries, keys and values that a tr
 for a text, layer by layer. Show the relative squared error as the mean over the layers, and the
 time of all layers, forward and backward.
 
-  --model DIR           directory of a Hugging Face encoder, or run directory of a language model
+  --model DIR           directory of a Hugging Face encoder, or run directory of a language model;
+                        layers that have a window themselves are left out
   --text FILE           plain text, also .gz
   --mechanisms NAME ... classes of mechanisms without weights (default: MultipoleAttention
                         ClusteredAttention ImprovedClusteredAttention)
@@ -29,6 +30,8 @@ time of all layers, forward and backward.
                         numbers of clusters, of mechanisms that have them
   --iterations 1 3 5    iterations of k-means, of multipole attention; with the middle of both
                         options it is also measured without each of its parts
+  --caps 1.5 2 4        its largest clusters, as multiples of their mean size, each with all
+                        iterations (default: 1.5, 2 and 4 with 1, 3 and 5 iterations, else 4)
   --causal              causal forms, of a language model; bidirectional by default
   --block_size N        tokens that multipole attention sees exactly, if causal (default: half of
                         the length, as in its paper)
@@ -44,11 +47,15 @@ def run(arguments: list[str]) -> None:
     from clusterformer.bench import approximation
 
     layers = _record(options)
+    if not layers:
+        raise InputError(f"{options.model}: each layer has a window, there is none to compare")
     options.model, options.text = options.model.name, options.text.name
     forms = [
         form
         for name in options.mechanisms or approximation.DEFAULT[: 1 if options.causal else None]
-        for form in approximation.forms_of(name, options.num_clusters, options.iterations)
+        for form in approximation.forms_of(
+            name, options.num_clusters, options.iterations, options.caps
+        )
     ]
     if options.causal:
         block = {"block_size": options.block_size or max(1, options.length // 2)}
@@ -75,6 +82,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_number("--block_size", default=None)
     parser.add_number("--num_clusters", nargs="+", default=[32, 64, 128])
     parser.add_number("--iterations", nargs="+", default=[1, 3, 5])
+    parser.add_argument("--caps", type=float, nargs="+", default=[])
     options = parser.parse(arguments)
     if not options.text.is_file():
         raise InputError(f"{options.text}: no such file")

@@ -1,12 +1,16 @@
 """The figure of merit of mechanisms that approximate full attention, by hand."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from clusterformer.attention import OracleTopAttention
-from clusterformer.bench.approximation import measure
+from clusterformer.bench.approximation import forms_of, measure
 from clusterformer.bench.recording import Inputs, relative_error
+from clusterformer.cli.main import main
 
 
 def test_the_error_is_a_share_of_what_full_attention_gives() -> None:
@@ -26,3 +30,32 @@ def test_the_error_of_a_mechanism_is_the_mean_of_its_layers() -> None:
     assert row["of_layers"] == pytest.approx(expected)
     assert row["relative_squared_error"] == pytest.approx(sum(expected) / 2)
     assert min(expected) > 0.1
+
+
+def test_a_cap_goes_with_all_iterations_where_it_is_named() -> None:
+    usual = [options for _, options in forms_of("MultipoleAttention", [64], [1, 3, 5, 7])[:4]]
+    assert [(o["iterations"], o["cap"]) for o in usual] == [(1, 1.5), (3, 2), (5, 4), (7, 4)]
+    every = [options for _, options in forms_of("MultipoleAttention", [64], [1, 5], [1.5, 4])[:4]]
+    assert [(o["iterations"], o["cap"]) for o in every] == [(1, 1.5), (1, 4), (5, 1.5), (5, 4)]
+
+
+@pytest.mark.parametrize("central", ["FullAttention", "LocalAttention"])
+def test_layers_with_a_window_are_left_out(tmp_path: Path, central: str, capsys) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "found.json"
+    text.write_text("to be or not to be, that is the question\n" * 20, encoding="utf-8")
+    data = ["--data=LanguageModeling", f"--data.train={text}", "--data.context=16"]
+    small = ["--model.d_model=8", "--model.num_heads=2", "--model.num_layers=3", "--model.d_ff=8"]
+    kinds = [f"--model.attention={central}", "--model.outer_attention=LocalAttention"]
+    quick = ["--trainer.max_steps=1", "--trainer.accelerator=cpu", "--pictures=false"]
+    assert main(["fit", *data, *small, *kinds, *quick, f"--runs={tmp_path}"]) == 0
+    (run,) = tmp_path.glob("*/1")
+    capsys.readouterr()
+    options = ["--length", "16", "--repeats", "1", "--num_clusters", "4", "--out", str(out)]
+    files = ["--model", str(run), "--text", str(text)]
+    found = main(["bench", "approximation", *files, *options])
+    if central == "FullAttention":
+        assert found == 0
+        assert {len(row["of_layers"]) for row in json.loads(out.read_text())["rows"]} == {1}
+    else:
+        assert found == 2
+        assert "each layer has a window" in capsys.readouterr().err
