@@ -27,7 +27,8 @@ from clusterformer.compare.plan_entries import (
     refuse_unused,
 )
 from clusterformer.compare.plan_file import PlanFile, shorten
-from clusterformer.compare.planned_run import FitOptions, PlannedRun, with_runs_before
+from clusterformer.compare.planned_run import PlannedRun, with_runs_before
+from clusterformer.compare.run_options import RunOptions
 from clusterformer.errors import InputError, reading
 from clusterformer.training.config_files import comparisons, find
 
@@ -126,9 +127,9 @@ def read_plan(path: Path) -> Plan:
     after = read_after(file, first, columns)
     refuse_unused(file, first, columns, {*after.values(), *trained_on.values()})
     grid, choose = read_values(file, "grid"), read_values(file, "choose")
-    values = [*grid.values(), *choose.values()]
     places = {**first, **columns}
-    number = len(rows) * len(places) * len(seeds) * math.prod(map(len, values))
+    number = len(rows) * len(places) * len(seeds)
+    number *= math.prod(len(values) for values in (*grid.values(), *choose.values()))
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
     stands_in = {row: read_columns_of(file, row, rows[row], list(columns)) for row in rows}
@@ -145,46 +146,32 @@ def read_plan(path: Path) -> Plan:
     _refuse_twice(file, "grid", grid, {"choose": choose, "seed_options": seeded, **single})
     _refuse_twice(file, "choose", choose, {"seed_options": seeded, **single})
     _refuse_twice(file, "seed_options", seeded, single)
-    expanded = expand(file, rows, grid)
-    choices = combinations(file, choose, "choose")
     shared = {**content.get("options", {}), "config": content.get("config", [])}
     check_options(file, content.get("options", {}), "options")
     check_configurations(file, shared["config"], "config")
-    begun: dict[tuple[str, ...], PlannedRun] = {}  # first parts, which rows may share
-
-    def plan_run(row: str, column: str, seed: int, choice: str) -> PlannedRun:
-        base, options = expanded[row]
-        cell = cells.get((column, base), {})
-        if column in trained_on:
-            trained = plan_run(row, trained_on[column], seed, choice)
-            return PlannedRun(
-                row, column, seed, {**places[column], **cell}, (), choice, trained=trained
-            )
-        chosen = choices[choice] if choice else {}
-        own = {**cell, **chosen, **dict.fromkeys(follow, seed)}
-        run = _planned((row, column, seed, choice), shared, options, places[column], own)
-        if column not in after or options.get("method"):
-            return run
-        start = plan_run(row, after[column], seed, choice)
-        start = begun.setdefault(tuple(start.arguments()), start)
-        fresh = {key: value for key, value in run.options.items() if key != "model.init_from"}
-        return replace(run, options=fresh, after=start)
-
+    options = RunOptions(
+        shared,
+        expand(file, rows, grid),
+        places,
+        cells,
+        combinations(file, choose, "choose"),
+        follow,
+        after,
+        trained_on,
+    )
     with reading(path, "a comparison"):
         runs = [
-            plan_run(row, column, seed, choice)
+            options.plan(row, column, seed, choice)
             for seed in seeds  # first, so that what was interrupted has every row
             for column in columns
-            for row, (base, options) in expanded.items()
-            if column in stands_in[base]
-            and not (column in trained_on and options.get("method"))  # it has no model
-            for choice in ([""] if options.get("method") else choices)
+            for row in options.rows_of(column, stands_in)
+            for choice in options.choices_of(row)
         ]
     _refuse_duplicates(file, runs)
     _refuse_duplicates(file, with_runs_before(runs))
     baseline = content.get("baseline")
-    if baseline is not None and baseline not in expanded:
-        names = ", ".join(list(expanded)[:20])
+    if baseline is not None and baseline not in options.rows:
+        names = ", ".join(list(options.rows)[:20])
         file.refuse(f"no row {shorten(baseline)} for a baseline; there are {names}", "baseline")
     title = content.get("title", path.stem.replace("-", " "))
     check_name(file, title, "title")
@@ -192,28 +179,8 @@ def read_plan(path: Path) -> Plan:
     if not all(isinstance(name, str) for name in also):
         file.refuse(f"also must be names of measures, got {shorten(also)}", "also")
     skip = content.get("skip_absent", False)
-    paper = read_paper(file, expanded, columns)
+    paper = read_paper(file, options.rows, columns)
     return Plan(title, runs, content.get("metric"), also, baseline, paper, skip)
-
-
-def _planned(name: tuple[str, str, int, str], *layers: FitOptions) -> PlannedRun:
-    """Plan a run from the options of all, of its row, of its column, and its own.
-
-    Args:
-        name: Row, column, seed and choice.
-        layers: The options.
-    """
-    shared, model, data, own = layers
-    configs: list[str] = []
-    # what a model overlays goes over its data's configuration, and what is chosen over both
-    for layer in (shared, data, model, own):
-        named = layer.get("config", [])
-        configs += [named] if isinstance(named, str) else named
-    options: FitOptions = {}
-    for layer in (shared, model, data, own):
-        options |= {key: layer[key] for key in layer if key not in ("config", "columns")}
-    row, column, seed, choice = name
-    return PlannedRun(row, column, seed, options, tuple(configs), choice)
 
 
 def _refuse_twice(
