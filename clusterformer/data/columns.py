@@ -51,37 +51,36 @@ def find_columns(
     Raises:
         InputError: if the file does not decide; it names the options and the columns there are.
     """
-    chosen: dict[str, Column | None] = dict(columns)
-    if None not in chosen.values():
-        return {option: column for option, column in chosen.items() if column is not None}
+    given = {option: column for option, column in columns.items() if column is not None}
+    if len(given) == len(columns):
+        return given
     header, rows = read_table(Path(path).expanduser(), encoding, _MAX_ROWS)
     is_json = table_format(Path(path)) == ".jsonl"
-    taken = [column for column in chosen.values() if column is not None]
-    given = {str(column) if is_json else column for column in taken}
-    names = [name for name in dict.fromkeys(header) if name not in given]
-    for option, column in chosen.items():
-        usual = option.removesuffix("_column")
-        if column is None and usual in names:
-            chosen[option] = usual
-            names.remove(usual)
+    taken = {str(column) if is_json else column for column in given.values()}
+    names = [name for name in dict.fromkeys(header) if name not in taken]
+    usual = {option: option.removesuffix("_column") for option in columns if option not in given}
+    usual = {option: name for option, name in usual.items() if name in names}
+    names = [name for name in names if name not in usual.values()]
+    wanted = [option for option in columns if option not in given and option not in usual]
     values = {name: [str(row[header.index(name)]).strip() for row in rows] for name in names}
-    wanted = [option for option, column in chosen.items() if column is None]
     has_header = header_line or is_json
-    numbered = any(str(column).isdecimal() and column not in header for column in columns.values())
-    for is_label in (False, True):
+    numbered = any(str(column).isdecimal() and column not in header for column in given.values())
+    guessed: dict[str, str] = {}
+    for fits, is_label in ((_is_text, False), (_is_label, True)):
         options = [option for option in wanted if (option == "label_column") == is_label]
-        found = [name for name in names if (_is_label if is_label else _is_text)(values[name])]
+        found = [name for name in names if fits(values[name])]
         doubtful = not has_header and (numbered or _is_row(header, rows, found))
         if options and (len(found) != len(options) or doubtful):
             raise _undecided(path, [prefix + option for option in options], header)
-        chosen |= dict(zip(options, found, strict=False))
-    if wanted:
+        guessed |= dict(zip(options, found, strict=False))
+    if guessed:
         said = ", ".join(
-            f"{chosen[option]!r} as {option.removesuffix('_column')}" for option in wanted
+            f"{guessed[option]!r} as {option.removesuffix('_column')}" for option in wanted
         )
         said += "" if has_header else "; line 1 is the header"
         rank_zero_only(_log.info)(f"{path}: using column {said}")
-    return {option: column for option, column in chosen.items() if column is not None}
+    chosen = {**given, **usual, **guessed}
+    return {option: chosen[option] for option in columns}
 
 
 def _is_text(values: Sequence[str]) -> bool:
