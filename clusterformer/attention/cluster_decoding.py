@@ -1,6 +1,6 @@
 """Cached decoding of strictly causal neural clustering attention.
 
-B batch   H heads   G clusterings   R rows: B * G   M tokens kept   D head width
+B batch   H heads   G clusterings   Z rows: B * G   M tokens kept   D head width
 F features (width of the clustering space)
 
 The cache is a `ClusterCache`. Up to `dense_length` tokens, it holds keys and values of all of them,
@@ -44,11 +44,11 @@ class ClusterDecoding(LocalHeads):
 
     @abstractmethod
     def anchors(self, hidden: Tensor, previous: Grouping | None) -> tuple[Tensor, Tensor]:
-        """Compute points (R, N, F) and anchors (C, F) or (R, C, F)."""
+        """Compute points (Z, N, F) and anchors (C, F) or (Z, C, F)."""
 
     @abstractmethod
     def coupling_columns(self, points: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Compute the columns of queries and keys, (R, N, F), that couple; None for none."""
+        """Compute the columns of queries and keys, (Z, N, F), that couple; None for none."""
 
     def cache(self, like: Tensor) -> Cache:
         """Make a cache of the first `dense_length` tokens, then of the last chunks of each cluster.
@@ -121,8 +121,8 @@ class ClusterDecoding(LocalHeads):
 
         Args:
             k, v: (B, H, M, D).
-            points: (R, M, F).
-            clusters: Cluster of each token, (R, M).
+            points: (Z, M, F).
+            clusters: Cluster of each token, (Z, M).
             held: Cache with empty rings.
         """
         local, clusterings, far = self.local_heads, self.num_clusterings, held.far
@@ -141,11 +141,11 @@ class ClusterDecoding(LocalHeads):
             return self.anchors(hidden.float(), None)
 
     def _by_text(self, rows: Tensor) -> Tensor:
-        """Turn rows (R, ...) to (B, G, ...)."""
+        """Turn rows (Z, ...) to (B, G, ...)."""
         return rows.unflatten(0, (-1, self.num_clusterings))
 
 
 def _nearest(points: Tensor, anchors: Tensor) -> Tensor:
-    """Find the clusters (R, M) of points (R, M, F)."""
+    """Find the clusters (Z, M) of points (Z, M, F)."""
     with torch.autocast(points.device.type, enabled=False):  # as `forward` assigns
         return argmax_first(anchors @ points.transpose(1, 2), 1)

@@ -1,7 +1,7 @@
 """Result of a mechanism that groups tokens, for losses, statistics, pictures and counts.
 
 B batch   H heads   N tokens   C clusters   F features   S slots of a cluster
-R rows: B, or B times the clusterings of a mechanism with several
+Z rows: B, or B times the clusterings of a mechanism with several
 """
 
 from typing import NamedTuple
@@ -19,8 +19,8 @@ class Grouping(NamedTuple):
         num_clusters: C.
         blocks: Slot of each token, and blocks that see each other, of each sequence or, beside an
             assignment (B, H, N), of each head; None if there are none.
-        points: (R, N, F) clustered vectors.
-        centroids: (R, C, F) updated centroids C' of eq. 3, in the same space.
+        points: (Z, N, F) clustered vectors.
+        centroids: (Z, C, F) updated centroids C' of eq. 3, in the same space.
         similarity: phi of eq. 2: "cosine" or "dot".
         keys: (B, H, C, S) tokens that the queries of each cluster attend to, -1 for none; None
             where the blocks say it.

@@ -1,7 +1,7 @@
 """Attention of heads in parts, each with blocks of its own, and to the ends of a text in all heads.
 
 B batch   H heads   N tokens   D head width   A additional columns   E tokens at the ends
-R rows: B times the clusterings that share the heads of a part
+Z rows: B times the clusterings that share the heads of a part
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ class Part(NamedTuple):
 
     Attributes:
         heads: Number of heads.
-        blocks: Index structure of each sequence (B, ...), or of each of its clusterings (R, ...),
+        blocks: Index structure of each sequence (B, ...), or of each of its clusterings (Z, ...),
             which share the heads equally.
-        extra: Additional columns of q and of k, (R, N, A) each; None for none.
+        extra: Additional columns of q and of k, (Z, N, A) each; None for none.
     """
 
     heads: int
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 
 def fold_heads(x: Tensor, clusterings: int) -> Tensor:
-    """Give each clustering its share of the heads: (B, H, ...) to (R, H * B / R, ...)."""
+    """Give each clustering its share of the heads: (B, H, ...) to (Z, H * B / Z, ...)."""
     return x if clusterings == 1 else x.unflatten(1, (clusterings, -1)).flatten(0, 1)
 
 
@@ -161,7 +161,7 @@ def _logits_of(part: Part, ends: TextEnds, batch: int) -> tuple[Tensor, Tensor] 
 
 
 def _of_heads(logits: Tensor, part: Part, batch: int) -> Tensor:
-    """Give logits (R, queries, keys) of each clustering to its heads, (B, H, queries, keys)."""
+    """Give logits (Z, queries, keys) of each clustering to its heads, (B, H, queries, keys)."""
     count = part.clusterings(batch)
     each = logits.unflatten(0, (batch, count))[:, :, None]
     return each.expand(-1, -1, part.heads // count, -1, -1).flatten(1, 2)

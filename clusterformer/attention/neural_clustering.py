@@ -1,7 +1,7 @@
 """Neural clustering attention (ClusterFormer, Wang et al., ACL 2022, sections 3.1-3.2, B).
 
 B batch   H heads   N tokens   D head width   E model width   C clusters   S block size
-G clusterings   R rows: B * G   F features (width of the clustering space)
+G clusterings   Z rows: B * G   F features (width of the clustering space)
 """
 
 import math
@@ -315,7 +315,7 @@ class NeuralClusteringAttention(ClusterDecoding):
         return key_mask.sum(1) > self.dense_length
 
     def anchors(self, hidden: Tensor, previous: Grouping | None) -> tuple[Tensor, Tensor]:
-        """Compute points (R, N, F) and anchors (C, F) or (R, C, F) of the centroids of this layer.
+        """Compute points (Z, N, F) and anchors (C, F) or (Z, C, F) of the centroids of this layer.
 
         The similarity of eq. 2 is S = anchors points^T.
 
@@ -353,13 +353,13 @@ class NeuralClusteringAttention(ClusterDecoding):
         return self.centroids if self.means is None else self.means.centroids.squeeze(0)
 
     def read_centroids(self, means: Tensor) -> Tensor:
-        """Make the centroids C' of eq. 3 of the means U X of the points, (R, C, F)."""
+        """Make the centroids C' of eq. 3 of the means U X of the points, (Z, C, F)."""
         if self.similarity == "dot":
             return F.linear(means, self.space.weight.float())  # (U X) W of eq. 3, never X W
         return means
 
     def blocks_of(self, assignment: Tensor, key_mask: Tensor | None) -> Blocks:
-        """Cut tokens of these clusters, (R, N), into blocks."""
+        """Cut tokens of these clusters, (Z, N), into blocks."""
         grouped = sort(assignment, self.num_clusters, key_mask)
         if self.causal is True:
             return cluster_chunks(grouped, self.chunk_size, key_mask, self.look_back)
@@ -369,7 +369,7 @@ class NeuralClusteringAttention(ClusterDecoding):
         return equal_blocks(grouped, count, key_mask, self.look_back, self.look_ahead, width)
 
     def coupling_columns(self, points: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Compute columns alpha z and z, (R, N, F), that add alpha z . z to q . k / sqrt(D)."""
+        """Compute columns alpha z and z, (Z, N, F), that add alpha z . z to q . k / sqrt(D)."""
         if self.log_alpha is None:
             return None
         return self.log_alpha.float().exp() * self.head_width**0.5 * points, points

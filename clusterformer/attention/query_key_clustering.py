@@ -1,6 +1,6 @@
 """Attention of queries to the latest keys of their cluster, with clusters of queries and of keys.
 
-B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   D head width   E model width
+B batch   H heads   L local heads   Z rows: B * (H - L)   N tokens   D head width   E model width
 C clusters   P clusters of a key   S chunk size   G groups of queries   K keys that a group sees
 """
 
@@ -214,7 +214,7 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
         causal = bool(self.causal)
         mask = None if key_mask is None else repeat_rows(key_mask, self.num_clusterings)
         wanted = self.nearest(z_q)[..., 0]
-        offered = self.nearest(z_k, self.key_clusters)  # (R, N, P)
+        offered = self.nearest(z_k, self.key_clusters)  # (Z, N, P)
         each = None if mask is None else mask[..., None].expand_as(offered).flatten(1)
         grouped = sort(offered.flatten(1), self.num_clusters, each)
         chunks = cluster_chunks(grouped, self.chunk_size, each, look_ahead=0 if causal else 1)
@@ -231,7 +231,7 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
         number, reach = chunks.visible.shape[1:]
         slots = max(4, size // self.key_clusters)  # a chunk of S keys meets about S / P queries
         groups = cluster_chunks(sort(owner, number, mask), slots, mask, look_back=0)
-        members = groups.members  # (R, G, S)
+        members = groups.members  # (Z, G, S)
         index = owner.gather(1, members[..., 0])[..., None].expand(-1, -1, reach * size)
         seen = windows(chunks.members // self.key_clusters, reach).gather(1, index)
         filled = window_mask(chunks)[:, :, 0].gather(1, index)
@@ -310,13 +310,13 @@ def _axes(heads: int, count: int, width: int, generator: torch.Generator) -> Ten
 def _keys_before(
     grouped: Sorted, offered: Tensor, wanted: Tensor, key_mask: Tensor | None
 ) -> Tensor:
-    """Count, (R, N), the keys up to each token that its cluster as a query holds.
+    """Count, (Z, N), the keys up to each token that its cluster as a query holds.
 
     Args:
         grouped: The N * P copies of keys in the order of their clusters.
-        offered: (R, N, P) clusters of each key.
-        wanted: (R, N) cluster of each query.
-        key_mask: (R, N * P), True at copies of real tokens; None means all real.
+        offered: (Z, N, P) clusters of each key.
+        wanted: (Z, N) cluster of each query.
+        key_mask: (Z, N * P), True at copies of real tokens; None means all real.
     """
     copies, total = offered.shape[2], offered.shape[1] * offered.shape[2]
     index = torch.arange(total, device=offered.device)

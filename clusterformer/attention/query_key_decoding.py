@@ -1,6 +1,6 @@
 """Cached decoding of attention with clusters of queries and of keys.
 
-B batch   H heads   L local heads   R rows: B * (H - L)   N tokens   P clusters of a key
+B batch   H heads   L local heads   Z rows: B * (H - L)   N tokens   P clusters of a key
 D head width
 
 The cache is a `ClusterCache` of the keys and values of the first `dense_length` tokens, and of the
@@ -92,7 +92,7 @@ class QueryKeyDecoding(LocalHeads):
         return torch.cat([query, torch.ones_like(query[..., :1])], -1), torch.cat([key, bias], -1)
 
     def nearest(self, points: Tensor, count: int = 1) -> Tensor:
-        """Find the `count` nearest anchors, (R, N, count), of points, by their last D columns."""
+        """Find the `count` nearest anchors, (Z, N, count), of points, by their last D columns."""
         similarity = points[..., -self.head_width :].detach() @ self.anchors.float().transpose(1, 2)
         return similarity.topk(count).indices.flatten(0, 1)
 
@@ -154,7 +154,7 @@ class QueryKeyDecoding(LocalHeads):
         with torch.autocast(hidden.device.type, enabled=False):
             z_q, point = self.points(hidden)
             z_k = self.found_by(point, None)
-            slots = self.nearest(z_k, copies).flatten(1)  # (R, N * P)
+            slots = self.nearest(z_k, copies).flatten(1)  # (Z, N * P)
             position = torch.arange(length, device=hidden.device)
             _, key = self.logit_factors(z_q, z_k, q[:, local:], k[:, local:], position)
         far = fill(held.far, slots, (_each(key, copies), _each(value, copies)))
@@ -169,6 +169,6 @@ class QueryKeyDecoding(LocalHeads):
 
 
 def _each(rows: Tensor, copies: int) -> Tensor:
-    """Repeat each of rows (B, H - L, N, D), giving (R, N * P, D)."""
+    """Repeat each of rows (B, H - L, N, D), giving (Z, N * P, D)."""
     rows = rows.flatten(0, 1)
     return rows[:, :, None].expand(-1, -1, copies, -1).flatten(1, 2)

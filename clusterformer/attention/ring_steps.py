@@ -1,6 +1,6 @@
 """Caches of the first tokens of a text and of rings, and steps that attend to a ring.
 
-B batch   H heads   G clusterings   R rows: B * G   N tokens   D head width
+B batch   H heads   G clusterings   Z rows: B * G   N tokens   D head width
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class ClusterCache(NamedTuple):
     Attributes:
         length: Number of tokens so far, (B,), the same in every row.
         first: Rows of the first tokens, each (B, ..., width).
-        far: Ring cache of the clusters, (R, ...).
+        far: Ring cache of the clusters, (Z, ...).
         near: Ring cache of the local heads, which are one cluster, (B, ...).
     """
 

@@ -6,7 +6,7 @@ well, each of which stands for N / C: a sampled softmax (Jean et al., 2015, On U
 Target Vocabulary for Neural Machine Translation, section 3) in which the selected keys are always
 in the sum. On average over the draws the sum is that over all keys.
 
-B batch   R rows (heads of texts)   N tokens   G groups of queries   S slots
+B batch   Z rows (heads of texts)   N tokens   G groups of queries   S slots
 K keys that a group sees   C random keys of a text
 """
 
@@ -46,16 +46,16 @@ def sampled_attention(
     """Let each query attend to random keys of its text that were not selected for its group.
 
     Args:
-        q, k, v: (R, N, D).
-        members: (R, G, S) query in each slot. in_slot: (R, G, S), True where there is one.
-        seen: (R, G, K) keys that a group sees. filled: (R, G, K), True where there is one.
+        q, k, v: (Z, N, D).
+        members: (Z, G, S) query in each slot. in_slot: (Z, G, S), True where there is one.
+        seen: (Z, G, K) keys that a group sees. filled: (Z, G, K), True where there is one.
         count: C; at most N are drawn.
-        key_mask: (B, N), True at real tokens; None means all real. R is a multiple of B.
+        key_mask: (B, N), True at real tokens; None means all real. Z is a multiple of B.
         causal: A token attends to itself and tokens before it only.
         scale: Factor on the logits.
 
     Returns:
-        values (R, N, D), and masses (R, N, 1): the log of the sum of exp over the logits, in which
+        values (Z, N, D), and masses (Z, N, 1): the log of the sum of exp over the logits, in which
         a key counts for all that it stands for; -1e30 without a key. Both in float32.
 
     Cost: O(N C D) time, O(N C) memory.
@@ -70,7 +70,7 @@ def sampled_attention(
     chosen = seen.masked_fill(~filled, length).sort(-1).values
     wanted = drawn[:, None].expand(-1, seen.shape[1], -1).contiguous()
     at = torch.searchsorted(chosen, wanted).clamp(max=seen.shape[2] - 1)
-    new = chosen.gather(2, at) != wanted  # (R, G, C), not among the selected
+    new = chosen.gather(2, at) != wanted  # (Z, G, C), not among the selected
     if real is not None:
         new = new & _for_rows(real, rows)[:, None]
     new = torch.cat([new, torch.zeros_like(new[:, :1])], 1)  # none for a query without a group
@@ -88,7 +88,7 @@ def sampled_attention(
 
 
 def _groups(members: Tensor, in_slot: Tensor, length: int) -> Tensor:
-    """Number the group of each query, (R, N); G where a query has none."""
+    """Number the group of each query, (Z, N); G where a query has none."""
     rows, groups = members.shape[:2]
     number = torch.arange(groups, device=members.device)[:, None].expand_as(members)
     found = members.new_full((rows, length + 1), groups)

@@ -1,7 +1,7 @@
 """Counting of the tokens that a token attends to: what a mechanism selects, as one number.
 
 B batch   H heads   N tokens   C clusters   G blocks   S slots of a block or cluster
-J blocks that a block sees
+J blocks that a block sees   Z rows: sequences, or heads of sequences
 
 `keys_seen` of a token is the share of the real tokens of its sequence whose keys take part in the
 softmax of its output, the token itself among them. Where attention is causal it is the share of the
@@ -45,11 +45,11 @@ def count_in_blocks(blocks: Blocks, causal: bool) -> Tensor:
     """Count the tokens that each token meets in the blocks that its own sees.
 
     Args:
-        blocks: Index structure of sequences, or of heads: R rows.
+        blocks: Index structure of sequences, or of heads: Z rows.
         causal: Whether a token meets only those up to its own position.
 
     Returns:
-        (R, N); any number at padding.
+        (Z, N); any number at padding.
 
     Cost: O(N) where not causal, else O(N J log(J S)).
     """
@@ -57,7 +57,7 @@ def count_in_blocks(blocks: Blocks, causal: bool) -> Tensor:
     slot = blocks.slot.clamp(min=0) - blocks.look_back * width
     slot = slot.clamp(min=0)  # of padding, which has none
     if not causal:
-        filled = blocks.filled.sum(-1).unfold(1, reach, 1)  # (R, G, J)
+        filled = blocks.filled.sum(-1).unfold(1, reach, 1)  # (Z, G, J)
         return (filled * blocks.visible).sum(-1).gather(1, slot // width)
     length = blocks.slot.shape[1]
     seen = windows(blocks.filled, reach) & blocks.visible.repeat_interleave(width, -1)
@@ -100,12 +100,12 @@ def count_in_clusters(
 
 
 def _count_pairs(queries: Tensor, keys: Tensor, length: int, causal: bool) -> Tensor:
-    """Count different keys of each query, (R, N), from slots (R, C, S) and (R, C, S')."""
-    query_in, key_in = (_membership(x, length) for x in (queries, keys))  # (R, N + 1, C)
+    """Count different keys of each query, (Z, N), from slots (Z, C, S) and (Z, C, S')."""
+    query_in, key_in = (_membership(x, length) for x in (queries, keys))  # (Z, N + 1, C)
     clusters, rows = queries.shape[1], torch.arange(len(queries), device=queries.device)
     rows = rows[:, None, None]
     with torch.autocast(queries.device.type, enabled=False):  # these are counts
-        shared = query_in[rows, queries] @ key_in[rows, keys].mT  # (R, C, S, S')
+        shared = query_in[rows, queries] @ key_in[rows, keys].mT  # (Z, C, S, S')
     met = (queries[..., None] >= 0) & (keys[..., None, :] >= 0)
     if causal:
         met = met & (keys[..., None, :] <= queries[..., None])
@@ -118,7 +118,7 @@ def _count_pairs(queries: Tensor, keys: Tensor, length: int, causal: bool) -> Te
 
 
 def _membership(slots: Tensor, length: int) -> Tensor:
-    """Turn tokens in slots (R, C, S), -1 for none, to memberships (R, N + 1, C) of 0 and 1."""
+    """Turn tokens in slots (Z, C, S), -1 for none, to memberships (Z, N + 1, C) of 0 and 1."""
     members = slots.masked_fill(slots < 0, length)
     shape = len(slots), slots.shape[1], length + 1
     found = torch.zeros(shape, dtype=torch.float32, device=slots.device)
@@ -158,11 +158,11 @@ def sees(grouping: Grouping, other: Tensor) -> Tensor | None:
 
 
 def _sees_in_blocks(blocks: Blocks, other: Tensor) -> Tensor:
-    """Tell, (R, N), whether the block of each token sees the token `other`, (R, N)."""
+    """Tell, (Z, N), whether the block of each token sees the token `other`, (Z, N)."""
     width, span = blocks.members.shape[-1], blocks.visible.shape[-1]
-    own = (blocks.slot // width - blocks.look_back).clamp(min=0)  # (R, N)
-    copies = blocks.copies.gather(1, other[..., None].expand_as(blocks.copies))  # (R, N, copies)
+    own = (blocks.slot // width - blocks.look_back).clamp(min=0)  # (Z, N)
+    copies = blocks.copies.gather(1, other[..., None].expand_as(blocks.copies))  # (Z, N, copies)
     ahead = copies // width - own[..., None]
-    visible = blocks.visible.gather(1, own[..., None].expand(-1, -1, span))  # (R, N, span)
+    visible = blocks.visible.gather(1, own[..., None].expand(-1, -1, span))  # (Z, N, span)
     within = (ahead >= 0) & (ahead < span)  # -1, no copy, is before every block
     return (within & visible.gather(2, ahead.clamp(0, span - 1))).any(-1)

@@ -62,7 +62,7 @@ class _Data(NamedTuple):
         features: (P, F).
         near: (P, K), indices of the neighbours of each point.
         weights: (P,), with a mean of 1; None for 1.
-        pairs: (R, 2), pairs that training draws; None to draw from the neighbours.
+        pairs: (num_pairs, 2), pairs that training draws; None to draw from the neighbours.
     """
 
     rows: NDArray

@@ -1,6 +1,6 @@
 """The mini-batch training of neural clusters, in plain torch.
 
-P points   F features   B batch   R pairs
+P points   F features   B batch
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def train(
         view: Augmented features; None uses `features`.
         report: Function that is told the progress.
         weights: Weight of each point, (P,); None for 1.
-        pairs: Pairs to draw in place of points, (R, 2), all with the same chance.
+        pairs: Pairs to draw in place of points, (num_pairs, 2), all with the same chance.
         fill: Leave no cluster without points in the end, unless too many points are equal.
 
     Returns:

@@ -1,6 +1,6 @@
 """Cached decoding: the cache of a mechanism, held beside transformers' KV cache.
 
-B batch   R rows of a group   H heads   G heads of keys and values   N queries   M keys
+B batch   Z rows of a group   H heads   G heads of keys and values   N queries   M keys
 D head width   E model width
 
 Rows of a batch that have the same number of real tokens form a group, whose cache has no padding.
@@ -18,7 +18,7 @@ from torch import Tensor
 from clusterformer.attention import AttentionCore, Cache, Grouping
 
 Group = tuple[Tensor, Cache]
-"""Rows of the batch, (R,), and the cache of the mechanism for them."""
+"""Rows of the batch, (Z,), and the cache of the mechanism for them."""
 
 
 def filled_layer(past: Any, keys: Tensor, module: Any) -> Any:
@@ -186,7 +186,7 @@ class _State:
             return
         groups = []
         for rows, memory in self.groups:
-            here = indices[:, None] == rows  # (rows now, R)
+            here = indices[:, None] == rows  # (rows now, Z)
             kept = here.any(1).nonzero()[:, 0]
             if len(kept):
                 source = here[kept].long().argmax(1)

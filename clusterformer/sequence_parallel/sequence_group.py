@@ -1,6 +1,6 @@
 """Exchange between processes that share a sequence, and its number of bytes.
 
-R rows   W numbers in a row   P processes
+Z rows   F numbers in a row   P processes
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class SequenceGroup:
         """Send rows to their processes, and return what this one gets, in the order of senders.
 
         Args:
-            rows: (R, W), first those for process 0.
-            sent: Number of rows for each process, P numbers with the sum R.
+            rows: (Z, F), first those for process 0.
+            sent: Number of rows for each process, P numbers with the sum Z.
             received: Number of rows from each process.
         """
         found: Tensor = _Exchange.apply(rows, list(sent), list(received), self)

@@ -1,6 +1,6 @@
 """Simple methods beside a network that labels texts: TF-IDF with a linear SVM, and no look at all.
 
-P examples   W features
+P examples   F features
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _texts(example: Example, second_alone: bool) -> tuple[str, ...]:
 
 
 def _features(words: Any, examples: Sequence[tuple[str, ...]]) -> Any:
-    """Features of one or two texts an example, sparse, (P, W)."""
+    """Features of one or two texts an example, sparse, (P, F)."""
     from scipy.sparse import csr_matrix, hstack
 
     columns = [words.transform(texts) for texts in zip(*examples, strict=True)]
