@@ -64,10 +64,10 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
     Raises:
         InputError: as `load_model`, and for what cannot be measured or written.
     """
-    places, arguments = _pop_places(arguments, stage)
+    outputs, arguments = _pop_outputs(arguments, stage)
     model, options = load_model(arguments, "cpu")
-    tested = Run.open(model.path) if places.wandb else None
-    if places.report and model.task.report() is None:
+    tested = Run.open(model.path) if outputs.wandb else None
+    if outputs.report and model.task.report() is None:
         raise InputError(f"--report: {type(model.task).__name__} has no report")
     _refuse_files(model, options, {argument.partition("=")[0] for argument in arguments})
     trained = model.config["data"].get("init_args") or {}
@@ -86,21 +86,21 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
             print(f"{name}\t{value:.4f}")
             results[name] = value
         findings.warn()
-        if places.report:
-            with naming(places.report):
-                findings.write(places.report)
+        if outputs.report:
+            with naming(outputs.report):
+                findings.write(outputs.report)
     for name, signature in model.task.signatures().items():
         print(f"{name}\t{signature}")
     seconds, environment = time.monotonic() - begun, describe_environment()
     measured = {"results": results, "seconds": seconds, "environment": environment}
     if tested:
         log_test(tested, options.resolved(), measured)
-    if places.out:
-        write_text(places.out, json.dumps(measured, indent=2) + "\n")
+    if outputs.out:
+        write_text(outputs.out, json.dumps(measured, indent=2) + "\n")
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Outputs:
     """Where the measures go, besides standard output.
 
     Attributes:
@@ -114,7 +114,7 @@ class _Places:
     wandb: bool
 
 
-def _pop_places(arguments: list[str], stage: str) -> tuple[_Places, list[str]]:
+def _pop_outputs(arguments: list[str], stage: str) -> tuple[_Outputs, list[str]]:
     """Take the options that say where the measures go; what cannot be written is refused first."""
     folder, arguments = pop_option(arguments, "--report")
     file, arguments = pop_option(arguments, "--out")
@@ -128,7 +128,7 @@ def _pop_places(arguments: list[str], stage: str) -> tuple[_Places, list[str]]:
         raise InputError(f"--report {report}: a file, allowed is a folder to write into")
     if wandb:
         wandb_mode()
-    return _Places(report, out, wandb), [given for given in arguments if given != "--wandb"]
+    return _Outputs(report, out, wandb), [given for given in arguments if given != "--wandb"]
 
 
 def _measure(

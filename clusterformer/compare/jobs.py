@@ -185,10 +185,10 @@ def find_run(folder: Path) -> Run | None:
 
 def finished_runs(folder: Path) -> list[Run]:
     """List the finished runs of a comparison's directory, without first parts, ordered by row."""
-    places = sorted(folder.glob("*/*/seed-*"))
-    records = [_read_record(place / RECORD) for place in places]
+    cells = sorted(folder.glob("*/*/seed-*"))
+    records = [_read_record(cell / RECORD) for cell in cells]
     first = {str(record.get("after")) for record in records if record}
-    runs = [find_run(place) for place in places if str(place.relative_to(folder)) not in first]
+    runs = [find_run(cell) for cell in cells if str(cell.relative_to(folder)) not in first]
     return [run for run in runs if run and run.finished]
 
 

@@ -127,8 +127,8 @@ def read_plan(path: Path) -> Plan:
     after = read_after(file, first, columns)
     refuse_unused(file, first, columns, {*after.values(), *trained_on.values()})
     grid, choose = read_values(file, "grid"), read_values(file, "choose")
-    places = {**first, **columns}
-    number = len(rows) * len(places) * len(seeds)
+    all_columns = {**first, **columns}
+    number = len(rows) * len(all_columns) * len(seeds)
     number *= math.prod(len(values) for values in (*grid.values(), *choose.values()))
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
@@ -139,8 +139,8 @@ def read_plan(path: Path) -> Plan:
         **{f"columns: {column}": keys for column, keys in columns.items()},
         **{f"first: {name}": keys for name, keys in first.items()},
         **{
-            f"{'first' if place in first else 'columns'}: {place}: rows: {row}": keys
-            for (place, row), keys in cells.items()
+            f"{'first' if column in first else 'columns'}: {column}: rows: {row}": keys
+            for (column, row), keys in cells.items()
         },
     }
     _refuse_twice(file, "grid", grid, {"choose": choose, "seed_options": seeded, **single})
@@ -152,7 +152,7 @@ def read_plan(path: Path) -> Plan:
     options = RunOptions(
         shared,
         expand(file, rows, grid),
-        places,
+        all_columns,
         cells,
         combinations(file, choose, "choose"),
         follow,

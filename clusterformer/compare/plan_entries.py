@@ -37,7 +37,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 OURS = ("seed_everything", "runs", "resume")
 """Options of `fit` that the comparison sets."""
 
-_PLACES, _OF_PLACES = ("columns", "first"), ("rows", "after", "trained_on")
+_SECTIONS, _OF_COLUMNS = ("columns", "first"), ("rows", "after", "trained_on")
 """Keys of what all rows are trained on, and what their entries hold beside options of `fit`."""
 
 MAX_SEED = 2**32 - 1
@@ -89,8 +89,8 @@ def read_values(file: PlanFile, name: str) -> Mapping[str, list[Any]]:
 def read_cells(file: PlanFile, rows: Mapping[str, FitOptions]) -> dict[tuple[str, str], FitOptions]:
     """Read what columns and first parts give to single rows: (column, row) to dotted keys."""
     cells: dict[tuple[str, str], FitOptions] = {}
-    places = [(key, *entry) for key in _PLACES for entry in file.content.get(key, {}).items()]
-    for key, column, options in places:
+    entries = [(key, *entry) for key in _SECTIONS for entry in file.content.get(key, {}).items()]
+    for key, column, options in entries:
         special = options.get("rows", {}) if isinstance(options, dict) else {}
         if not isinstance(special, dict):
             message = f"{key}: {column}: rows must be row: dotted keys, got {shorten(special)}"
@@ -231,7 +231,7 @@ def read_named(file: PlanFile, key: str, default: str) -> dict[str, FitOptions]:
         check_name(file, name, key, name)
         check_options(file, options or {}, key, name)
     return {
-        name: {k: v for k, v in (options or {}).items() if key == "rows" or k not in _OF_PLACES}
+        name: {k: v for k, v in (options or {}).items() if key == "rows" or k not in _OF_COLUMNS}
         for name, options in named.items()
     }
 

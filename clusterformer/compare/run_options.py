@@ -15,7 +15,7 @@ class RunOptions:
     Attributes:
         shared: Options of all runs.
         rows: Row to its name in the file, without the values of the grid, and its options.
-        places: Column or first part to its options.
+        columns: Column or first part to its options.
         cells: (column or first part, row in the file) to further options of that row in it.
         choices: Choice to the options among which validation chooses.
         seeded: Dotted keys that get the seed too.
@@ -25,7 +25,7 @@ class RunOptions:
 
     shared: FitOptions
     rows: Mapping[str, tuple[str, FitOptions]]
-    places: Mapping[str, FitOptions]
+    columns: Mapping[str, FitOptions]
     cells: Mapping[tuple[str, str], FitOptions]
     choices: Mapping[str, FitOptions]
     seeded: Sequence[str]
@@ -57,16 +57,16 @@ class RunOptions:
         First parts that have the same options are one run.
         """
         base, options = self.rows[row]
-        place, cell = self.places[column], self.cells.get((column, base), {})
+        data, cell = self.columns[column], self.cells.get((column, base), {})
         if column in self.trained_on:
             trained = self.plan(row, self.trained_on[column], seed, choice)
-            return PlannedRun(row, column, seed, {**place, **cell}, (), choice, trained=trained)
+            return PlannedRun(row, column, seed, {**data, **cell}, (), choice, trained=trained)
         chosen = self.choices[choice] if choice else {}
         own = {**cell, **chosen, **dict.fromkeys(self.seeded, seed)}
         # what a model overlays goes over its data's configuration, and what is chosen over both
-        configs = [name for layer in (self.shared, place, options, own) for name in _named(layer)]
+        configs = [name for layer in (self.shared, data, options, own) for name in _named(layer)]
         given: FitOptions = {}
-        for layer in (self.shared, options, place, own):
+        for layer in (self.shared, options, data, own):
             given |= {key: layer[key] for key in layer if key not in ("config", "columns")}
         run = PlannedRun(row, column, seed, given, tuple(configs), choice)
         if column not in self.after or options.get("method"):
