@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 
 def formatted(name: str, value: float) -> str:
@@ -25,8 +25,18 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Ask for the known name that is nearest to an unknown one; empty if none is near.
+
+    Args:
+        name: Name as it was given.
+        known: Names that there are; the dashes of options do not make them alike.
+    """
+    words = {each.lstrip("-"): each for each in known}
+    close = difflib.get_close_matches(name.lstrip("-"), words, 1)
+    return f"did you mean {words[close[0]]}?" if close else ""
+
+
 def suggested(name: str, known: Collection[str]) -> str:
-    """Name the known name that is nearest to an unknown one, if one is near, and then all."""
-    close = difflib.get_close_matches(name, known, 1)
-    meant = f"did you mean {close[0]}? " if close else ""
-    return f"{meant}there is {', '.join(known) or 'none'}"
+    """Ask for the known name that is nearest to an unknown one, if one is near, and list all."""
+    return f"{did_you_mean(name, known)} there is {', '.join(known) or 'none'}".lstrip()

@@ -22,6 +22,7 @@ from clusterformer.errors import InputError, making
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.transformer import Encoder, StackOutput
 from clusterformer.stack_groupings import StackGroupings, keys_seen
+from clusterformer.wording import suggested
 from clusterformer.working_folder import import_from_working_folder
 
 FORMS: dict[str, dict[str, Any]] = {"paper": PAPER_FORM, "neural": {}}
@@ -184,7 +185,7 @@ def _mechanism(name: str, others: Iterable[str] = ()) -> type[AttentionCore]:
         return kinds[name]
     module, _, last = name.rpartition(".")
     if not module:
-        raise InputError(f"no mechanism {name!r}; there are {', '.join([*kinds, *others])}")
+        raise InputError(f"no mechanism {name!r}; {suggested(name, [*kinds, *others])}")
     import_from_working_folder()  # also in a fresh process
     with making(name):
         found = getattr(import_module(module), last, None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from typing import Any, NoReturn
 
 from clusterformer.errors import InputError, require_at_least, require_finite
+from clusterformer.wording import did_you_mean
 
 
 def available_device(name: str) -> str:
@@ -44,12 +44,10 @@ class Arguments(argparse.ArgumentParser):
         self._minimums[self.add_argument(flag, type=type, **options).dest] = minimum
 
     def error(self, message: str) -> NoReturn:
-        hint = ""
-        if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
-            known = [option.removeprefix("--") for option in self._option_string_actions]
-            close = difflib.get_close_matches(unknown[1], known, 1)
-            hint = f"; did you mean --{close[0]}?" if close else ""
-        raise InputError(message + hint)
+        if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+            nearest = did_you_mean(unknown[1], self._option_string_actions)
+            raise InputError(f"no option {unknown[1]}; {nearest or '--help lists all'}")
+        raise InputError(message)
 
     def parse_known_args(  # type: ignore[override]
         self, *given: Any, **kwargs: Any

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
-from clusterformer.wording import duration
+from clusterformer.wording import duration, suggested
 
 if TYPE_CHECKING:
     from clusterformer.compare.choosing import Choice
@@ -330,8 +330,9 @@ def _write(
 
 
 def _refuse_unknown_baseline(options: argparse.Namespace, rows: set[str]) -> None:
-    if options.baseline and options.baseline not in rows:
-        raise InputError(f"no row {options.baseline!r}; there are {', '.join(sorted(rows))}")
+    name = options.baseline
+    if name and name not in rows:
+        raise InputError(f"no row {name!r}; {suggested(name, sorted(rows))}")
 
 
 def _list(jobs: Sequence[Job], num_parallel: int) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-
 from clusterformer.errors import InputError
+from clusterformer.wording import did_you_mean
 
 HELP = """
 usage: clusterformer export RUN FOLDER [options]
@@ -42,8 +41,7 @@ def run(arguments: list[str]) -> None:
     for argument in arguments:
         if argument.startswith("-"):
             option = argument.partition("=")[0]
-            close = difflib.get_close_matches(option, OPTIONS, 1, 0.8)
-            hint = f"did you mean {close[0]}?" if close else "clusterformer export --help lists all"
+            hint = did_you_mean(option, OPTIONS) or "--help lists all"
             if option in ("--checkpoint", "--out"):  # as other commands have them
                 hint = "it is clusterformer export RUN FOLDER"
             raise InputError(f"no option {option}; {hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from clusterformer.cli.output import outlive_readers, require_whole_output, restored_streams
 from clusterformer.errors import InputError
 from clusterformer.whole_files import naming
+from clusterformer.wording import did_you_mean
 
 COMMANDS = {
     "fit": "train a model; writes a run directory",
@@ -99,8 +99,7 @@ def _dispatch(arguments: list[str]) -> None:
 
 def _require_one_of(names: Collection[str], name: str, kind: str) -> None:
     if name not in names:
-        close = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(names)}"
+        hint = did_you_mean(name, names) or f"there is {', '.join(names)}"
         raise InputError(f"no {kind} {name!r}; {hint}")
 
 

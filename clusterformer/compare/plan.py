@@ -31,6 +31,7 @@ from clusterformer.compare.planned_run import PlannedRun, with_runs_before
 from clusterformer.compare.run_options import RunOptions
 from clusterformer.errors import InputError, reading
 from clusterformer.training.config_files import comparisons, find
+from clusterformer.wording import suggested
 
 MAX_RUNS = 5_000
 
@@ -78,7 +79,7 @@ class Plan:
             known = list(dict.fromkeys(getattr(run, kind) for run in runs))
             for name in names or ():
                 if name not in known:
-                    raise InputError(f"no {kind} {name!r}; there is {', '.join(known)}")
+                    raise InputError(f"no {kind} {name!r}; {suggested(name, known)}")
             runs = [run for run in runs if names is None or getattr(run, kind) in names]
         known = list(dict.fromkeys(run.seed for run in runs))
         if seeds is not None and seeds > len(known):

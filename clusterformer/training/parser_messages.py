@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from clusterformer.attention import AttentionCore
 from clusterformer.errors import InputError
 from clusterformer.task import Task
 from clusterformer.training.names_elsewhere import our_option
+from clusterformer.wording import did_you_mean, suggested
 
 _KEY = re.compile(r'Parser key "([^"]+)"|^--([\w.]+)\.help: ')  # of an option, or of its help
 _OPTION = re.compile(r"Option '([^']+)' is not accepted")
@@ -87,13 +87,11 @@ def explain(message: str, options: Iterable[str]) -> str:
         if not found[1].startswith("-"):
             return f"unexpected argument {found[1]!r}; an option begins with --"
         ours = our_option(name)
-        close = (
-            _without_its_group(name, names)
-            or ([] if ours is None else [ours])
-            or difflib.get_close_matches(name, names, 1)
-        )
-        meant = " or ".join(f"--{option}" for option in close)
-        hint = f"did you mean {meant}?" if close else "--help and --help-all list the options"
+        if close := _without_its_group(name, names) or ([] if ours is None else [ours]):
+            hint = f"did you mean {' or '.join(f'--{option}' for option in close)}?"
+        else:
+            nearest = did_you_mean(name, [f"--{known}" for known in names])
+            hint = nearest or "--help and --help-all list the options"
         return f"no option --{name}; {hint}"
     expected = [next(filter(None, groups)) for groups in _EXPECTED.findall(message)]
     if expected and (got := _GOT.findall(message)):
@@ -169,8 +167,9 @@ def _options(cls: type) -> set[str]:
 
 def _suggest(name: str, known: Iterable[str]) -> str:
     known, ours = sorted(known), our_option(name)
-    close = difflib.get_close_matches(name, known, 1) if ours is None else [f"--{ours}"]
-    return (f"did you mean {close[0]}? " if close else "") + f"there is {', '.join(known)}"
+    if ours is None:
+        return suggested(name, known)
+    return f"did you mean --{ours}? there is {', '.join(known)}"
 
 
 _INTERNAL = ("clusterformer.bench.", "clusterformer.sequence_parallel.")

@@ -257,10 +257,31 @@ def test_fit_without_data_says_what_to_give(capsys: pytest.CaptureFixture[str]) 
     assert "give --config, such as quickstart.yaml" in error_of(["fit"], capsys)
 
 
-def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert error_of(["fti"], capsys) == "no command 'fti'; did you mean fit?"
-    expected = "no subcommand of bench 'step'; did you mean steps?"
-    assert error_of(["bench", "step"], capsys) == expected
+@pytest.mark.parametrize(
+    ("arguments", "near", "meant", "far"),
+    [
+        (["{}"], "fti", "fit", "there is fit, validate"),
+        (["bench", "{}"], "step", "steps", "there is "),
+        (["fit", "{}"], "--model.d_modle", "--model.d_model", "--help and --help-all list"),
+        (["fit", "--config", "{}"], "quikstart", "quickstart.yaml", "there is "),
+        (["fit", "--data", "{}"], "Clasification", "Classification", "there is "),
+        (["bench", "{}"], "--lenghts", "--lengths", "--help lists all"),
+        (["bench", "--mechanisms", "{}"], "FulAttention", "FullAttention", "there is "),
+        (["export", "{}"], "--avarage", "--average", "--help lists all"),
+        (["prepare", "{}"], "wikitext", "wikitext2", "there is "),
+        (["compare", "{}"], "quikstart", "quickstart.yaml", "there is "),
+        (["compare", "quickstart", "--rows", "{}"], "full atention", "full attention", "there is "),
+        (["compare", "quickstart", "--baseline", "{}"], "coupling", "no coupling", "there is "),
+    ],
+)
+def test_an_unknown_name_is_told_of_the_nearest_and_else_of_what_there_is(
+    arguments: list[str], near: str, meant: str, far: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = error_of([argument.format(near) for argument in arguments], capsys)
+    assert f"; did you mean {meant}?" in told
+    unlike = "--zzz" if near.startswith("--") else "zzz"
+    told = error_of([argument.format(unlike) for argument in arguments], capsys)
+    assert f"; {far}" in told
 
 
 def test_the_traceback_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_options_reach_the_neural_methods(points: Path, tmp_path: Path) -> None:
         (["--methods", "dbscan"], "invalid choice: 'dbscan'"),
         (["--data", "none.npy"], "none.npy: no such file"),
         (["--methods", "neural-augmented"], "neural-augmented is for pictures"),
-        (["--what"], "unrecognized arguments: --what"),
+        (["--what"], "no option --what; --help lists all"),
         (["--balance", "nan"], "--balance must be finite, got nan"),
         (["--hidden", "9" * 12, "--methods", "neural-hidden"], "'hidden' parameter"),
         (["--n_clusters", "9" * 30], "is more than the 120 points"),

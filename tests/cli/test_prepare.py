@@ -224,7 +224,7 @@ BAD = {
     ("mr", "--mirror=http://a..b"): "--mirror is no address",
     ("mr", "--mirror=http://" + "a" * 70): "--mirror is no address",
     ("mr", "--mirror=http://\udcff"): "--mirror",
-    ("mr", "--rot=x"): "unrecognized arguments: --rot=x",
+    ("mr", "--rot=x"): "no option --rot; did you mean --root?",
     ("mr", "--root=FILE"): "FILE",
 }
 

@@ -61,7 +61,7 @@ def test_a_refusal_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert shlex.join(table) in (tmp_path / "out" / "array.sh").read_text()
     capsys.readouterr()
     assert main(["compare", "quickstart", f"--out={tmp_path / 'new'}", "--baseline=nobody"]) == 2
-    assert "no row 'nobody'; there are" in capsys.readouterr().err
+    assert "no row 'nobody'; there is" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()  # said before any training
     assert main(["compare", "quickstart", "--sbatch=--time=1"]) == 2
     assert "--sbatch needs --slurm" in capsys.readouterr().err

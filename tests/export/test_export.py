@@ -384,7 +384,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     for arguments, message in (
         ([], "give RUN and FOLDER, got 0 arguments"),
         (["--checkpoint", "a"], "no option --checkpoint; it is clusterformer export RUN FOLDER"),
-        (["a", "b", "--fast"], "no option --fast; clusterformer export --help lists all"),
+        (["a", "b", "--fast"], "no option --fast; --help lists all"),
         (["a", "b", "--license=mit"], "no option --license; did you mean --licence?"),
         ([str(tmp_path / "none"), str(tmp_path / "new")], "no such run directory"),
         ([str(tmp_path), str(tmp_path / "full")], "already there and not empty"),

@@ -77,7 +77,7 @@ def test_the_command_prints_a_table_and_writes_what_it_found(tmp_path: Path, cap
     ]
     assert capsys.readouterr().out.count("RoutingAttention") == 2
     assert main(["bench", "causality", "--mechanisms", "Ful"]) == 2
-    assert "no mechanism 'Ful'; there are" in capsys.readouterr().err
+    assert "no mechanism 'Ful'; there is" in capsys.readouterr().err
 
 
 def test_the_table_probes_a_selection_and_not_the_dense_first_tokens() -> None:
