@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from clusterformer.cli.arguments import Arguments
 from clusterformer.errors import InputError
+from clusterformer.whole_files import write_text
 from clusterformer.wording import duration, suggested
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _compare(options: argparse.Namespace) -> None:
     if options.sweep:
         from clusterformer.compare.sweep import sweep
 
-        options.sweep.write_text(sweep(plan, path.stem), encoding="utf-8")
+        write_text(options.sweep, sweep(plan, path.stem))
         print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
         return
     folder = options.out or Path("comparisons") / path.stem

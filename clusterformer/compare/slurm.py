@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterformer.errors import InputError
+from clusterformer.whole_files import write_text
 
 WARNING_SECONDS = 120
 """Time before the end of a job's time limit at which its training writes a checkpoint."""
@@ -27,6 +28,9 @@ def write_script(
         shards: Shards to train, from 1.
         total: Number of shards of the comparison.
         options: Options of sbatch, such as "--time=8:00:00 --gres=gpu:1".
+
+    Raises:
+        OSError: if it cannot be written, such as on a full disk; an earlier script stays.
     """
     logs = folder.absolute() / "slurm"
     logs.mkdir(parents=True, exist_ok=True)
@@ -47,7 +51,7 @@ def write_script(
         f'srun --ntasks=1 {shlex.join(command)} --shard "$SLURM_ARRAY_TASK_ID/{total}"',
     ]
     script = folder / "array.sh"
-    script.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(script, "\n".join(lines) + "\n")
     return script
 
 

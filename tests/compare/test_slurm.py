@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from full_disk import limited_files
 
 from clusterformer.cli.main import main
 from clusterformer.compare.slurm import submit, write_script
@@ -69,6 +70,23 @@ def test_a_refusal_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     with pytest.raises(Exception, match=r"sbatch refused .*array.sh: no such partition"):
         submit(tmp_path / "out" / "array.sh")
+
+
+def test_on_a_full_disk_the_earlier_script_and_sweep_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, sweep = tmp_path / "plan.yaml", tmp_path / "sweep.yaml"
+    plan.write_text(yaml.safe_dump({"config": "partner.yaml", "rows": {"a": {}}}))
+    command = ["compare", str(plan), "--sweep", str(sweep)]
+    assert main(command) == 0
+    script = write_script(tmp_path, ["x.yaml"], [1], 1, "")
+    before = script.read_text(), sweep.read_text()
+    with limited_files(100):
+        assert main(command) == 2
+        with pytest.raises(OSError, match="File too large"):
+            write_script(tmp_path, ["x.yaml"], [1], 1, "")
+    assert f"{sweep}: File too large" in capsys.readouterr().err
+    assert (script.read_text(), sweep.read_text()) == before
 
 
 @pytest.mark.slow
