@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,29 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
             partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a draft of a folder, which takes the name of `folder` when all is written.
+
+    Args:
+        folder: The folder; it is not there, or empty.
+
+    Raises:
+        OSError: if it cannot be written, such as on a full disk; it names the folder.
+    """
+    draft = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+    draft.mkdir(parents=True)
+    try:
+        with naming(folder):
+            yield draft
+            if folder.exists():
+                folder.rmdir()
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def write_text(path: Path, content: str, *, shared: bool = False) -> None:

@@ -9,7 +9,7 @@ from full_disk import limited_files
 
 from clusterformer.data.cache import cached_folder
 from clusterformer.errors import InputError
-from clusterformer.export.folder import whole_folder
+from clusterformer.export.folder import whole_model
 from clusterformer.whole_files import replacing, write_text
 
 
@@ -49,7 +49,7 @@ def test_an_export_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
     with (
         limited_files(10_000),
         pytest.raises(InputError, match=r"exported: cannot be written: .*File too large"),
-        whole_folder(folder) as draft,
+        whole_model(folder) as draft,
     ):
         save_file({"weight": torch.zeros(10_000)}, draft / "model.safetensors")
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterformer import huggingface
 from clusterformer.attention import NeuralClusteringAttention
-from clusterformer.export.folder import whole_folder
+from clusterformer.export.folder import whole_model
 from clusterformer.huggingface.dispatch import slots
 from clusterformer.huggingface.positions import num_positions
 from clusterformer.models.pretrained_model import quiet
@@ -53,7 +53,7 @@ def write_model(
     What sentence-transformers keeps beside the model in `source`, its modules and their settings,
     is copied. It has a limit of its own there, which an extended model's tokenizer replaces.
     """
-    with whole_folder(folder) as draft:
+    with whole_model(folder) as draft:
         with quiet():
             model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)

@@ -27,7 +27,7 @@ from clusterformer.tasks.similarity import Similarity
 from clusterformer.training.exported import is_exported, write_exported
 from clusterformer.training.runs import Run
 from clusterformer.training.saved import Saved, averaged, open_saved
-from clusterformer.whole_files import naming
+from clusterformer.whole_files import whole_folder
 
 
 class Exported(NamedTuple):
@@ -65,7 +65,7 @@ def export(
     if average is not None:
         saved = saved._replace(weights=averaged(run, average, saved.mode or "max"))
     rebuilt = rebuild(saved)
-    with whole_folder(folder) as draft:
+    with whole_model(folder) as draft:
         ours = is_row_classifier(rebuilt) and _has_tokenizer(rebuilt.task)
         _write(draft, saved, rebuilt, ours)
         title = folder.resolve().name
@@ -89,29 +89,22 @@ def unused_folder(folder: str | Path) -> Path:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to write into, which becomes `folder` if all goes well.
+def whole_model(folder: Path) -> Iterator[Path]:
+    """Yield a draft of a model's folder, as `whole_folder`; its weights are readable as the rest.
 
     Raises:
-        OSError: if it cannot be written, such as on a full disk; it names the folder.
+        InputError: if safetensors cannot write, such as on a full disk.
+        OSError: if anything else cannot be written; it names the folder.
     """
     from safetensors import SafetensorError
 
-    draft = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
     try:
-        with naming(folder):
+        with whole_folder(folder) as draft:
             yield draft
             for weights in draft.glob("*.safetensors"):  # written for their owner alone
                 shutil.copymode(draft / "config.json", weights)
-            if folder.exists():
-                folder.rmdir()
-            draft.rename(folder)
     except SafetensorError as error:  # its writer's name for an error of the system
         raise InputError(f"{folder}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _has_tokenizer(task: Task) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clusterformer.export.conversion import attach
-from clusterformer.export.folder import whole_folder
+from clusterformer.export.folder import whole_model
 from clusterformer.huggingface.dispatch import slots
 
 transformers = pytest.importorskip("transformers")
@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 def test_whoever_reads_the_configuration_of_a_folder_reads_its_weights(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    with whole_folder(tmp_path / "made") as draft:
+    with whole_model(tmp_path / "made") as draft:
         (draft / "config.json").write_text("{}", encoding="utf-8")
         (draft / "config.json").chmod(0o644)
         save_file({"weight": torch.zeros(1)}, draft / "model.safetensors")
