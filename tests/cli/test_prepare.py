@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from full_disk import limited_files
 from web import Web, serving
 
 from clusterformer.cli.main import main
@@ -154,6 +155,19 @@ def test_what_is_no_archive_says_how_to_fetch_it_again(
     printed = error_of(command(web, tmp_path), capsys)
     assert f"{tmp_path}/downloads/quora: not as expected" in printed
     assert "remove it" in printed
+
+
+def test_on_a_full_disk_only_the_downloads_stay(
+    archive: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    download = tmp_path / "downloads" / "quora" / FILE
+    download.parent.mkdir(parents=True)
+    download.write_bytes(archive)
+    with limited_files(100_000):
+        printed = error_of(["prepare", "quora", f"--root={tmp_path}"], capsys)
+    assert printed == f"clusterformer: error: {tmp_path}/quora: File too large"
+    assert [path.name for path in tmp_path.iterdir()] == ["downloads"]
+    assert files_in(tmp_path) == {f"downloads/quora/{FILE}"}
 
 
 @pytest.mark.slow

@@ -141,7 +141,10 @@ def open_tar_member(archive: tarfile.TarFile, ending: str) -> IO[bytes]:
 
 def copy_files(downloads: Path, folder: Path) -> None:
     """Copy files that stay as they are."""
-    shutil.copytree(downloads, folder, dirs_exist_ok=True)
+    for path in downloads.iterdir():
+        # not by shutil.copy: on a full disk its error names the file that it reads
+        with path.open("rb") as file, (folder / path.name).open("wb") as target:
+            shutil.copyfileobj(file, target)
 
 
 def unzip_converter(archive: str, members: Mapping[str, str]) -> Converter:

@@ -19,6 +19,7 @@ from urllib.error import HTTPError, URLError
 
 from clusterformer.data.cache import hash_file
 from clusterformer.errors import InputError
+from clusterformer.whole_files import naming
 
 FIRST_WAIT = 1.0
 """Seconds before the first repeated attempt, doubled before each further one."""
@@ -157,7 +158,8 @@ def _receive(
         if total is not None:
             _check_size(url, total, size, done=True)
         if tag and not num_bytes:
-            tag.write_text(_tag(response.headers), encoding="utf-8")
+            with naming(tag):
+                tag.write_text(_tag(response.headers), encoding="utf-8")
         with part.open("ab" if num_bytes else "wb") as file:
             while True:
                 try:

@@ -14,6 +14,7 @@ from clusterformer.data.prepare.catalogue import PublishedSet, published_set
 from clusterformer.data.prepare.download import Progress, digest, fetch
 from clusterformer.data.text_pieces import open_bytes
 from clusterformer.errors import InputError, missing
+from clusterformer.whole_files import whole_folder
 
 Presence = Literal["yes", "part", "no"]
 
@@ -51,6 +52,7 @@ def prepare_set(
     Raises:
         InputError: if there is no such set, it cannot be fetched, its licence must be accepted,
             its folder holds other files, or its counts are not the published ones.
+        OSError: if its folder cannot be written, such as on a full disk; it names the folder.
     """
     published = published_set(name)
     root_folder = data_folder(root)
@@ -120,33 +122,25 @@ def _check_terms(published: PublishedSet, path: Path, accept: bool, mirror: str 
 
 
 def _build(published: PublishedSet, downloads: Path, folder: Path) -> None:
-    """Make the set's files in a temporary folder, check their counts, and move them to `folder`."""
-    new = downloads.with_name(f"{published.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
-    try:
-        published.converter(downloads, new)
-    except InputError:
-        raise
-    except Exception as error:  # whatever is in a download, it is one line
-        if isinstance(error, OSError) and error.errno:
-            where = error.filename or published.name
-            raise InputError(f"{where}: {error.strerror or error}") from error
-        said = f"{error}" or type(error).__name__
-        raise InputError(
-            f"{downloads}: not as expected: {said}; remove it to fetch {published.name} again"
-        ) from error
-    for file, expected in published.contents.items():
-        found = _count(new / file) if expected else expected
-        if found != expected:
+    """Make the set's files and check their counts; `folder` appears with all of them."""
+    with whole_folder(folder) as draft:
+        try:
+            published.converter(downloads, draft)
+        except Exception as error:  # whatever is in a download, it is one line
+            of_system = isinstance(error, OSError) and error.errno  # as that of a full disk
+            if isinstance(error, InputError) or of_system:
+                raise
+            said = f"{error}" or type(error).__name__
             raise InputError(
-                f"{published.name}: {file} has {found:,} {_unit(new / file)}, "
-                f"expected {expected:,}; the downloads are in {downloads}"
-            )
-    if folder.exists():
-        folder.rmdir()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new.rename(folder)
+                f"{downloads}: not as expected: {said}; remove it to fetch {published.name} again"
+            ) from error
+        for file, expected in published.contents.items():
+            found = _count(draft / file) if expected else expected
+            if found != expected:
+                raise InputError(
+                    f"{published.name}: {file} has {found:,} {_unit(draft / file)}, "
+                    f"expected {expected:,}; the downloads are in {downloads}"
+                )
 
 
 def _unit(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Archives of a hostile mirror: unpacked within limits, and never to a path of their own."""
 
 import contextlib
+import errno
 import gzip
 import io
 import random
@@ -10,9 +11,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from full_disk import limited_files
 
 from clusterformer.data.prepare import archives
 from clusterformer.data.prepare.archives import (
+    copy_files,
     open_tar,
     open_tar_member,
     read_gzip,
@@ -22,6 +25,7 @@ from clusterformer.data.prepare.archives import (
 )
 from clusterformer.data.prepare.catalogue import CONVERTERS
 from clusterformer.errors import InputError
+from clusterformer.whole_files import whole_folder
 
 ZEROS = bytes(1 << 20)
 
@@ -51,6 +55,17 @@ def bomb(path: Path, megabytes: int = 64) -> Path:
                 member.size = megabytes << 20
                 tar.addfile(member, io.BytesIO(bytes(member.size)))
     return path
+
+
+def test_a_copy_that_does_not_fit_is_named_by_its_folder(downloads: Path, folder: Path) -> None:
+    (downloads / "train.gz").write_bytes(bytes(100_000))
+    with (
+        limited_files(10_000),
+        pytest.raises(OSError, match="File too large") as refused,
+        whole_folder(folder) as draft,
+    ):
+        copy_files(downloads, draft)
+    assert (refused.value.errno, refused.value.filename) == (errno.EFBIG, str(folder))
 
 
 def read_tar(path: Path) -> bytes:
