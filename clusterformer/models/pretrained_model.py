@@ -58,8 +58,8 @@ def read_weights(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
         **options: Options of `from_pretrained`.
 
     Raises:
-        InputError: if a weight is missing or of another size; the pooler may be missing, as it is
-            in many encoders that were published with another head.
+        InputError: if a weight is missing or of another size. The pooler of a model without a head
+            may be missing, as nothing reads it: many encoders were published with another head.
     """
     model, found = kind.from_pretrained(
         folder,
@@ -72,7 +72,8 @@ def read_weights(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
     for name, there, wanted in sorted(found["mismatched_keys"]):
         sizes = f"{tuple(there)} in its files, but {tuple(wanted)} by its config.json"
         raise InputError(f"pretrained {folder}: {name} is {sizes}")
-    missing = sorted(name for name in found["missing_keys"] if "pooler" not in name)
+    has_head = model.base_model is not model
+    missing = sorted(name for name in found["missing_keys"] if has_head or "pooler" not in name)
     if missing:
         raise InputError(
             f"pretrained {folder}: no weights for {missing[0]}, which config.json asks for"

@@ -12,6 +12,7 @@ import torch
 
 from clusterformer import huggingface
 from clusterformer.cli.main import main
+from clusterformer.models.pretrained_model import read_weights
 
 pytest.importorskip("transformers")
 
@@ -88,6 +89,23 @@ def test_a_model_without_some_of_its_weights_is_refused(folder, tmp_path, capsys
     assert main(["convert", str(source), str(tmp_path / "made"), *text, *SMALL]) == 2
     said = "no weights for bert.encoder.layer.2.attention.output.LayerNorm.bias, which config.json"
     assert f"pretrained {source}: {said} asks for, and 15 more" in capsys.readouterr().err
+
+
+def test_a_pooler_may_be_missing_only_where_no_head_reads_it(folder, tmp_path, capsys) -> None:
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModel
+
+    source = shutil.copytree(folder / "encoder", tmp_path / "encoder")
+    weights = load_file(source / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if "pooler" not in name}
+    save_file(kept, source / "model.safetensors", {"format": "pt"})
+    encoder = read_weights(AutoModel, source)
+    assert torch.equal(
+        encoder.embeddings.word_embeddings.weight, kept["bert.embeddings.word_embeddings.weight"]
+    )
+    text = ["--text", str(folder / "texts.txt")]
+    assert main(["convert", str(source), str(tmp_path / "made"), *text, *SMALL]) == 2
+    assert "no weights for bert.pooler.dense.bias, which config.json" in capsys.readouterr().err
 
 
 def test_the_same_command_makes_the_same_weights(folder, tmp_path) -> None:
