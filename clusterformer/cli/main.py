@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from clusterformer.cli.output import outlive_readers, require_whole_output, restored_streams
+from clusterformer.cli.print_once import print_once
 from clusterformer.errors import InputError
 from clusterformer.whole_files import naming
 from clusterformer.wording import did_you_mean
@@ -63,7 +64,7 @@ def _run(arguments: list[str]) -> int:
     except (InputError, OSError) as error:
         if os.environ.get(DEBUG):
             raise
-        print(f"clusterformer: error: {_one_line(error)}", file=sys.stderr)
+        print_once(f"clusterformer: error: {_one_line(error)}")
         return 2
     return 0
 
