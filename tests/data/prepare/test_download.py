@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from full_disk import limited_files
 from web import Web, serving
 
 from clusterformer.data.prepare import download
@@ -154,6 +155,12 @@ except InputError as error:
     part = (tmp_path / "a.zip.part").read_bytes()
     assert part
     assert part == CONTENT[: len(part)]
+
+
+def test_a_full_disk_is_named_before_anything_came(web: Web, tmp_path: Path) -> None:
+    with limited_files(0), pytest.raises(OSError, match="File too large") as refused:
+        fetch(f"{web.url}/a.zip", tmp_path / "a.zip")
+    assert refused.value.filename == str(tmp_path / "a.zip.tag")
 
 
 @pytest.mark.parametrize("size", [1_000_000, 0])
