@@ -33,8 +33,8 @@ def set_threads(number: int | None) -> None:
 class Arguments(argparse.ArgumentParser):
     """A parser without abbreviations; its help is the command's HELP."""
 
-    def __init__(self, command: str) -> None:
-        super().__init__(prog=f"clusterformer {command}", add_help=False, allow_abbrev=False)
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
         self._minimums: dict[str, float] = {}
 
     def add_number(

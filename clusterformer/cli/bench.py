@@ -100,7 +100,7 @@ class BenchArguments(Arguments):
     """
 
     def __init__(self, *read: Literal["mechanisms", "dtype", "repeats", "memory"]) -> None:
-        super().__init__("bench")
+        super().__init__()
         if "mechanisms" in read:
             self.add_argument("--mechanisms", nargs="+")
         if "dtype" in read:

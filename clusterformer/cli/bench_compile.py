@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> None:
     from clusterformer.bench.compilation import TARGETS, compile_all
     from clusterformer.bench.report import write_report
 
-    parser = Arguments("bench compile")
+    parser = Arguments()
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)

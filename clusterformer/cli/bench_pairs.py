@@ -21,7 +21,7 @@ token numbers on disk), and load every batch once. Show time and peak memory of 
 
 def run(arguments: list[str]) -> None:
     """Measure, print a line for each stage, write the JSON."""
-    parser = Arguments("bench pairs")
+    parser = Arguments()
     parser.add_number("--pairs", default=200_000)
     parser.add_number("--vocab_size", default=32_000)
     parser.add_number("--tokens_per_batch", default=32_768)

@@ -224,7 +224,7 @@ def _compare(found: Run, points: Points, options: argparse.Namespace, command: s
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Arguments("cluster")
+    parser = Arguments()
     parser.add_argument("--data", default="digits")
     parser.add_argument("--root")
     parser.add_argument("--columns", nargs="+")

@@ -274,7 +274,7 @@ def count_or_auto(value: str) -> int | str:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Arguments("cluster")
+    parser = Arguments()
     parser.add_argument("--text", required=True)
     parser.add_argument("--text_column")
     parser.add_argument("--id_column")

@@ -110,7 +110,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Arguments("compare")
+    parser = Arguments()
     parser.add_argument("sources", nargs="*")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", nargs="+")

@@ -82,7 +82,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Parse the options of the command, and those of the mechanism."""
     from clusterformer.training.config_files import load_yaml
 
-    parser = Arguments("convert")
+    parser = Arguments()
     parser.add_argument("model")
     parser.add_argument("folder")
     parser.add_argument("--text", nargs="+", required=True)

@@ -90,7 +90,7 @@ def run(arguments: list[str]) -> None:
 
 def parse(arguments: list[str]) -> Namespace:
     """Options of the command, checked."""
-    parser = Arguments("prepare")
+    parser = Arguments()
     parser.add_argument("names", nargs="*")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--root")
