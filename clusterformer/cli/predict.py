@@ -111,26 +111,30 @@ def predict_lines(
         opened = stack.enter_context(Path(source).open("rb")) if source else None
         model, _ = load_model(arguments)
         predict(model, [])  # refuses a run of another task, whatever the lines
-        check, most = model.task.check_text, _chunk_size(model)
-        is_recording = Path(source or "").suffix.lower() in _RECORDINGS
-        recording = source if is_recording and most == 1 else None  # 1: speech recognition
+        check, are_paths = model.task.check_text, _reads_recordings(model)
         file, name = opened.fileno() if opened else 0, source or "standard input"
-        chunks = _chunks(file, name, check, empty is not None, most)
-        if recording:
-            check(recording)
-            chunks = iter([(0, [recording])])
+        if is_recording := are_paths and Path(name).suffix.lower() in _RECORDINGS:
+            check(name)
+            chunks = iter([(0, [name])])
+        else:
+            chunks = _chunks(file, name, check, empty is not None, _most(are_paths))
         for number, lines in chunks:
-            where = f"{name}:{number}" if most == 1 and not recording else ""
+            where = f"{name}:{number}" if are_paths and not is_recording else ""
             for records in _predicted(model, lines, predict, [empty or {}], where):
                 for record in records:
                     print(_formatted(record, layout or layouts[0]), flush=True)
 
 
-def _chunk_size(model: TrainedModel) -> int:
-    """Return the most lines to predict together: recordings one by one, as each takes long."""
+def _reads_recordings(model: TrainedModel) -> bool:
+    """Tell whether a model's texts are paths of recordings."""
     from clusterformer.tasks.speech import SpeechRecognition
 
-    return 1 if isinstance(model.task, SpeechRecognition) else _MAX_LINES
+    return isinstance(model.task, SpeechRecognition)
+
+
+def _most(are_paths: bool) -> int:
+    """Return the most lines to predict together: recordings one by one, as each takes long."""
+    return 1 if are_paths else _MAX_LINES
 
 
 def _predicted(
@@ -164,7 +168,6 @@ def _predict_table(
     from clusterformer.cli.predict_table import LAYOUTS, Table
     from clusterformer.tasks.clustering import Clustering
     from clusterformer.tasks.pairs import PairLabelling
-    from clusterformer.tasks.speech import SpeechRecognition
 
     allowed = dict.fromkeys((*LAYOUTS, *layouts))
     if layout not in (None, *allowed):
@@ -180,24 +183,23 @@ def _predict_table(
     odd = [option for option in _COLUMNS if columns[option] and option not in options]
     if odd:
         raise InputError(f"--{odd[0]} is not for {type(model.task).__name__}: --{options[0]} is")
-    recordings = isinstance(model.task, SpeechRecognition)
-    if recordings:
+    are_paths = _reads_recordings(model)
+    if are_paths:
         columns["text_column"] = columns["text_column"] or "audio"
-    table = Table(source, {option: columns[option] for option in options}, are_paths=recordings)
+    table = Table(source, {option: columns[option] for option in options}, are_paths=are_paths)
     layout = layout or table.layout
     check = partial(_check_row, table, model.task.check_text)
     one = next(filter(None, table.texts), None)
     blank: dict[str, Any] = {}
-    if recordings:  # no one recognises a long recording for the names of the columns
+    if are_paths:  # no one recognises a long recording for the names of the columns
         blank = {"text": "", "times": ""}
     elif one:
         check(table.texts.index(one))
         blank = dict.fromkeys(predict(model, [one])[0][0], "")
     if layout in LAYOUTS and (line := table.header(layout, list(blank))):
         print(line)
-    most = _chunk_size(model)
-    for first, texts in _table_chunks(table, check, most):
-        where = table.where(first) if most == 1 else ""
+    for first, texts in _table_chunks(table, check, _most(are_paths)):
+        where = table.where(first) if are_paths else ""
         found = _predicted(model, texts, predict, [blank], where)
         for row, records in enumerate(found, first):
             for record in records:
@@ -291,12 +293,11 @@ def _read(file: int, name: str) -> bytes:
 
 def _text(line: bytes) -> str:
     try:
-        text = line.removeprefix(codecs.BOM_UTF8).decode().strip()
+        return line.removeprefix(codecs.BOM_UTF8).decode().strip()
     except UnicodeDecodeError as error:
         raise InputError(
             f"byte 0x{line[error.start]:02x} is not UTF-8; convert the file"
         ) from error
-    return text
 
 
 def _formatted(record: dict[str, Any], layout: str) -> str:
