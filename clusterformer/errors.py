@@ -99,8 +99,16 @@ def _describe(error: Exception, kind: str) -> str:
         return f"nested too deeply, allowed is {kind}"
     if isinstance(error, MemoryError):
         return f"too large for the memory, allowed is {kind}"
-    message = " ".join(str(error).split()) or type(error).__name__
-    return f"not {kind}: {message[:300]}"
+    return f"not {kind}: {_shortened(str(error)) or type(error).__name__}"
+
+
+def _shortened(message: str) -> str:
+    """Write a library's message in one line of a length that is read."""
+    message = " ".join(message.split())
+    return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
+
+
+_MAX_MESSAGE = 300  # characters
 
 
 @contextmanager
@@ -162,8 +170,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _explain(error: BaseException) -> str:
-    message = " ".join(str(error).replace("`", "").split())
-    message = message if len(message) < _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
+    message = _shortened(str(error).replace("`", ""))
     if isinstance(error, RecursionError):
         return "the options are nested too deeply"
     if isinstance(error, MemoryError) or "can't allocate memory" in message:
@@ -174,10 +181,6 @@ def _explain(error: BaseException) -> str:
     *_, (frame, line) = walk_tb(error.__traceback__)
     location = f"{Path(frame.f_code.co_filename).name}:{line}"
     return f"{kind}: {message} ({location}; CLUSTERFORMER_DEBUG=1 shows more)"
-
-
-_MAX_MESSAGE = 300
-"""Characters of a library's message that are shown."""
 
 
 def require_memory(num_bytes: float, what: str) -> None:
