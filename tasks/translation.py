@@ -106,7 +106,6 @@ class Translation(LineTask):
         nbest: Number of translations of each sentence that the command `translate` writes.
     """
 
-    mode = "max"
     causal_input = "decoder_input"
     decodes = True
     usage = "model.translate([TEXT])"

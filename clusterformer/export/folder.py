@@ -63,7 +63,7 @@ def export(
     folder = unused_folder(folder)
     saved = open_saved(run, trust)
     if average is not None:
-        saved = saved._replace(weights=averaged(run, average, saved.mode or "max"))
+        saved = saved._replace(weights=averaged(run, average, saved.mode))
     rebuilt = rebuild(saved)
     with whole_model(folder) as draft:
         ours = is_row_classifier(rebuilt) and _has_tokenizer(rebuilt.task)
