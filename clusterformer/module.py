@@ -197,13 +197,22 @@ class ClusterFormer(LightningModule):
 
     @property
     def task(self) -> Task:
-        """The task in training or evaluation."""
+        """The task in training or evaluation.
+
+        Raises:
+            InputError: if the trainer was given anything else.
+        """
         task = self.trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(task, Task):
             raise InputError(f"ClusterFormer trains a clusterformer.task.Task, got {task!r}")
         return task
 
     def setup(self, stage: str) -> None:
+        """Check options against the task and the trainer.
+
+        Raises:
+            InputError: for the first one that does not fit.
+        """
         if stage == "fit" and not self.trainer.ckpt_path:  # older runs with them go on
             refuse_without_pretrained(self.transformer_config, self.pretrained_lr)
         if stage == "fit" and self.label_smoothing and not self.task.smooths_labels:
@@ -229,7 +238,11 @@ class ClusterFormer(LightningModule):
             self.trainer.strategy.divide(self.network)
 
     def _build(self) -> None:
-        """Make the network, and what it starts from."""
+        """Make the network, and what it starts from.
+
+        Raises:
+            InputError: if an option does not fit the network.
+        """
         try:
             self.task.pretrained = self.transformer_config.pretrained
             self.network = self.task.build(self.transformer_config)
@@ -326,7 +339,11 @@ class ClusterFormer(LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Stop before a step that would spoil the weights, else clip as the trainer says."""
+        """Stop before a step that would spoil the weights, else clip as the trainer says.
+
+        Raises:
+            InputError: if a gradient is not finite; with the layer and the step.
+        """
         norm = gradient_norm(self)
         trained, self._trained = self._trained, []
         if not math.isfinite(norm) and not skips_step(self.trainer, trained):

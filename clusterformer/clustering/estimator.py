@@ -164,6 +164,10 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
 
         Equal points count as one of their common weight: a `sample_weight` (n_samples,) of 3 is the
         same as three copies. A fit that raises changes nothing, here and in `partial_fit`.
+
+        Raises:
+            ValueError: if X holds no points to cluster, an option does not fit them, or the
+                training diverges.
         """
         X, weights, back = self._receive(X, sample_weight, reset=True)
         random = check_random_state(self.random_state)
@@ -202,6 +206,9 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         The first X determines the components and the first centroids, so it must be typical of the
         data. Neighbours are searched within X: pass thousands of points at a time, in random order.
         Another `n_clusters`, `hidden`, `n_components` or `merge` by information needs a new `fit`.
+
+        Raises:
+            ValueError: as `fit`, and if one of these is another one.
         """
         first = not hasattr(self, "_network")
         X, weights, back = self._receive(X, sample_weight, reset=first)
@@ -294,6 +301,11 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         streaming: bool = False,
         fill: bool = True,
     ) -> int:
+        """Train a network, and return the number of steps taken.
+
+        Raises:
+            ValueError: if the training diverged.
+        """
         generator = _generator(random)
         augment = self.augment and Augmentation(self.augment, _restarted(generator))
 
@@ -342,6 +354,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
     def _compute(
         self, X: Any, rows: NDArray, augment: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
+        """Compute the features of some rows of X, (P, F), of a variant of each with `augment`."""
         return compute_features(self._features, X, first_clusters(self), self.device, rows, augment)
 
 
