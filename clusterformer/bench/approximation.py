@@ -39,8 +39,12 @@ def measure(
         One row for full attention and each form, with the error of every layer and their mean.
 
     Raises:
-        InputError: if there is no such mechanism, or one has weights, or shares queries and keys.
+        InputError: if there is no such mechanism, or one has weights, or shares queries and keys;
+            or if layers differ in their number of heads.
     """
+    if len({layer.q.shape[1] for layer in layers}) > 1:
+        numbers = ", ".join(str(layer.q.shape[1]) for layer in layers)
+        raise InputError(f"layers must have equal numbers of heads without a window, got {numbers}")
     forms = [("FullAttention", {}), *forms]
     kinds = choose_mechanisms([name for name, _ in forms])
     heads, width = layers[0].q.shape[1], layers[0].q.shape[-1]

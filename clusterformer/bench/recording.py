@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, FullAttention, LocalAttention
+from clusterformer.attention.local_heads import LocalHeads
 from clusterformer.data.pretrained import read_model
 from clusterformer.errors import InputError
 from clusterformer.huggingface import attach
@@ -36,19 +37,22 @@ class _Tokens(NamedTuple):
 def record(model: nn.Module, run: Callable[[], object]) -> list[Inputs]:
     """Record the inputs of each mechanism inside `model` while `run` runs it, layer by layer.
 
-    Those of a window are left out: far keys had no part in their training.
+    Heads that have a window are left out: far keys had no part in their training. So are layers
+    that have no others.
     """
     found: list[Inputs] = []
 
-    def keep(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        found.append(Inputs(*(x.contiguous() for x in given)))
+    def keep(core: nn.Module, given: tuple[Tensor, ...]) -> None:
+        near = core.local_heads if isinstance(core, LocalHeads) else 0
+        if near < given[0].shape[1]:
+            found.append(Inputs(*(x[:, near:].contiguous() for x in given)))
 
-    cores = [
-        part
-        for part in model.modules()
-        if isinstance(part, AttentionCore) and not isinstance(part, LocalAttention)
+    cores = [part for part in model.modules() if isinstance(part, AttentionCore)]
+    hooks = [
+        core.register_forward_pre_hook(keep)
+        for core in cores
+        if not isinstance(core, LocalAttention)
     ]
-    hooks = [core.register_forward_pre_hook(keep) for core in cores]
     try:
         run()
     finally:

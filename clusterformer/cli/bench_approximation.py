@@ -21,7 +21,7 @@ for a text, layer by layer. Show the relative squared error as the mean over the
 time of all layers, forward and backward.
 
   --model DIR           directory of a Hugging Face encoder, or run directory of a language model;
-                        layers that have a window themselves are left out
+                        its heads that have a window are left out
   --text FILE           plain text, also .gz
   --mechanisms NAME ... classes of mechanisms without weights (default: MultipoleAttention
                         ClusteredAttention ImprovedClusteredAttention)
@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> None:
 
     layers = _record(options)
     if not layers:
-        raise InputError(f"{options.model}: each layer has a window, there is none to compare")
+        raise InputError(f"{options.model}: each head has a window, there is none to compare")
     options.model, options.text = options.model.name, options.text.name
     forms = [
         form

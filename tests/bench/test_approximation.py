@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clusterformer.attention import OracleTopAttention
+from clusterformer.attention import OracleTopAttention, PartlyLocalAttention
 from clusterformer.bench.approximation import forms_of, measure
-from clusterformer.bench.recording import Inputs, relative_error
+from clusterformer.bench.recording import Inputs, record, relative_error
 from clusterformer.cli.main import main
+from clusterformer.errors import InputError
 
 
 def test_the_error_is_a_share_of_what_full_attention_gives() -> None:
@@ -39,6 +40,22 @@ def test_a_cap_goes_with_all_iterations_where_it_is_named() -> None:
     assert [(o["iterations"], o["cap"]) for o in every] == [(1, 1.5), (1, 4), (5, 1.5), (5, 4)]
 
 
+def test_heads_that_differ_in_number_are_refused() -> None:
+    layers = [Inputs(*torch.randn(3, 2, heads, 9, 8)) for heads in (4, 2)]
+    with pytest.raises(InputError, match=r"equal numbers of heads .* got 4, 2"):
+        list(measure(layers, [], repeats=1))
+
+
+@pytest.mark.parametrize("near", [0, 1, 2])
+def test_heads_with_a_window_are_left_out(near: int) -> None:
+    core = PartlyLocalAttention(16, 2, local_heads=near, local_window=2)
+    q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
+    found = record(core, lambda: core(q, k, v, hidden=q))
+    assert len(found) == (near < 2)
+    for inputs in found:
+        assert all(x.equal(y[:, near:]) for x, y in zip(inputs, (q, k, v), strict=True))
+
+
 @pytest.mark.parametrize("central", ["FullAttention", "LocalAttention"])
 def test_layers_with_a_window_are_left_out(tmp_path: Path, central: str, capsys) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "found.json"
@@ -58,4 +75,4 @@ def test_layers_with_a_window_are_left_out(tmp_path: Path, central: str, capsys)
         assert {len(row["of_layers"]) for row in json.loads(out.read_text())["rows"]} == {1}
     else:
         assert found == 2
-        assert "each layer has a window" in capsys.readouterr().err
+        assert "each head has a window" in capsys.readouterr().err
