@@ -89,10 +89,10 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
             f"{kind} has cross-attention, or is part of a model that has; only encoders and "
             "decoders are supported"
         )
-    if config.sub_configs:
-        raise InputError(
-            f"{kind} consists of several models ({', '.join(config.sub_configs)}); give one of them"
-        )
+    # that of ESM's folding model is None in an encoder
+    models = [name for name in config.sub_configs if getattr(config, name, None) is not None]
+    if models:
+        raise InputError(f"{kind} consists of several models ({', '.join(models)}); give one")
     if getattr(config, "attn_logit_softcapping", None) is not None:
         raise InputError(
             f"{kind} caps its logits (attn_logit_softcapping = {config.attn_logit_softcapping}), "

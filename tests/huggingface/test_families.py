@@ -141,6 +141,20 @@ def test_an_input_of_another_width_than_the_model_is_clustered(tmp_path: Any) ->
     assert torch.equal(huggingface.load(tmp_path)(TOKENS).last_hidden_state, found)
 
 
+@torch.no_grad()
+def test_a_config_of_a_part_that_is_not_there_is_no_second_model(tmp_path: Any) -> None:
+    """ESM's names that of a folding model, which is None in an encoder."""
+    model = make("EsmModel", position_embedding_type="rotary", mask_token_id=3)
+    mask = torch.arange(20) < torch.tensor([[20], [12]])
+    own = model(TOKENS, attention_mask=mask).last_hidden_state[mask]
+    huggingface.attach(model, "FullAttention")
+    found = model(TOKENS, attention_mask=mask).last_hidden_state[mask]
+    torch.testing.assert_close(found, own)
+    model.save_pretrained(tmp_path)
+    again = huggingface.load(tmp_path)
+    assert torch.equal(again(TOKENS, attention_mask=mask).last_hidden_state[mask], found)
+
+
 def test_models_of_one_config_are_told_apart() -> None:
     config = transformers.BertConfig(**SIZES)
     first, second = transformers.BertModel(config), transformers.BertModel(config)
