@@ -189,4 +189,4 @@ class Kept(NamedTuple):
         return ranked[:count]
 
 
-_KEPT = re.compile(r"step(?P<step>\d+)_(?P<score>\S+)\.ckpt")
+_KEPT = re.compile(r"step(?P<step>\d+)_(?P<score>nan|-?(inf|\d+(\.\d+)?(e[+-]\d+)?))\.ckpt")

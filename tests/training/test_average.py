@@ -50,6 +50,15 @@ def test_a_resumed_run_goes_on_keeping(run: Path) -> None:
     assert 20 not in {one.step for one in set(kept) - set(Kept.best(kept, 2, "max"))}
 
 
+@pytest.mark.parametrize("score", ["0.5", "-12", "1e-05", "-2.5e+30", "nan", "inf", "-inf"])
+def test_a_file_that_is_named_otherwise_is_not_one_of_those_kept(
+    score: str, tmp_path: Path
+) -> None:
+    for stem in (f"step10_{score}", f"step10_{score}-old", "step10_", "step10_mine"):
+        (tmp_path / f"{stem}.ckpt").touch()
+    assert [one.path.stem for one in Kept.all(tmp_path)] == [f"step10_{score}"]
+
+
 def test_what_is_best_depends_on_the_mode_and_is_never_nan() -> None:
     nan = float("nan")
     kept = [Kept(step, score, Path()) for step, score in enumerate([nan, 3.0, 1.0, nan, 2.0])]
