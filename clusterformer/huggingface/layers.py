@@ -105,7 +105,7 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
     for name, module in model.named_modules():
         if getattr(module, "sinks", None) is not None:
             raise InputError(f"{kind} has attention sinks ({name}.sinks), which no mechanism has")
-        if getattr(module, "has_relative_attention_bias", False):
+        if _has_relative_bias(module):
             raise InputError(
                 f"{kind} has a bias of relative positions ({name}), which no mechanism has"
             )
@@ -119,6 +119,20 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
             raise InputError(f"{kind} attends twice a layer ({part.__name__}), as no mechanism can")
         if _OWN_MASK.search(source):
             raise InputError(f"{kind} makes a mask of its own, which no mechanism takes")
+
+
+def _has_relative_bias(module: nn.Module) -> bool:
+    """Tell whether a module adds a bias of relative positions to the scores of attention.
+
+    T5's names it in a flag, BEiT's and Swin's have a table of it, Wav2Vec2-BERT's name its kind,
+    and Parakeet's compute it from keys.
+    """
+    return (
+        bool(getattr(module, "has_relative_attention_bias", False))
+        or getattr(module, "position_embeddings_type", None) in ("relative", "relative_key")
+        or hasattr(module, "relative_position_bias_table")
+        or hasattr(module, "relative_k_proj")
+    )
 
 
 def _describe(name: str, module: nn.Module, model: PreTrainedModel, called: bool) -> Layer:

@@ -177,17 +177,29 @@ def test_heads_that_the_config_does_not_tell_are_named_without_a_guess() -> None
         model(TOKENS)
 
 
+PICTURES: dict[str, Any] = {"image_size": 16, "patch_size": 4}
+SOUNDS: dict[str, Any] = {"num_key_value_heads": 2, "hidden_act": "silu"}
+
+
 @pytest.mark.parametrize(
     ("name", "further", "told"),
     [
         ("T5EncoderModel", {"d_kv": 16, "d_model": 32, "num_heads": 2}, "relative positions"),
+        ("BeitModel", {**PICTURES, "use_relative_position_bias": True}, "relative positions"),
+        ("BeitModel", {**PICTURES, "use_shared_relative_position_bias": True}, "relative pos"),
+        ("SwinModel", {**PICTURES, "embed_dim": 8, "depths": [1], "num_attention_heads": [2],
+                       "window_size": 2}, "relative positions"),
+        ("Wav2Vec2BertModel", {"position_embeddings_type": "relative"}, "relative positions"),
+        ("Wav2Vec2BertModel", {"position_embeddings_type": "relative_key"}, "relative positions"),
+        ("ParakeetEncoder", SOUNDS, "relative positions"),
         ("BartForCausalLM", {"d_model": 32, "decoder_attention_heads": 2}, "cross-attention"),
     ],
-)
+)  # fmt: skip
 def test_what_no_mechanism_can_do_is_refused_at_once(
     name: str, further: dict[str, Any], told: str
 ) -> None:
-    family = {"T5EncoderModel": "T5", "BartForCausalLM": "Bart"}[name]
+    families = {"T5EncoderModel": "T5", "BartForCausalLM": "Bart"}
+    family = families.get(name, name.removesuffix("Model"))
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **further})
     model = getattr(transformers, name)(config)
     with pytest.raises(InputError, match=told):
