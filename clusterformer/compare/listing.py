@@ -143,7 +143,7 @@ def missing_starts(jobs: Sequence[Job]) -> dict[str, str]:
 
 def missing_vectors(jobs: Sequence[Job]) -> str | None:
     """Say which word vectors runs are to start from that are still to be trained; None for none."""
-    asked = {job.planned.options.get("data.vectors", "") for job in jobs if not job.finished}
+    asked = {job.planned.options.get("data.vectors", "") for job in _networks_to_train(jobs)}
     try:
         for vectors in asked:
             find_vectors(vectors)
@@ -156,11 +156,16 @@ def slow_precision(jobs: Sequence[Job]) -> str | None:
     """Say which precision of runs to be trained is slow on this machine's CPU; None for none."""
     if torch.cuda.is_available():
         return None
-    for job in jobs:
-        precision = "" if job.finished else str(job.options.get("trainer.precision"))
+    for job in _networks_to_train(jobs):
+        precision = str(job.options.get("trainer.precision"))
         if is_slow_on_cpu(precision):
             return f"trainer.precision {precision} {SLOW}; give the runs trainer.precision 32-true"
     return None
+
+
+def _networks_to_train(jobs: Sequence[Job]) -> list[Job]:
+    """Return unfinished jobs but those of a simple method, which has no vectors or precision."""
+    return [job for job in jobs if not job.finished and "method" not in job.planned.options]
 
 
 def _describe_data(planned: PlannedRun) -> str:

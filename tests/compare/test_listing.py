@@ -102,6 +102,25 @@ def test_word_vectors_that_are_to_be_trained_are_told_before_any_run(
     assert "`prepare vectors` makes it; these runs will fail without them" in told
 
 
+def test_a_simple_method_is_not_said_to_need_vectors_or_a_precision(
+    tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
+    (tmp_path / "texts.tsv").write_text("label\ttext\n" + "0\tone two\n1\tthree four\n" * 20)
+    options = {
+        "data.train": str(tmp_path / "texts.tsv"),
+        "data.vectors": "trained",
+        "trainer.precision": "bf16-mixed",
+        "method": "TF-IDF + linear SVM",
+    }
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump({"config": "classify.yaml", "options": options}))
+    assert main(["compare", str(path), "--dry-run"]) == 0
+    assert not capfd.readouterr().err
+
+
 def test_a_precision_that_is_slow_on_this_machine_is_told_once(
     tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
