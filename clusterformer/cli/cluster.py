@@ -111,7 +111,11 @@ def run(arguments: list[str]) -> None:
     points = _read(options)
     number, width = points.train.shape
     if options.n_clusters is None:
-        options.n_clusters = [count for count in _USUAL if count <= number] or _USUAL[:1]
+        options.n_clusters = [count for count in _USUAL if count <= number]
+        if not options.n_clusters:
+            raise InputError(
+                f"{options.data}: {number} points; choose --n_clusters, at most {number}"
+            )
     if options.methods is None:
         options.methods = ["neural"] if "auto" in options.n_clusters else ["neural", "kmeans"]
     clustering.check(

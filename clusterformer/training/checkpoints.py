@@ -182,11 +182,14 @@ class Kept(NamedTuple):
 
     @staticmethod
     def best(kept: list[Kept], count: int, mode: str) -> list[Kept]:
-        """Return the `count` with the highest ("max") or lowest ("min") score; NaN is worst."""
+        """Return the `count` with the highest ("max") or lowest ("min") score, in training's order.
+
+        NaN is worst.
+        """
         sign = -1 if mode == "max" else 1
         worst = float("inf")
         ranked = sorted(kept, key=lambda one: worst if math.isnan(one.score) else sign * one.score)
-        return ranked[:count]
+        return sorted(ranked[:count])
 
 
 _KEPT = re.compile(r"step(?P<step>\d+)_(?P<score>nan|-?(inf|\d+(\.\d+)?(e[+-]\d+)?))\.ckpt")

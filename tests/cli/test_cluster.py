@@ -221,6 +221,15 @@ def test_bad_options_are_one_line(
     assert error.count("\n") == 1
 
 
+def test_few_points_need_a_number_of_clusters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "few.npy", np.eye(4, dtype=np.float32))
+    few = ["cluster", "--data", str(tmp_path / "few.npy"), "--runs", str(tmp_path / "runs")]
+    assert main(few) == 2
+    assert "few.npy: 4 points; choose --n_clusters, at most 4" in capsys.readouterr().err
+
+
 def test_nan_is_named_and_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

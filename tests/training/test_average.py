@@ -64,6 +64,7 @@ def test_what_is_best_depends_on_the_mode_and_is_never_nan() -> None:
     kept = [Kept(step, score, Path()) for step, score in enumerate([nan, 3.0, 1.0, nan, 2.0])]
     assert [one.step for one in Kept.best(kept, 2, "max")] == [1, 4]
     assert [one.step for one in Kept.best(kept, 2, "min")] == [2, 4]
+    assert [one.step for one in Kept.best(kept, 3, "min")] == [1, 2, 4]  # in training's order
 
 
 def test_the_average_is_the_mean_of_the_weights(run: Path) -> None:
