@@ -176,21 +176,8 @@ def attend(
     hidden, past = slot.pop_input()
     if kwargs.get("output_attentions") and not torch.compiler.is_compiling():
         _warn_once(_NO_WEIGHTS)
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} passes {name}, which no mechanism has")
-    if kwargs.get("cu_seq_lens_q") is not None:  # the flash attention of transformers reads it
-        raise ValueError(_OTHER_MASK)
-    if attention_mask is not None and attention_mask.dim() != 2:
-        raise ValueError(
-            f"attention_mask must be (batch, tokens), got shape {tuple(attention_mask.shape)}"
-        )
     core, group, heads = slot.core, slot.group, slot.core.num_heads
-    if kwargs.get("is_causal") not in (None, bool(core.causal)):
-        raise ValueError(
-            f"{type(module).__name__} is called with is_causal={kwargs['is_causal']}, its "
-            f"mechanism has causal={core.causal}"
-        )
+    _refuse_options(module, core, attention_mask, kwargs)
     if past is None and key.shape[2] != query.shape[2]:
         raise ValueError(
             f"{type(module).__name__} has {key.shape[2]} keys for {query.shape[2]} queries, and no "
@@ -216,6 +203,26 @@ def attend(
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     mixed = slot(query, key, value, hidden, attention_mask, past_layer)
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _refuse_options(
+    module: nn.Module, core: AttentionCore, attention_mask: Tensor | None, kwargs: dict[str, Any]
+) -> None:
+    """Refuse what a model of transformers may ask of its attention, and no mechanism has."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{type(module).__name__} passes {name}, which no mechanism has")
+    if kwargs.get("cu_seq_lens_q") is not None:  # the flash attention of transformers reads it
+        raise ValueError(_OTHER_MASK)
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask must be (batch, tokens), got shape {tuple(attention_mask.shape)}"
+        )
+    if kwargs.get("is_causal") not in (None, bool(core.causal)):
+        raise ValueError(
+            f"{type(module).__name__} is called with is_causal={kwargs['is_causal']}, its "
+            f"mechanism has causal={core.causal}"
+        )
 
 
 def _collect_input(hidden: Tensor, group: SequenceGroup, position_ids: Tensor | None) -> Tensor:
