@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterformer.data.piped_wav import open_wav
 from clusterformer.errors import InputError, missing, reading
 
 Samples = NDArray[np.float32]
@@ -22,7 +23,6 @@ Samples = NDArray[np.float32]
 
 _FULL_SCALE = 0.99  # in 8 bits the largest positive sample is 127 / 128
 _RATES = 1000, 768_000  # hertz; a header with another one is damaged
-_UNKNOWN_SIZE = 0x7FFF0000  # bytes; programs that write to a pipe put some such number, or more
 _UNKNOWN_LENGTH = 2**63 - 1  # samples; soundfile's, of a FLAC that was written to a pipe
 _BLOCK = 4096  # samples that soundfile decodes at once, as many as a block of FLAC
 _CLIPPED_SHARE = 1e-3  # of the samples; single peaks at full scale are no clipping
@@ -57,12 +57,8 @@ def read_header(path: Path) -> AudioHeader:
         InputError: if the file is missing, no recording, or of a format that needs soundfile.
     """
     if _is_plain_wav(path):
-        with reading(path, "a WAV file"), wave.open(str(path), "rb") as file:
-            bytes_each = file.getnchannels() * file.getsampwidth()
-            count = file.getnframes()
-            if count * bytes_each >= _UNKNOWN_SIZE:
-                count = path.stat().st_size // bytes_each
-            header = AudioHeader(count, file.getframerate())
+        with reading(path, "a WAV file"), open_wav(path) as opened, wave.open(opened, "rb") as file:
+            header = AudioHeader(file.getnframes(), file.getframerate())
     else:
         library = _soundfile(path)
         with reading(path, "a recording"):
@@ -93,7 +89,7 @@ def read_audio(path: Path, rate: int, start: int = 0, stop: int | None = None) -
         InputError: as `read_header`, and for samples that are no finite numbers.
     """
     if _is_plain_wav(path):
-        with path.open("rb") as file:
+        with open_wav(path) as file:
             samples, own_rate = read_wav(file, path, start, stop)
     else:
         samples, own_rate = _read_other(path, start, stop)
@@ -194,7 +190,7 @@ def _is_plain_wav(path: Path) -> bool:
     if path.suffix.lower() not in (".wav", ".wave") or start in (b"RF64", b"RIFX"):
         return False
     try:
-        with wave.open(str(path), "rb") as file:
+        with open_wav(path) as opened, wave.open(opened) as file:
             bits = 8 * file.getsampwidth()
     except (wave.Error, EOFError) as error:
         # floating-point numbers, or compressed; from Python 3.12 on also "unknown extended format"

@@ -81,7 +81,7 @@ def read_windows(
 
 
 def _warn_if_short(path: Path, banks: FilterBanks, read: int, promised: int) -> None:
-    if read < promised - 1:  # `read_header` may count the bytes of the header, less than a frame
+    if read < promised:
         found, whole = (frames * banks.hop / banks.rate for frames in (read, promised))
         rank_zero_only(_log.warning)(
             f"{path}: damaged, only {found:.2f} of {whole:.2f} seconds can be read"

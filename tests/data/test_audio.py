@@ -52,13 +52,28 @@ def test_a_file_cut_short_gives_what_is_there(tmp_path) -> None:
     assert read_header(path).num_samples == len(tones("low high"))
 
 
-def test_a_header_that_promises_too_much_is_not_believed(tmp_path) -> None:
-    path = write_wav(tmp_path / "a.wav", tones("low"))
-    data = bytearray(path.read_bytes())
-    data[40:44] = b"\xff\xff\xff\x7f"
-    path.write_bytes(data)
-    assert len(tones("low")) <= read_header(path).num_samples < len(tones("low")) + 30
-    assert len(read_audio(path, 8000)) == len(tones("low"))
+@pytest.mark.parametrize("whole", [0, 36, 2**32 - 1])
+@pytest.mark.parametrize("size", [0, 0x7FFFF000, 2**32 - 1])
+def test_a_wav_without_its_sizes_as_a_pipe_leaves_it_is_read_to_its_end(
+    tmp_path, whole: int, size: int
+) -> None:
+    samples = tones("low")
+    path = write_wav(tmp_path / "a.wav", samples)
+    data = path.read_bytes()
+    comment = b"LIST\x03\0\0\0abc\0"  # ffmpeg puts one before the samples
+    header = b"RIFF" + whole.to_bytes(4, "little") + data[8:36] + comment
+    path.write_bytes(header + b"data" + size.to_bytes(4, "little") + data[44:])
+    assert read_header(path) == (len(samples), 8000)
+    np.testing.assert_allclose(read_audio(path, 8000), samples, atol=1e-4)
+    np.testing.assert_allclose(read_audio(path, 8000, 50, 90), samples[50:90], atol=1e-4)
+
+
+def test_what_follows_an_empty_recording_is_no_sound(tmp_path) -> None:
+    path = write_wav(tmp_path / "a.wav", tones("low")[:0])
+    data = path.read_bytes() + b"LIST\x04\0\0\0abcd"
+    path.write_bytes(data[:4] + (len(data) - 8).to_bytes(4, "little") + data[8:])
+    assert read_header(path) == (0, 8000)
+    assert not len(read_audio(path, 8000))
 
 
 def test_flac_and_numbers_with_a_point_are_read_by_soundfile(tmp_path) -> None:
