@@ -54,6 +54,7 @@ Predict = Callable[["TrainedModel", list[str]], Sequence[list[dict[str, Any]]]]
 
 _COLUMNS = ("text_column", "first_column", "second_column")
 _MAX_LINES = 64  # lines a batch
+_ANY_TEXT = "<mask>\t<mask>"  # a text for every task, for the names of a record's values
 _RECORDINGS = (".wav", ".wave", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
 
 
@@ -189,13 +190,9 @@ def _predict_table(
     table = Table(source, {option: columns[option] for option in options}, are_paths=are_paths)
     layout = layout or table.layout
     check = partial(_check_row, table, model.task.check_text)
-    one = next(filter(None, table.texts), None)
-    blank: dict[str, Any] = {}
-    if are_paths:  # no one recognises a long recording for the names of the columns
-        blank = {"text": "", "times": ""}
-    elif one:
-        check(table.texts.index(one))
-        blank = dict.fromkeys(predict(model, [one])[0][0], "")
+    blank: dict[str, Any] = {"text": "", "times": ""}
+    if not are_paths:
+        blank = dict.fromkeys(predict(model, [_ANY_TEXT])[0][0], "")
     if layout in LAYOUTS and (line := table.header(layout, list(blank))):
         print(line)
     for first, texts in _table_chunks(table, check, _most(are_paths)):

@@ -70,6 +70,16 @@ def test_an_empty_text_has_no_label_in_python_either(run: Path) -> None:
     assert model.predict([""], probabilities=True) == [{**nothing, "probabilities": None}]
 
 
+@pytest.mark.parametrize("rows", ["", "7,,\n"])
+def test_a_table_without_a_text_has_the_columns_of_predictions(
+    run: Path, tmp_path: Path, capsys, rows: str
+) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("id,review,note\n" + rows)
+    out = predicted(run, path, capsys, "--text_column=review")
+    assert out == "id,review,note,label,probability\n" + rows.replace("\n", ",,\n")
+
+
 def test_a_csv_keeps_its_columns(run: Path, tmp_path: Path, capsys) -> None:
     out = predicted(run, table(tmp_path, "csv"), capsys, "--text_column=review")
     header, *rows = csv.reader(io.StringIO(out))
