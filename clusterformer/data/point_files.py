@@ -9,6 +9,7 @@ import csv
 import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class PointFile(NamedTuple):
 
 def read_npy(path: Path) -> PointFile:
     """Map an `.npy` file into memory; unpack an `.npy.gz`."""
-    with reading(path, "a NumPy file"):
+    with reading(path, "a NumPy file"), _refusing_objects(path):
         if path.suffix == ".gz":
             with open_bytes(path) as file:
                 return PointFile({"x": np.lib.format.read_array(file, allow_pickle=False)})
@@ -57,7 +58,24 @@ def read_npz(path: Path) -> PointFile:
     with reading(path, "a NumPy archive"), np.load(path, allow_pickle=False) as file:
         if "x" not in file.files:
             raise InputError(f"{path}: no array x in it, there is {', '.join(file.files)[:200]}")
-        return PointFile({name: file[name] for name in _ARRAYS if name in file.files})
+        arrays = {}
+        for name in filter(file.files.__contains__, _ARRAYS):
+            with _refusing_objects(path, name):
+                arrays[name] = file[name]
+        return PointFile(arrays)
+
+
+@contextmanager
+def _refusing_objects(path: Path, name: str = "x") -> Iterator[None]:
+    """Say what is wrong with an array of Python's objects; reading one could run any code."""
+    try:
+        yield
+    except ValueError as error:
+        if not any(words in str(error) for words in ("Object arrays", "Python objects")):
+            raise
+        allowed, kind = ("numbers", "float") if name.startswith("x") else ("strings", "str")
+        told = f"{path}: {name} holds Python objects, allowed are {allowed}"
+        raise InputError(f"{told}: save {name}.astype({kind})") from error
 
 
 def check_arrays(path: Path, found: PointFile, columns: Sequence[Column] | None) -> PointFile:

@@ -216,3 +216,18 @@ def test_bad_arrays_are_refused(tmp_path: Path) -> None:
 def test_an_encoder_is_for_texts() -> None:
     with pytest.raises(InputError, match=r"--encoder is for 20news .* got --data digits"):
         read_points("digits", encoder="all-MiniLM-L6-v2")
+
+
+def test_objects_are_told_with_their_array(tmp_path: Path) -> None:
+    objects, path = np.array([[1.0, None]] * 4), tmp_path / "a.npy"
+    np.save(path, objects)
+    (tmp_path / "a.npy.gz").write_bytes(gzip.compress(path.read_bytes()))
+    np.savez(tmp_path / "x.npz", x=objects)
+    np.savez(tmp_path / "y.npz", x=np.zeros((4, 2)), y=objects[:, 0])
+    for name in ("a.npy", "a.npy.gz", "x.npz"):
+        message = rf"{name}: x holds Python objects, allowed are numbers: save x.astype\(float\)$"
+        with pytest.raises(InputError, match=message):
+            read_points(str(tmp_path / name))
+    message = r"y holds Python objects, allowed are strings: save y.astype\(str\)$"
+    with pytest.raises(InputError, match=message):
+        read_points(str(tmp_path / "y.npz"))
