@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import statistics
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,8 @@ def run(arguments: list[str]) -> None:
     from clusterformer.cli.logs import show_notes
 
     show_notes()
+    # of fewer different points than clusters; the output counts the clusters that there are
+    warnings.filterwarnings("ignore", "Number of distinct clusters")
     if _of_texts(arguments):
         cluster_text.run(arguments)
         return

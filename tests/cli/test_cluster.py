@@ -27,6 +27,18 @@ def points(tmp_path: Path) -> Path:
     return tmp_path / "points.npz"
 
 
+def test_fewer_different_points_than_clusters_are_counted_in_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    np.save(tmp_path / "x.npy", np.repeat(np.eye(3), 10, axis=0))
+    arguments = ["cluster", "--data", str(tmp_path / "x.npy"), "--n_clusters", "5"]
+    methods = ["--methods", "neural", "kmeans", "--no-pictures"]
+    assert main([*arguments, *methods, "--runs", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:4]
+    assert [line.split()[:3] for line in lines] == [["5", m, "3.0"] for m in methods[1:3]]
+    assert not recwarn.list
+
+
 @pytest.mark.slow
 def test_every_method_every_seed_every_measure(
     points: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
