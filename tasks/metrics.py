@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score, MulticlassMatthewsCorrCoef
+from torchmetrics.regression import PearsonCorrCoef
 
 from clusterformer.data.stream_tokenizers import StreamTokenizer, StreamWordTokenizer
 from clusterformer.errors import missing
@@ -136,6 +138,19 @@ class MatthewsCorrelation(MulticlassMatthewsCorrCoef):
     def compute(self) -> Tensor:
         is_constant = min(self.confmat.sum(0).min(), self.confmat.sum(1).min()) == 0
         return self.confmat.new_zeros((), dtype=torch.float) if is_constant else super().compute()
+
+
+class PearsonCorrelation(PearsonCorrCoef):
+    """Pearson's correlation, 0 where all predictions are the same, as Spearman's.
+
+    torchmetrics gives NaN there, which would end a training that monitors it.
+    """
+
+    def compute(self) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The variance of predictions or target")
+            found = super().compute()
+        return found.nan_to_num(0) if self.mean_x.isfinite().all() else found
 
 
 class Purity(Metric):

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
-from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
-from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
+from torchmetrics.regression import SpearmanCorrCoef
 
 from clusterformer.data.corpora import SimilarityCorpus
 from clusterformer.data.label_names import LabellingState
@@ -20,6 +19,7 @@ from clusterformer.errors import InputError, missing
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.pretrained import PretrainedSimilarity
 from clusterformer.task import Output, SimpleResult
+from clusterformer.tasks.metrics import PearsonCorrelation
 from clusterformer.tasks.pairs import PairBatch, PairDataset, PairLabelling
 
 TF_IDF = "cosine of TF-IDF"
@@ -113,7 +113,7 @@ class Similarity(PairLabelling):
 
     def metrics(self) -> MetricCollection:
         return MetricCollection(
-            {"spearman": SpearmanCorrCoef(), "pearson": PearsonCorrCoef()}, compute_groups=False
+            {"spearman": SpearmanCorrCoef(), "pearson": PearsonCorrelation()}, compute_groups=False
         )
 
     def baselines(self, *, cheap: bool = False) -> dict[str, Callable[[], SimpleResult]]:
@@ -134,14 +134,9 @@ class Similarity(PairLabelling):
             words.transform(texts) for texts in zip(*(p.texts for p in test), strict=True)
         )
         cosines = torch.tensor(first.multiply(second).sum(1)).view(-1)
-        scores = torch.tensor(self.targets(test))
-        return SimpleResult(
-            {
-                "spearman": float(spearman_corrcoef(cosines, scores.double())),
-                "pearson": float(pearson_corrcoef(cosines, scores.double())),
-            },
-            0,
-        )
+        metrics = self.metrics().set_dtype(torch.float64)
+        metrics.update(cosines, torch.tensor(self.targets(test)).double())
+        return SimpleResult({name: float(value) for name, value in metrics.compute().items()}, 0)
 
     def report(self) -> None:
         """Return none: there are no labels to count."""

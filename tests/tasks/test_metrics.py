@@ -1,5 +1,6 @@
 """Corpus scores: exactly sacrebleu's, however the sentences are shared out."""
 
+import math
 import random
 
 import pytest
@@ -8,7 +9,12 @@ import torch
 from sklearn.metrics import matthews_corrcoef
 
 from clusterformer.task import IGNORE
-from clusterformer.tasks.metrics import CodeLength, CorpusScore, MatthewsCorrelation
+from clusterformer.tasks.metrics import (
+    CodeLength,
+    CorpusScore,
+    MatthewsCorrelation,
+    PearsonCorrelation,
+)
 
 RNG = random.Random(0)
 WORDS = ["a", "well-known", "Man", "saw", "the", "dog", ",", "and", "(", "again", ")", "left", "."]
@@ -42,6 +48,19 @@ def test_matthews_correlation_is_that_of_scikit_learn(given: str, predicted: str
     metric = MatthewsCorrelation()
     metric.update(torch.tensor([*found, 1]), torch.tensor([*labels, IGNORE]))
     assert float(metric.compute()) == pytest.approx(matthews_corrcoef(labels, found))
+
+
+@pytest.mark.parametrize(
+    ("predicted", "expected"),
+    [([0.3, 0.3, 0.3], 0.0), ([0.0, 1.0, 2.0], 1.0), ([0.3, math.nan, 0.3], math.nan)],
+)
+def test_predictions_that_are_all_the_same_correlate_with_nothing(
+    predicted: list[float], expected: float, recwarn: pytest.WarningsRecorder
+) -> None:
+    metric = PearsonCorrelation()
+    metric.update(torch.tensor(predicted), torch.tensor([1.0, 2.0, 3.0]))
+    assert float(metric.compute()) == pytest.approx(expected, nan_ok=True)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
