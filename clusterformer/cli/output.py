@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from clusterformer.errors import InputError
+from clusterformer.whole_files import naming
 
 
 class LastingOutput:
@@ -58,17 +60,18 @@ def outlive_readers() -> None:
 
 
 def require_whole_output() -> None:
-    """Say at the end of a command that not all of its output could be written.
+    """Write what is left of the output at the end of a command.
 
     Raises:
-        InputError: with the reason.
+        InputError: if not all of it could be written, with the reason.
+        BrokenPipeError: if nobody reads the output of a command that does not outlive its readers.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, LastingOutput):
+        with naming(Path(name)):
             stream.flush()
-            if stream.failure:
-                raise InputError(f"{name} was cut short: {stream.failure.strerror}")
+        if isinstance(stream, LastingOutput) and stream.failure:
+            raise InputError(f"{name} was cut short: {stream.failure.strerror}")
 
 
 @contextmanager

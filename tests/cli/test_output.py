@@ -44,6 +44,39 @@ def test_training_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
     assert (tmp_path / "toy" / "1" / "checkpoints" / "best.ckpt").exists()
 
 
+WATCHED = """
+from pathlib import Path
+from clusterformer.attention import FullAttention
+class Watched(FullAttention):
+    def forward(self, q, *arguments, **options):
+        Path(f"measured-{q.shape[2]}").touch()
+        return super().forward(q, *arguments, **options)
+"""
+
+
+def bench_into_a_closed_pipe(folder: Path, options: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    os.chdir(folder)
+    sizes = ["--lengths", "16", "32", "--batch=1", "--d_model=8", "--num_heads=2", "--repeats=1"]
+    os._exit(main(["bench", "--mechanisms=watched.Watched", "--no-memory", *sizes, *options]))
+
+
+@pytest.mark.parametrize(("options", "lengths"), [([], [16]), (["--out=a.json"], [16, 32])])
+def test_measuring_ends_when_its_reader_leaves_unless_it_writes_a_file(
+    tmp_path: Path, options: list[str], lengths: list[int]
+) -> None:
+    (tmp_path / "watched.py").write_text(WATCHED)
+    process = FORK.Process(target=bench_into_a_closed_pipe, args=(tmp_path, options))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    measured = [f"measured-{length}" for length in lengths]
+    assert sorted(path.name for path in tmp_path.glob("measured-*")) == measured
+
+
 def train_into_a_full_disk(runs: Path) -> None:
     errors = os.open(runs / "errors", os.O_WRONLY | os.O_CREAT)
     train_into(os.open("/dev/full", os.O_WRONLY), errors, runs)
