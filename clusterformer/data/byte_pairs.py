@@ -12,6 +12,7 @@ from clusterformer.errors import missing
 NUM_BYTES = 256
 """Tokens that every vocabulary holds beside the special ones: the single bytes."""
 
+_MAX_LENGTH = 1000  # characters of a word, each a byte
 _MAX_WORDS = 500_000  # different words counted at once
 
 
@@ -60,7 +61,8 @@ def train_byte_pairs(
     made = library.Tokenizer(library.models.BPE())
     if lowercase:
         made.normalizer = library.normalizers.Lowercase()
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=space_before)
+    words = library.pre_tokenizers.ByteLevel(add_prefix_space=space_before)
+    made.pre_tokenizer = library.pre_tokenizers.Sequence([words, _cutting()])
     made.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -69,7 +71,17 @@ def train_byte_pairs(
         show_progress=False,
     )
     made.train_from_iterator(texts, trainer)
+    made.pre_tokenizer = words
     return made.to_str()
+
+
+def _cutting() -> Any:
+    """Make what cuts huge words for learning, which takes the square of their length.
+
+    Encoding takes linear time, and needs no cuts.
+    """
+    library = tokenizers_library()
+    return library.pre_tokenizers.Split(library.Regex(f".{{{_MAX_LENGTH}}}"), "isolated")
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:

@@ -154,6 +154,15 @@ def test_a_word_without_end_is_cut():
     assert train("wordpiece").decode(train("wordpiece").encode(text)) == text
 
 
+def test_a_word_without_end_is_cut_to_learn_byte_pairs_and_not_to_encode() -> None:
+    word = "a" * 100_000
+    tokenizer = StreamBytePairTokenizer.train([word], vocab_size=300)
+    assert max(map(len, tokenizer.token_bytes)) == 1000
+    ids = tokenizer.encode(word)
+    assert len(ids) < 200
+    assert tokenizer.decode(ids) == word
+
+
 def test_of_too_many_words_the_frequent_stay(monkeypatch):
     texts = [f"der hund {'rot ' * (i % 3)} w{i}x" for i in range(3000)]
     frequent = [("der", 3000), ("hund", 3000), ("rot", 3000)]
