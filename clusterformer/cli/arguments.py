@@ -61,7 +61,9 @@ class Arguments(argparse.ArgumentParser):
             InputError: if an option misses a value, or has one that is not allowed.
         """
         options, rest = super().parse_known_args(*given, **kwargs)
-        require_finite({f"--{name}": value for name, value in vars(options).items()})
+        for name, value in vars(options).items():
+            for each in value if isinstance(value, list) else [value]:
+                require_finite({f"--{name}": each})
         for name, minimum in self._minimums.items():
             value = getattr(options, name)
             lowest = min(value) if isinstance(value, list) else value

@@ -86,13 +86,14 @@ def test_a_file_that_has_the_name_of_a_value_is_not_read(
 
 COMMANDS = [["generate", "--temperature=nan"], ["translate", "--length_penalty=-inf"]]
 COMMANDS += [["bench", "--limit=inf"], ["cluster", "--balance=nan"]]
+COMMANDS += [["bench", "approximation", "--model=m", "--text=t", "--caps=nan"]]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_number_that_is_not_finite_is_refused(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    option, _, value = command[1].partition("=")
+    option, _, value = command[-1].partition("=")
     assert error_of(command, capsys) == f"{option} must be finite, got {value}"
 
 
