@@ -12,8 +12,12 @@ from typing import Any
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path, partial: Path | None = None) -> Iterator[None]:
     """Name a file or folder in an error of the system that names none, as that of a full disk.
+
+    Args:
+        path: The file or folder, as its user knows it.
+        partial: What it is called until it is whole; an error that names this is told of `path`.
 
     Raises:
         OSError: the same, with the path.
@@ -21,11 +25,14 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        named = str(path)
         if error.filename is not None:
-            raise
+            if partial is None or str(partial) not in str(error.filename):
+                raise
+            named = str(error.filename).replace(str(partial), named)
         # numpy's error of an array that was written in part has neither number nor reason
         reason = error.strerror or f"not written whole ({error}); is the disk full?"
-        raise OSError(error.errno or errno.EIO, reason, str(path)) from error
+        raise OSError(error.errno or errno.EIO, reason, named) from error
 
 
 @contextmanager
@@ -46,7 +53,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     own = f".{os.urandom(4).hex()}" if shared else ""
     partial = path.with_name(f".{path.name}{own}.partial")
     try:
-        with naming(path):
+        with naming(path, partial):
             yield partial
             with partial.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -67,9 +74,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """
     draft = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
-    draft.mkdir(parents=True)
     try:
-        with naming(folder):
+        with naming(folder, draft):
+            draft.mkdir(parents=True)
             yield draft
             if folder.exists():
                 folder.rmdir()

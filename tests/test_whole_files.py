@@ -10,7 +10,7 @@ from full_disk import limited_files
 from clusterformer.data.cache import cached_folder
 from clusterformer.errors import InputError
 from clusterformer.export.folder import whole_model
-from clusterformer.whole_files import replacing, write_text
+from clusterformer.whole_files import replacing, whole_folder, write_text
 
 
 def test_a_file_that_does_not_fit_is_named_and_the_old_one_stays(tmp_path: Path) -> None:
@@ -28,6 +28,21 @@ def test_an_error_that_names_its_own_file_keeps_it(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file") as refused, replacing(tmp_path / "file"):
         other.read_text()
     assert refused.value.filename == str(other)
+
+
+def test_an_error_of_the_partial_file_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(IsADirectoryError) as refused:
+        write_text(tmp_path / "taken", "new")
+    assert refused.value.filename == str(tmp_path / "taken")
+    with pytest.raises(FileNotFoundError) as refused, whole_folder(tmp_path / "model") as draft:
+        (draft / "none" / "weights").write_text("")
+    assert refused.value.filename == str(tmp_path / "model" / "none" / "weights")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as refused, whole_folder(tmp_path / "file" / "model"):
+        pass
+    assert refused.value.filename == str(tmp_path / "file" / "model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
 
 
 @pytest.mark.parametrize("size", [15_000, 1_000_000])

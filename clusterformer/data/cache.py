@@ -78,7 +78,7 @@ def cached_folder(
             try:
                 if folder.exists():
                     report(f"{folder}: damaged, made again: {damage}")
-                with naming(folder):
+                with naming(folder, draft):
                     fill(draft)
                     (draft / _MANIFEST).write_text(json.dumps(_describe(draft)), encoding="utf-8")
                 if folder.exists():
