@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_START = "model.init_from"
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -47,6 +50,7 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     share a cell and a seed are told apart by what else differs between them: options of the data
     name the column too, those of the training the row.
     """
+    configs = _without_run_numbers(configs)
     networks = [config for config in configs if not config.get("method")]
     options = [key for key in differences(networks) if _is_model_option(key)]
     mechanisms = {config.get("model.attention") for config in networks}
@@ -77,6 +81,19 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         for config, column in zip(configs, columns, strict=True)
     ]
     return list(zip(rows, columns, strict=True))
+
+
+def _without_run_numbers(configs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Leave out the numbers of runs that others start from, if each seed starts from its own."""
+    starts = [config.get(_START) for config in configs]
+    cut = [
+        {**config, _START: re.sub(r"/(seed-)?\d+(?=/|$)", "", str(start))} if start else config
+        for config, start in zip(configs, starts, strict=True)
+    ]
+    begun: dict[str, set[Any]] = {}  # by all that makes a row and a column, and the seed
+    for config, start in zip(cut, starts, strict=True):
+        begun.setdefault(repr(sorted(config.items())), set()).add(start)
+    return cut if all(len(found) == 1 for found in begun.values()) else configs
 
 
 def with_data_of(trained: Mapping[str, Any], tested: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -83,3 +83,20 @@ def test_a_test_on_other_data_is_in_the_row_of_its_training() -> None:
     assert with_data_of(trained, other) == {**trained, "data.num_tokens": 64}
     same_data = {**other, "data.num_tokens": 16}
     assert with_data_of(trained, same_data) == same_data
+
+
+def test_runs_that_start_from_a_run_of_their_own_seed_are_one_row() -> None:
+    runs = [
+        {**RUN, "seed_everything": seed, "model.init_from": f"runs/{name}/{seed + 1}"}
+        for name in ("bert", "cloze")
+        for seed in (0, 1)
+    ]
+    assert [row for row, _ in name_rows(runs[:2])] == ["FullAttention"] * 2
+    rows = [row for row, _ in name_rows(runs)]
+    bert, cloze = (f"FullAttention, init_from=runs/{name}" for name in ("bert", "cloze"))
+    assert rows == [bert, bert, cloze, cloze]
+    same_seed = [{**run, "seed_everything": 0} for run in runs[:2]]
+    assert [row for row, _ in name_rows(same_seed)] == [
+        "FullAttention, init_from=runs/bert/1",
+        "FullAttention, init_from=runs/bert/2",
+    ]
