@@ -9,6 +9,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from clusterformer.errors import InputError
+from clusterformer.wording import suggested
 
 
 def require_structure(value: Any, expected: Any, name: str) -> None:
@@ -48,7 +49,8 @@ def require_arguments(function: Callable[..., Any], options: Any, name: str) -> 
     parameters = inspect.signature(function).parameters
     for option, value in options.items():
         if option not in parameters:
-            raise InputError(f"{name}: no option {option!r:.60}; there is {', '.join(parameters)}")
+            known = suggested(option, parameters)
+            raise InputError(f"{name}: no option {option!r:.60}; {known}")
         require_structure(value, hints.get(option, Any), f"{name}.{option}")
     for option, parameter in parameters.items():
         if option not in options and parameter.default is parameter.empty:

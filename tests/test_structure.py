@@ -69,6 +69,7 @@ def _called(words: list[str], *, lowercase: bool = True) -> None: ...
         ({"words": [], "lowercase": False}, None),
         ({}, "x.words is missing"),
         ({"words": [], "other": 1}, "x: no option 'other'; there is words, lowercase"),
+        ({"word": []}, "x: no option 'word'; did you mean words? there is words, lowercase"),
         ({"words": [], "lowercase": 1}, "x.lowercase must be bool, got 1"),
         ([], "x must be dict"),
     ],

@@ -172,8 +172,8 @@ def read_plan(path: Path) -> Plan:
     _refuse_duplicates(file, with_runs_before(runs))
     baseline = content.get("baseline")
     if baseline is not None and baseline not in options.rows:
-        names = ", ".join(list(options.rows)[:20])
-        file.refuse(f"no row {shorten(baseline)} for a baseline; there are {names}", "baseline")
+        names = suggested(str(baseline), options.rows)
+        file.refuse(f"no row {shorten(baseline)} for a baseline; {names}", "baseline")
     title = content.get("title", path.stem.replace("-", " "))
     check_name(file, title, "title")
     also = content.get("also", [])

@@ -15,6 +15,7 @@ from clusterformer.compare.plan_file import PlanFile, is_number, shorten
 from clusterformer.compare.planned_run import FitOptions
 from clusterformer.errors import InputError
 from clusterformer.training.config_files import find
+from clusterformer.wording import did_you_mean, suggested
 
 KEYS: dict[str, type | tuple[type, ...]] = {
     "title": str,
@@ -98,8 +99,8 @@ def read_cells(file: PlanFile, rows: Mapping[str, FitOptions]) -> dict[tuple[str
         for row, keys in special.items():
             at = key, column, "rows", row
             if row not in rows:
-                names = ", ".join(list(rows)[:20])
-                file.refuse(f"{key}: {column}: no row {shorten(row)}; there are {names}", *at)
+                names = suggested(str(row), rows)
+                file.refuse(f"{key}: {column}: no row {shorten(row)}; {names}", *at)
             if not isinstance(keys, dict) or "config" in keys:
                 file.refuse(f"{key}: {column}: {row}: must be dotted keys of fit", *at)
             check_options(file, keys, *at)
@@ -117,8 +118,8 @@ def read_after(
             continue
         at, name = ("columns", column, "after"), options["after"]
         if not isinstance(name, str) or name not in first:
-            known = ", ".join(first) or "no `first` in the file"
-            message = f"after must name a first part, got {shorten(name)}; there is {known}"
+            known = suggested(str(name), first) if first else "there is no `first` in the file"
+            message = f"after must name a first part, got {shorten(name)}; {known}"
             file.refuse(f"columns: {column}: {message}", *at)
         if "model.init_from" in columns[column]:
             file.refuse(f"columns: {column}: after and model.init_from are two starts", *at)
@@ -138,7 +139,7 @@ def read_trained_on(
         at, name = ("columns", column, "trained_on"), named[column]["trained_on"]
         if not isinstance(name, str) or name not in known:
             message = f"trained_on must name what models are trained on, got {shorten(name)}"
-            file.refuse(f"columns: {column}: {message}; there is {', '.join(known)}", *at)
+            file.refuse(f"columns: {column}: {message}; {suggested(str(name), known)}", *at)
         for key in ("after", "config"):
             if key in named[column]:
                 file.refuse(f"columns: {column}: {key}: its models are only tested", *at[:2], key)
@@ -169,12 +170,12 @@ def read_paper(
             message = f"paper: {row}: must be column: number, got {shorten(numbers)}"
             file.refuse(message, "paper", row)
         if row not in rows:
-            names = ", ".join(list(rows)[:20])
-            file.refuse(f"paper: no row {shorten(row)}; there are {names}", "paper", row)
+            file.refuse(f"paper: no row {shorten(row)}; {suggested(str(row), rows)}", "paper", row)
         for column in numbers:
             if column not in (*columns, "average"):
-                names = ", ".join(map(repr, [*columns][:20]))
-                message = f"paper: {row}: no column {shorten(column)}; there are {names}"
+                names = ", ".join(map(repr, columns))  # the only one may be ""
+                hint = f"{did_you_mean(str(column), columns)} there is {names}".lstrip()
+                message = f"paper: {row}: no column {shorten(column)}; {hint}"
                 file.refuse(message, "paper", row, column)
     return dict(paper)
 

@@ -23,6 +23,7 @@ from clusterformer.compare.results import Result
 from clusterformer.compare.significance import MIN_SEEDS, PairedTest, sign_flip_test
 from clusterformer.errors import InputError
 from clusterformer.training.monitoring import mode_of
+from clusterformer.wording import suggested
 
 AVERAGE = "average"
 """Name of the column with the mean over all columns."""
@@ -184,8 +185,8 @@ def _one_a_seed(
         if metrics[result.column] not in result.measures:
             line = f"{result.row}, seed {result.seed} has no {metrics[result.column]!r}"
             if not whole:
-                known = ", ".join(name for name in result.measures if "layer" not in name)
-                raise InputError(f"{line}; there is {known or 'nothing'}")
+                known = [name for name in result.measures if "layer" not in name]
+                raise InputError(f"{line}; {suggested(metrics[result.column], known)}")
             notes.append(f"left out: {line}")
     latest = {(result.row, result.column, result.seed): result for result in whole}
     for result in whole:

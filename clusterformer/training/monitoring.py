@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
 from clusterformer.errors import InputError, require_at_least
+from clusterformer.wording import suggested
 
 _BETTER_LOW = ("loss", "perplexity", "bits", "error")
 
@@ -86,7 +87,5 @@ class MonitorCheck(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         logged: dict[str, Any] = trainer.callback_metrics
         if self._monitor not in logged:
-            names = ", ".join(sorted(name for name in logged if name.startswith("val/")))
-            raise InputError(
-                f"--monitor: nothing is logged as {self._monitor!r}; there are {names}"
-            )
+            names = suggested(self._monitor, sorted(n for n in logged if n.startswith("val/")))
+            raise InputError(f"--monitor: nothing is logged as {self._monitor!r}; {names}")

@@ -127,7 +127,7 @@ def test_options_of_one_row_in_one_column_go_over_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"theirs": {"model.lr": 1}}, "columns: short: no row 'theirs'; there are full, ours"),
+        ({"theirs": {"model.lr": 1}}, "columns: short: no row 'theirs'; there is full, ours"),
         ({"ours": 3}, "columns: short: ours: must be dotted keys of fit"),
         ({"ours": {"config": "mr.yaml"}}, "columns: short: ours: must be dotted keys of fit"),
         ([1], r"columns: short: rows must be row: dotted keys, got \[1\]"),

@@ -177,7 +177,7 @@ def test_a_shard_has_the_first_parts_of_its_runs(tmp_path: Path) -> None:
         ({"first": {"short": {"after": "short"}}}, "first: only a column can stand after a first"),
         ({"rows": {"a": {"after": "short"}}}, "rows: only a column can stand after a first part"),
         ({"first": {"short": {}, "alone": {}}}, "first: alone is the name of a column too"),
-        ({"first": {"short": {"rows": {"z": {}}}}}, "first: short: no row 'z'; there are coupled"),
+        ({"first": {"short": {"rows": {"z": {}}}}}, "first: short: no row 'z'; there is coupled"),
         ({"first": 3}, "first has the wrong form: 3"),
         ({"columns": {"long": {"after": ["short"]}}}, "must name a first part, got ['short']"),
         (

@@ -185,7 +185,8 @@ def test_what_is_monitored_chooses_the_best(folder: Path, tmp_path: Path, capsys
     capsys.readouterr()
     assert main([*command, "--monitor=val/f2"]) == 2
     assert (
-        "nothing is logged as 'val/f2'; there are val/accuracy, val/f1" in capsys.readouterr().err
+        "nothing is logged as 'val/f2'; did you mean val/f1? there is val/accuracy, val/f1"
+        in capsys.readouterr().err
     )
     assert not (tmp_path / "classification" / "2").exists()  # refused before the first step
 
