@@ -156,7 +156,7 @@ def _encode(model: Any, texts: Tensor) -> tuple[Tensor, float]:
     for batch in texts.split(4):
         with calls(model) as found:
             hidden.append(model(input_ids=batch).last_hidden_state)
-        share = share_seen(found, torch.ones_like(batch, dtype=torch.bool))
+        share = share_seen(found)
         assert share is not None
         seen.append(share)
     return torch.cat(hidden), sum(seen) / len(seen)

@@ -63,14 +63,15 @@ class AttachedMechanism(nn.Module):
 
     Attributes:
         core: The same.
-        records: Called by each forward pass with the mechanism and its grouping.
+        records: Called by each forward pass with the mechanism, its grouping and the mask of real
+            tokens, (B, N).
         group: Processes that may share a sequence, each with some heads; None: none do.
     """
 
     def __init__(self, core: AttentionCore) -> None:
         super().__init__()
         self.core = core
-        self.records: list[Callable[[AttentionCore, Grouping | None], None]] = []
+        self.records: list[Callable[[AttentionCore, Grouping | None, Tensor], None]] = []
         self.group: SequenceGroup | None = None
         self._given: dict[int, tuple[Tensor, Any]] = {}  # by thread
         self._without_grad = False
@@ -119,8 +120,11 @@ class AttachedMechanism(nn.Module):
             mixed, grouping = attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
         if not torch.compiler.is_compiling():
             self._check_loss(grouping)
-        for record in tuple(self.records):  # another thread may end one meanwhile
-            record(self.core, grouping)
+        records = tuple(self.records)  # another thread may end one meanwhile
+        if records and mask is None:
+            mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
+        for record in records:
+            record(self.core, grouping, mask)
         return mixed
 
     def _check_loss(self, grouping: Grouping | None) -> None:

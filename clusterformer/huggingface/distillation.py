@@ -20,7 +20,7 @@ from clusterformer.errors import InputError, require_at_least, require_positive
 from clusterformer.huggingface.attaching import detach, is_attached
 from clusterformer.huggingface.dispatch import SLOT, slots
 from clusterformer.huggingface.distillation_file import DistillationFile, Progress, identify
-from clusterformer.huggingface.recording import evaluating, groupings, without_cache
+from clusterformer.huggingface.recording import calls, evaluating, without_cache
 from clusterformer.huggingface.texts import require_many, to_batches
 from clusterformer.losses import mechanism_loss
 
@@ -124,15 +124,15 @@ def distill(
             with torch.no_grad():
                 copies = {name: x.clone() for name, x in batch.items()}  # it may change them
                 wanted = teacher(**copies, **options).hidden_states[1:]
-            with groupings(model) as grouped:
+            with calls(model) as layers:
                 found = model.base_model(**batch, **options).hidden_states[1:]
-            real = batch.get("attention_mask", torch.ones_like(found[0][..., 0])).bool()
+            real = layers[0].mask
             pairs = [(x[real].float(), y[real].float()) for x, y in zip(found, wanted, strict=True)]
             cosine = float(F.cosine_similarity(*pairs[-1], dim=-1).detach().mean())
             progress = Progress(step, cosine if step == 1 else progress.before, cosine)
             optimizer.zero_grad()
             loss = torch.stack([_relative_error(*pair) for pair in pairs]).mean()
-            further = mechanism_loss(grouped)
+            further = mechanism_loss([layer.grouping for layer in layers])
             (loss if further is None else loss + further / real.sum()).backward()
             optimizer.step()
             falling.step()
@@ -141,6 +141,7 @@ def distill(
                 _log.info(f"step {step:,} of {steps:,}: cosine with the original {cosine:.4f}")
                 if file is not None:
                     file.keep(progress)
+    optimizer.zero_grad()  # else they would be added to those of a further training
     return Distilled(progress.before, progress.after)
 
 

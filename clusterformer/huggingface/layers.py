@@ -74,7 +74,9 @@ def _called_causal(model: nn.Module) -> bool:
     return any("is_causal=True" in _source(kind) for kind in {type(m) for m in model.modules()})
 
 
-_OWN_MASK = re.compile(r'extended_attention_mask = |allow_is_causal_skip(": |=)False')
+_OWN_MASK = re.compile(
+    r'extended_attention_mask = |allow_is_causal_skip(": |=)False|generate_block_attention_mask'
+)
 """Source of a forward pass that makes the mask, or needs that of all pairs to add to it."""
 
 
@@ -138,6 +140,11 @@ def _has_relative_bias(module: nn.Module) -> bool:
 def _describe(name: str, module: nn.Module, model: PreTrainedModel, called: bool) -> Layer:
     config: Any = getattr(module, "config", model.config)
     heads = config.num_attention_heads
+    if not isinstance(heads, int):  # Segformer's stages, which also make keys of fewer tokens
+        raise InputError(
+            f"{type(model).__name__} has stages with other numbers of heads "
+            f"(num_attention_heads = {heads}); only models of equal layers are supported"
+        )
     for attribute in ("head_dim", "attention_head_size"):
         width = getattr(module, attribute, None)
         if width is not None:

@@ -66,7 +66,10 @@ def extend_positions(
     elif getattr(model.config, "rope_parameters", None):
         _rescale(model, positions, limit, scaling)
     else:
-        raise InputError(f"{type(model).__name__} has neither learned nor rotary positions")
+        raise InputError(
+            f"{type(model).__name__} has neither rotary positions nor a table of learned ones by "
+            "token; positions of other kinds cannot be extended"
+        )
     # RoBERTa's config counts the rows before the first position too, OPT's does not
     model.config.max_position_embeddings = positions + limit - held
     return model

@@ -1,13 +1,17 @@
-"""Run a model in evaluation, without a cache, and record what its mechanisms group."""
+"""Run a model in evaluation, without a cache, and record what its mechanisms group.
+
+B batch   N tokens
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, Grouping
 from clusterformer.huggingface.dispatch import slots
@@ -32,15 +36,30 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             part.training = True
 
 
+class Call(NamedTuple):
+    """One use of a mechanism.
+
+    Attributes:
+        core: Mechanism.
+        grouping: What it grouped; None if it groups nothing.
+        mask: (B, N), True at real tokens. The model's own mask may count other things, such as the
+            samples of a sound.
+    """
+
+    core: AttentionCore
+    grouping: Grouping | None
+    mask: Tensor
+
+
 @contextmanager
-def calls(model: nn.Module) -> Iterator[list[tuple[AttentionCore, Grouping | None]]]:
+def calls(model: nn.Module) -> Iterator[list[Call]]:
     """Record each use of a mechanism while the model runs; layers may share one, as in ALBERT.
 
     Yields:
-        A list that each forward pass extends: the mechanism of each layer, and its grouping.
+        A list that each forward pass extends, by one entry a layer.
     """
-    found: list[tuple[AttentionCore, Grouping | None]] = []
-    with _recording(model, lambda core, grouping: found.append((core, grouping))):
+    found: list[Call] = []
+    with _recording(model, lambda *call: found.append(Call(*call))):
         yield found
 
 
@@ -58,13 +77,13 @@ def groupings(model: nn.Module) -> Iterator[list[Grouping | None]]:
         mechanism groups nothing.
     """
     found: list[Grouping | None] = []
-    with _recording(model, lambda _, grouping: found.append(grouping)):
+    with _recording(model, lambda _core, grouping, _mask: found.append(grouping)):
         yield found
 
 
 @contextmanager
 def _recording(
-    model: nn.Module, record: Callable[[AttentionCore, Grouping | None], None]
+    model: nn.Module, record: Callable[[AttentionCore, Grouping | None, Tensor], None]
 ) -> Iterator[None]:
     attached = slots(model)
     for slot in attached:

@@ -1,7 +1,4 @@
-"""Share of its text that a token of a converted model sees.
-
-B batch   N tokens   E model width
-"""
+"""Share of its text that a token of a converted model sees."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clusterformer.attention import AttentionCore, Grouping
-from clusterformer.huggingface.recording import calls, evaluating, without_cache
+from clusterformer.huggingface.recording import Call, calls, evaluating, without_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,27 +20,20 @@ def keys_seen(model: PreTrainedModel, batch: dict[str, Tensor]) -> float | None:
 
     Args:
         model: Model with a mechanism attached, or without one.
-        batch: Texts as the model takes them: `input_ids` (B, N) or `inputs_embeds` (B, N, E), and
-            `attention_mask` (B, N) or none.
+        batch: Texts, pictures or sounds as the model takes them.
 
     Returns:
         The share; 1 in the model's own attention, and None where a mechanism does not say.
     """
     with evaluating(model), calls(model) as found:
         model.base_model(**batch, **without_cache(model.base_model))
-    mask = batch.get("attention_mask")
-    if mask is None:
-        given = next(batch[name] for name in ("input_ids", "inputs_embeds") if name in batch)
-        mask = torch.ones(given.shape[:2], device=given.device)
-    return share_seen(found, mask.bool())
+    return share_seen(found)
 
 
-def share_seen(
-    found: Sequence[tuple[AttentionCore, Grouping | None]], mask: Tensor
-) -> float | None:
-    """Compute the same from the `calls` of a forward pass; mask (B, N), True at real tokens."""
+def share_seen(found: Sequence[Call]) -> float | None:
+    """Compute the same from the `calls` of a forward pass."""
     shares = []
-    for core, grouping in found:
+    for core, grouping, mask in found:
         seen = core.keys_seen(grouping, mask)
         if seen is None:
             return None

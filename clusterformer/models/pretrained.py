@@ -137,7 +137,8 @@ class PretrainedEncoder(nn.Module):
             output = self.model(input_ids=tokens, attention_mask=mask, **options)
         if states is not None:
             states.extend(output.hidden_states)
-        layers = found or [(core, None) for core in self._plain]
+        layers = [(call.core, call.grouping) for call in found]
+        layers = layers or [(core, None) for core in self._plain]
         return StackOutput(
             output.last_hidden_state, [one for _, one in layers], [core for core, _ in layers]
         )

@@ -141,3 +141,9 @@ def test_what_cannot_be_distilled_is_refused(tiny) -> None:
         huggingface.distill(model, texts(), steps=0)
     with pytest.raises(ValueError, match="need their tokenizer"):
         huggingface.distill(model, ["a text"])
+
+
+def test_it_leaves_no_gradients_behind(tiny) -> None:
+    model = huggingface.attach(tiny("Bert"), "NeuralClusteringAttention", **SMALL)
+    huggingface.distill(model, texts(), steps=1)
+    assert all(weight.grad is None for weight in model.parameters())

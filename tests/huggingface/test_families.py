@@ -8,6 +8,7 @@ import torch
 
 from clusterformer import huggingface
 from clusterformer.errors import InputError
+from clusterformer.huggingface.recording import calls
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
@@ -179,6 +180,11 @@ def test_heads_that_the_config_does_not_tell_are_named_without_a_guess() -> None
 
 PICTURES: dict[str, Any] = {"image_size": 16, "patch_size": 4}
 SOUNDS: dict[str, Any] = {"num_key_value_heads": 2, "hidden_act": "silu"}
+STAGES: dict[str, Any] = {
+    "num_encoder_blocks": 2, "num_attention_heads": [1, 2], "hidden_sizes": [16, 32],
+    "depths": [1, 1], "sr_ratios": [2, 1], "patch_sizes": [3, 3], "strides": [2, 2],
+    "mlp_ratios": [2, 2],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -193,6 +199,8 @@ SOUNDS: dict[str, Any] = {"num_key_value_heads": 2, "hidden_act": "silu"}
         ("Wav2Vec2BertModel", {"position_embeddings_type": "relative_key"}, "relative positions"),
         ("ParakeetEncoder", SOUNDS, "relative positions"),
         ("BartForCausalLM", {"d_model": 32, "decoder_attention_heads": 2}, "cross-attention"),
+        ("SegformerModel", STAGES, r"has stages with other numbers of heads .* = \[1, 2\]\)"),
+        ("PixtralVisionModel", PICTURES, "makes a mask of its own"),
     ],
 )  # fmt: skip
 def test_what_no_mechanism_can_do_is_refused_at_once(
@@ -205,3 +213,34 @@ def test_what_no_mechanism_can_do_is_refused_at_once(
     with pytest.raises(InputError, match=told):
         huggingface.attach(model, "FullAttention")
     assert not huggingface.is_attached(model)
+
+
+def sounds() -> tuple[Any, dict[str, Any]]:
+    """A tiny Wav2Vec2, and a batch whose mask counts samples: many for each token."""
+    model = make(
+        "Wav2Vec2Model", conv_dim=(8,), conv_kernel=(20,), conv_stride=(20,),
+        num_feat_extract_layers=1, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        num_attention_heads=4,
+    )  # fmt: skip
+    mask = torch.arange(800) < torch.tensor([[800], [400]])
+    return model, {"input_values": torch.randn(2, 800) * mask, "attention_mask": mask.long()}
+
+
+def pictures() -> tuple[Any, dict[str, Any]]:
+    return make("ViTModel", **PICTURES), {"pixel_values": torch.randn(2, 3, 16, 16)}
+
+
+@pytest.mark.parametrize(("given", "tokens"), [(sounds, [40, 20]), (pictures, [17, 17])])
+def test_a_model_without_tokens_of_text_is_measured_and_taught(
+    given: Any, tokens: list[int]
+) -> None:
+    model, batch = given()
+    huggingface.attach(model, "LocalAttention", window=2)
+    with torch.no_grad(), calls(model) as found:
+        model(**batch)
+    assert found[0].mask.sum(1).tolist() == tokens
+    shares = [(3 * n - 2) / n for n in tokens]  # itself, and the tokens before and behind
+    assert huggingface.keys_seen(model, batch) == pytest.approx(sum(shares) / sum(tokens))
+    huggingface.attach(model, "NeuralClusteringAttention", num_clusters=8)
+    assert len(huggingface.calibrate(model, [batch])) == 2
+    assert 0 < huggingface.distill(model, [batch], steps=2).before <= 1
