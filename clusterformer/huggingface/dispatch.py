@@ -120,11 +120,9 @@ class AttachedMechanism(nn.Module):
             mixed, grouping = attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
         if not torch.compiler.is_compiling():
             self._check_loss(grouping)
-        records = tuple(self.records)  # another thread may end one meanwhile
-        if records and mask is None:
-            mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
-        for record in records:
-            record(self.core, grouping, mask)
+        for record in tuple(self.records):  # another thread may end one meanwhile
+            every = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
+            record(self.core, grouping, every if mask is None else mask[:, -every.shape[1] :])
         return mixed
 
     def _check_loss(self, grouping: Grouping | None) -> None:
