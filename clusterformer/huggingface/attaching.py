@@ -132,4 +132,6 @@ def require_model(model: object, with_adapters: str | None) -> None:
     hint = f"; {with_adapters}" if wrapped else ""
     if "SentenceTransformer" in kinds:
         hint = "; give its model[0].auto_model"
+    if "OptimizedModule" in kinds:
+        hint = "; give the model that torch.compile got, and compile it afterwards"
     raise InputError(f"model must be a PreTrainedModel of transformers, got {kinds[0]}{hint}")

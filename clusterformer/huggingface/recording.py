@@ -59,7 +59,11 @@ def calls(model: nn.Module) -> Iterator[list[Call]]:
         A list that each forward pass extends, by one entry a layer.
     """
     found: list[Call] = []
-    with _recording(model, lambda *call: found.append(Call(*call))):
+
+    def record(core: AttentionCore, grouping: Grouping | None, mask: Tensor) -> None:
+        found.append(Call(core, grouping, mask))
+
+    with _recording(model, record):
         yield found
 
 

@@ -292,6 +292,12 @@ def test_a_compiled_model_gives_the_same(tiny, batch) -> None:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+def test_a_compiled_model_is_refused_with_what_to_do(tiny) -> None:
+    compiled: Any = torch.compile(tiny("Bert"))
+    with pytest.raises(ValueError, match="got OptimizedModule; give the model that"):
+        huggingface.attach(compiled, "FullAttention")
+
+
 @pytest.mark.slow
 def test_a_compiled_decoder_needs_no_mask(tiny) -> None:
     """Compiled, transformers takes every row without a mask for a packed one."""
