@@ -190,7 +190,7 @@ def _is_plain_wav(path: Path) -> bool:
     if path.suffix.lower() not in (".wav", ".wave") or start in (b"RF64", b"RIFX"):
         return False
     try:
-        with open_wav(path) as opened, wave.open(opened) as file:
+        with open_wav(path) as whole, wave.open(whole) as file:
             bits = 8 * file.getsampwidth()
     except (wave.Error, EOFError) as error:
         # floating-point numbers, or compressed; from Python 3.12 on also "unknown extended format"
