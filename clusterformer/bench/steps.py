@@ -70,7 +70,7 @@ class TrainingStep:
     """A training step on a batch of the task's longest texts; a call takes it.
 
     Attributes:
-        shape: Shape of the batch's tokens.
+        shape: Texts, and tokens of the longest; frames that an encoder of speech reads.
         data_ms: Mean time of making a batch of the training data, in milliseconds.
     """
 
@@ -81,9 +81,9 @@ class TrainingStep:
             model.network = task.build(model.transformer_config)
         self.model, self.task = model, task
         begun, batches = clock(), task.train_dataloader()
-        self.batch = max(batches, key=lambda batch: batch.tokens.shape[1])
+        self.batch = max(batches, key=lambda batch: batch.mask.shape[1])
         self.data_ms = (clock() - begun) * 1e3 / len(batches)
-        self.shape = tuple(self.batch.tokens.shape)
+        self.shape = tuple(self.batch.mask.shape)
         self.optimizer = make_optimizer(
             model, model.optimizer, lr=model.lr, pretrained_lr=model.pretrained_lr,
             weight_decay=model.weight_decay, betas=model.betas,

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from tiny_audio import write_table
 from tiny_pretrained import write_bert
 
 from clusterformer.cli import bench_steps
@@ -15,6 +16,19 @@ def test_whole_training_steps_of_a_configuration_are_measured(capsys) -> None:
     assert main(["bench", "steps", *arguments]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]]
     assert rows == [["1024", "FullAttention"], ["1024", "configured"]]
+
+
+def test_steps_of_speech_are_measured_in_the_frames_that_the_encoder_reads(tmp_path) -> None:
+    write_table(tmp_path, 12)
+    out = tmp_path / "steps.json"
+    code = main(
+        ["bench", "steps", "--config", "spoken-digits.yaml", "--data.name", "null",
+         "--data.train", str(tmp_path / "train.tsv"), "--data.subsampling", "4", "--repeats", "1",
+         "--mechanisms", "configured", "--no-memory", "--out", str(out)]
+    )  # fmt: skip
+    assert code == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert 1 < row["length"] < 40  # words of 0.12 seconds, and four frames of 10 ms as one
 
 
 @pytest.mark.slow
