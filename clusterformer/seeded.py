@@ -1,9 +1,11 @@
 """Random numbers that are the same on every device."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 
 def draw_seeded(seed: int, draw: Callable[[Generator], Tensor]) -> Tensor:
@@ -19,3 +21,18 @@ def draw_seeded(seed: int, draw: Callable[[Generator], Tensor]) -> Tensor:
     with torch.device("cpu"):
         drawn = draw(Generator().manual_seed(seed))
     return drawn.to(torch.empty(0).device)
+
+
+def register_drawn(module: nn.Module, name: str, drawn: Tensor) -> None:
+    """Register a buffer that a seed fixes; a state dict without it leaves it as drawn.
+
+    So a mechanism without weights takes those of a model that was trained with another one.
+    """
+    module.register_buffer(name, drawn)
+    module.register_load_state_dict_pre_hook(partial(_keep_drawn, name))
+
+
+def _keep_drawn(
+    name: str, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any
+) -> None:
+    state_dict.setdefault(prefix + name, getattr(module, name))

@@ -27,7 +27,7 @@ from clusterformer.kernels.multipole import Expansion, evaluate
 from clusterformer.kernels.reference import sort
 from clusterformer.kernels.rows import gather_own, resort
 from clusterformer.masks import mask_by_head
-from clusterformer.seeded import draw_seeded
+from clusterformer.seeded import draw_seeded, register_drawn
 
 
 class MultipoleAttention(AttentionCore):
@@ -108,7 +108,7 @@ class MultipoleAttention(AttentionCore):
             block_size,
         )  # fmt: skip
         offset = draw_seeded(seed, lambda generator: torch.rand(1, generator=generator))
-        self.register_buffer("offset", offset)
+        register_drawn(self, "offset", offset)
 
     def forward(
         self,

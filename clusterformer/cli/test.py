@@ -11,6 +11,7 @@ Measure a trained model on the test data of its task.
   --average N                mean of the weights after the last N validations, or best:N; needs a
                              training with --keep N
   --data.test FILE           other test data, in the layout of the training data
+  --model.attention CLASS    another mechanism, without weights of its own (MultipoleAttention)
   --report DIR               write report.json, predictions.csv and confusion.png (classifiers)
   --out FILE.json            write the measures unrounded, with the command, commit and machine
   --wandb                    log the measures to Weights & Biases, beside the training's

@@ -6,7 +6,7 @@ W hash bits   D width
 import torch
 from torch import Tensor, nn
 
-from clusterformer.seeded import draw_seeded
+from clusterformer.seeded import draw_seeded, register_drawn
 
 MAX_BITS = 63
 """Number of bits that fit an int64 beside its sign."""
@@ -32,7 +32,7 @@ class SignHash(nn.Module):
         if not 1 <= bits <= MAX_BITS:
             raise ValueError(f"bits must be in 1..{MAX_BITS}, got {bits}")
         planes = draw_seeded(seed, lambda generator: torch.randn(width, bits, generator=generator))
-        self.register_buffer("planes", nn.functional.pad(planes, (0, 64 - bits)))
+        register_drawn(self, "planes", nn.functional.pad(planes, (0, 64 - bits)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Hash vectors (..., D) to codes (...) int64."""
