@@ -63,6 +63,8 @@ class Needle(GeneratedTask):
         form: Form of the sentences: "numbers", one of several keys is asked; or "variables", one of
             two chains of variables is followed to its number.
         needles: Number of sentences in a text, or in each chain: 1 is the single needle.
+        also_needles: Other numbers of sentences; every text of training draws one of all numbers
+            that its length has room for.
         also_train: Other lengths; every further batch of training has the next of them, and as many
             bytes.
         short_batches: Number of first batches that have the lengths of `also_train` only.
@@ -83,6 +85,7 @@ class Needle(GeneratedTask):
         length: int = 1024,
         form: Literal["numbers", "variables"] = "numbers",
         needles: int = 1,
+        also_needles: list[int] | None = None,
         also_train: list[int] | None = None,
         short_batches: int = 0,
         **options: Any,
@@ -91,14 +94,20 @@ class Needle(GeneratedTask):
         self._documents = DocumentSplits(name, root, {"train": train, "valid": valid, "test": test})
         if form not in ("numbers", "variables"):
             raise InputError(f'form must be "numbers" or "variables", got {form!r}')
-        require_at_least(1, needles=needles)
-        if needles > (most := MAX_SENTENCES // (CHAINS if form == "variables" else 1)):
-            raise InputError(f"needles must be at most {most}, got {needles}")
+        most = MAX_SENTENCES // (CHAINS if form == "variables" else 1)
+        self._numbers = [needles, *(also_needles or [])]
+        for option, numbers in {"needles": [needles], "also_needles": also_needles or []}.items():
+            for number in numbers:
+                require_at_least(1, **{option: number})
+                if number > most:
+                    raise InputError(f"{option} must be at most {most}, got {number}")
         for each in (lengths := [length, *(also_train or [])]):
-            if each < (shortest := 64 * (needles + 1)):
+            if each < (shortest := _shortest(needles)):
                 raise InputError(
                     f"length must be at least 64 * (needles + 1) = {shortest}, got {each}"
                 )
+        if (longest := max(lengths)) < (shortest := _shortest(most := max(self._numbers))):
+            raise InputError(f"also_needles: {most} need a length of {shortest}, got {longest}")
         require_sizes(short_batches, also_train)
         self._lengths, self._short_batches = lengths, short_batches
         self._trained_length = max(lengths)  # for learned positions, whatever a test has
@@ -114,17 +123,20 @@ class Needle(GeneratedTask):
         return 257
 
     def texts(self, *stream: int) -> NeedleTexts:
-        return self._texts(self._length, stream)
+        return self._texts(self._length, [self._needles], stream)
 
     def train_texts(self, *stream: int) -> SeveralLengths:
-        parts = [
-            self._texts(length, stream, max(1, self._length // length)) for length in self._lengths
-        ]
+        parts = []
+        for length in self._lengths:
+            numbers = [number for number in self._numbers if _shortest(number) <= length]
+            parts.append(self._texts(length, numbers, stream, max(1, self._length // length)))
         return SeveralLengths(parts, self._batch_size, self._short_batches)
 
-    def _texts(self, length: int, stream: tuple[int, ...], copies: int = 1) -> NeedleTexts:
+    def _texts(
+        self, length: int, numbers: list[int], stream: tuple[int, ...], copies: int = 1
+    ) -> NeedleTexts:
         book = self._book(SPLITS[stream[0]])
-        return NeedleTexts(book, length, self._form, self._needles, stream, copies)
+        return NeedleTexts(book, length, self._form, numbers, stream, copies)
 
     def _book(self, split: Split) -> np.ndarray:
         """Bytes of all texts of a part, one after the other."""
@@ -180,7 +192,7 @@ class NeedleTexts(GeneratedTexts):
         book: Bytes from which the text around the sentences is cut.
         length: Number of bytes of every text.
         form: "numbers" or "variables".
-        needles: Number of sentences in a text, or in each of two chains.
+        needles: Numbers of sentences in a text, or in each of two chains; a text draws one.
         stream: Numbers that name this list of texts.
         copies: Number of texts that are made from one index.
     """
@@ -190,7 +202,7 @@ class NeedleTexts(GeneratedTexts):
         book: np.ndarray,
         length: int,
         form: str,
-        needles: int,
+        needles: list[int],
         stream: tuple[int, ...],
         copies: int = 1,
     ) -> None:
@@ -212,7 +224,11 @@ class NeedleTexts(GeneratedTexts):
 
     def text(self, generator: np.random.Generator) -> bytes:
         """Make one text: N bytes, and the last digit of the answer behind them."""
-        told, question = (self._numbers if self._form == "numbers" else self._chains)(generator)
+        number = self._needles[0]
+        if len(self._needles) > 1:
+            number = int(generator.choice(self._needles))
+        make = self._numbers if self._form == "numbers" else self._chains
+        told, question = make(generator, number)
         end = question.encode()
         around = self._length + 1 - len(end) - sum(map(len, told))
         start = int(generator.integers(len(self._book) - around + 1))
@@ -224,28 +240,33 @@ class NeedleTexts(GeneratedTexts):
         ]
         return b"".join(parts) + hay[cuts[-1] :] + end
 
-    def _numbers(self, generator: np.random.Generator) -> tuple[list[str], str]:
+    def _numbers(self, generator: np.random.Generator, needles: int) -> tuple[list[str], str]:
         """Sentences in the order of the text, and the question with its answer."""
-        names = _names(generator, self._needles)
-        numbers = generator.integers(10 ** (DIGITS - 1), 10**DIGITS, self._needles)
-        wanted = int(generator.integers(self._needles))
+        names = _names(generator, needles)
+        numbers = generator.integers(10 ** (DIGITS - 1), 10**DIGITS, needles)
+        wanted = int(generator.integers(needles))
         told = [f" The number of {a} is {b}. " for a, b in zip(names, numbers, strict=True)]
         question = f" The number of {names[wanted]} is {numbers[wanted]}"
-        return [told[i] for i in generator.permutation(self._needles)], question
+        return [told[i] for i in generator.permutation(needles)], question
 
-    def _chains(self, generator: np.random.Generator) -> tuple[list[str], str]:
+    def _chains(self, generator: np.random.Generator, needles: int) -> tuple[list[str], str]:
         """The same of chains, each in its order; their sentences alternate at random."""
-        names = iter(_names(generator, CHAINS * self._needles))
+        names = iter(_names(generator, CHAINS * needles))
         least = 10 ** (DIGITS - 1)
         numbers = least + generator.choice(9 * least, CHAINS, replace=False)
         ends = [str(number) for number in numbers]  # what each chain has come to
         told = []
-        for chain in generator.permutation(np.repeat(np.arange(CHAINS), self._needles)):
+        for chain in generator.permutation(np.repeat(np.arange(CHAINS), needles)):
             name = next(names)
             told.append(f" Let {name} be {ends[chain]}. ")
             ends[chain] = name
         wanted = int(generator.integers(CHAINS))
         return told, f" The value of {ends[wanted]} is {numbers[wanted]}"
+
+
+def _shortest(needles: int) -> int:
+    """Least number of bytes that have room for the sentences, and for text around them."""
+    return 64 * (needles + 1)
 
 
 def _names(generator: np.random.Generator, count: int) -> list[str]:

@@ -76,6 +76,19 @@ def test_batches_of_other_lengths_take_turns(books) -> None:
         assert torch.equal(batch.asked, asked.expand(len(batch.tokens), -1))
 
 
+def test_texts_of_training_hold_each_number_of_sentences_that_has_room(books) -> None:
+    task = Needle(
+        **books, length=400, also_needles=[2, 5], also_train=[200], batch_size=9, test_texts=9
+    )
+    lightning.seed_everything(0, verbose=False)
+    whole, short, *_ = islice(task.train_dataloader(), 2)
+    task.setup("test")
+    (tested,) = task.test_dataloader()
+    for batch, expected in ((whole, {1, 2, 5}), (short, {1, 2}), (tested, {1})):
+        texts = (bytes((tokens - 1).tolist()) for tokens in batch.tokens)
+        assert {text.count(b"The number of") - 1 for text in texts} == expected
+
+
 def test_each_part_has_its_own_books(books) -> None:
     task = Needle(**books, length=300)
     for stream, word in ((0, "apple"), (1, "river"), (2, "mountain")):
@@ -121,6 +134,8 @@ def test_learned_positions_reach_the_longest_texts_of_training(books) -> None:
         ({"also_train": [100]}, r"at least 64 \* \(needles \+ 1\) = 128, got 100"),
         ({"short_batches": 3}, "short_batches needs also_train"),
         ({"needles": 0}, "needles must be at least 1, got 0"),
+        ({"also_needles": [2, 0]}, "also_needles must be at least 1, got 0"),
+        ({"also_needles": [5], "length": 300}, "also_needles: 5 need a length of 384, got 300"),
         ({"needles": 6400, "length": 10**6}, "needles must be at most 3200, got 6400"),
         (
             {"form": "variables", "needles": 1601, "length": 10**6},
