@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -61,6 +62,22 @@ def test_20_newsgroups_shows_the_accuracies_of_its_runs() -> None:
         assert cells == [f"{value:.1f}" for value in (*values, fmean(values))]
         if row in ("Transformer", "ClusterFormer"):
             assert f"| {fmean(values):.1f} ± {stdev(values):.1f} |" in readme
+
+
+def test_mnist_by_information_has_one_number_on_every_page() -> None:
+    runs = json.loads((RESULTS / "clustering-information.json").read_text(encoding="utf-8"))["runs"]
+    (run,) = (
+        run
+        for run in runs
+        if run["environment"]["commit"].startswith("f68d2ad")
+        and "--data mnist" in run["environment"]["command"]
+    )
+    shares = [100 * row["accuracy"] for row in run["rows"] if row["method"] == "neural-hidden"]
+    assert len(shares) == 10
+    shown = f"{fmean(shares):.1f} ± {stdev(shares):.1f}"
+    for page in (RESULTS / "mnist.md", RESULTS / "index.md", RESULTS.parents[1] / "README.md"):
+        text = page.read_text(encoding="utf-8").replace("*", "")
+        assert set(re.findall(r"95\.8 ± \d\.\d", text)) == {shown}
 
 
 def _runs(folder: str) -> list[dict[str, str]]:
