@@ -101,16 +101,13 @@ class Needle(GeneratedTask):
                 require_at_least(1, **{option: number})
                 if number > most:
                     raise InputError(f"{option} must be at most {most}, got {number}")
-        for each in (lengths := [length, *(also_train or [])]):
-            if each < (shortest := _shortest(needles)):
-                raise InputError(
-                    f"length must be at least 64 * (needles + 1) = {shortest}, got {each}"
-                )
-        if (longest := max(lengths)) < (shortest := _shortest(most := max(self._numbers))):
-            raise InputError(f"also_needles: {most} need a length of {shortest}, got {longest}")
+        if length < (shortest := _shortest(needles)):
+            raise InputError(
+                f"length must be at least 64 * (needles + 1) = {shortest}, got {length}"
+            )
         require_sizes(short_batches, also_train)
-        self._lengths, self._short_batches = lengths, short_batches
-        self._trained_length = max(lengths)  # for learned positions, whatever a test has
+        self._lengths, self._short_batches = [length, *(also_train or [])], short_batches
+        self._trained_length = max(self._lengths)  # for learned positions, whatever a test has
         self._length, self._form, self._needles = length, form, needles
         self._books: dict[Split, np.ndarray] = {}
 
@@ -126,9 +123,16 @@ class Needle(GeneratedTask):
         return self._texts(self._length, [self._needles], stream)
 
     def train_texts(self, *stream: int) -> SeveralLengths:
+        # not before: a test may have other numbers, or another length, than these
+        longest = max(self._lengths)
+        if longest < (shortest := _shortest(most := max(self._numbers))):
+            raise InputError(f"also_needles: {most} need a length of {shortest}, got {longest}")
         parts = []
         for length in self._lengths:
             numbers = [number for number in self._numbers if _shortest(number) <= length]
+            if not numbers:
+                shortest = _shortest(min(self._numbers))
+                raise InputError(f"also_train: a length must be at least {shortest}, got {length}")
             parts.append(self._texts(length, numbers, stream, max(1, self._length // length)))
         return SeveralLengths(parts, self._batch_size, self._short_batches)
 

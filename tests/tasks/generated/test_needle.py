@@ -131,11 +131,9 @@ def test_learned_positions_reach_the_longest_texts_of_training(books) -> None:
     [
         ({"length": 100}, r"at least 64 \* \(needles \+ 1\) = 128, got 100"),
         ({"form": "poems"}, 'form must be "numbers" or "variables"'),
-        ({"also_train": [100]}, r"at least 64 \* \(needles \+ 1\) = 128, got 100"),
         ({"short_batches": 3}, "short_batches needs also_train"),
         ({"needles": 0}, "needles must be at least 1, got 0"),
         ({"also_needles": [2, 0]}, "also_needles must be at least 1, got 0"),
-        ({"also_needles": [5], "length": 300}, "also_needles: 5 need a length of 384, got 300"),
         ({"needles": 6400, "length": 10**6}, "needles must be at most 3200, got 6400"),
         (
             {"form": "variables", "needles": 1601, "length": 10**6},
@@ -148,6 +146,20 @@ def test_learned_positions_reach_the_longest_texts_of_training(books) -> None:
 def test_bad_options_are_refused(books, options, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Needle(**(books | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"also_train": [100]}, "also_train: a length must be at least 128, got 100"),
+        ({"also_needles": [5]}, "also_needles: 5 need a length of 384, got 300"),
+    ],
+)
+def test_sizes_of_training_without_room_are_refused_in_training(books, options, message) -> None:
+    task = Needle(**books, length=300, **options)
+    assert len(task.texts(2)[[0]].tokens)
+    with pytest.raises(InputError, match=message):
+        task.train_texts(0)
 
 
 def test_too_little_text_is_named_with_its_part(books) -> None:
