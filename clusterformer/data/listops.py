@@ -47,20 +47,6 @@ def generate(count: int, length: int, *, seed: str) -> list[Row]:
     return rows
 
 
-def evaluate(text: str) -> int:
-    """Evaluate an expression of well-formed, space-separated tokens."""
-    stack: list[tuple[str, list[int]]] = [("", [])]
-    for token in text.split():
-        if token in _OPERATORS:
-            stack.append((token, []))
-        elif token == "]":
-            operator, values = stack.pop()
-            stack[-1][1].append(_OPERATORS[operator](values))
-        else:
-            stack[-1][1].append(int(token))
-    return stack[0][1][0]
-
-
 def _expression(draw: random.Random, budget: int, depth: int) -> tuple[list[str], int]:
     """Make an expression of at most `budget` tokens: its tokens and its value."""
     if budget < _SHORTEST or depth > MAX_DEPTH:

@@ -1,11 +1,33 @@
 """ListOps: the values are right, the lengths as asked, the stream always the same."""
 
 from collections import Counter
+from statistics import median
 
 import pytest
 
-from clusterformer.data.listops import MAX_DEPTH, evaluate, generate
+from clusterformer.data.listops import MAX_DEPTH, generate
 from clusterformer.errors import InputError
+
+OPERATORS = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda values: int(median(values)),
+    "[SM": lambda values: sum(values) % 10,
+}
+
+
+def evaluate(text):
+    """Read the value back from the text, as a reader of the paper would."""
+    stack = [("", [])]
+    for token in text.split():
+        if token in OPERATORS:
+            stack.append((token, []))
+        elif token == "]":
+            operator, values = stack.pop()
+            stack[-1][1].append(OPERATORS[operator](values))
+        else:
+            stack[-1][1].append(int(token))
+    return stack[0][1][0]
 
 
 @pytest.mark.parametrize(
