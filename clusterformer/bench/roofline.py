@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-INDEX, FLOAT = 4, 4
-"""Bytes of an index, and of a float32."""
-
 
 class Ceilings(NamedTuple):
     """The highest rates of a device.
