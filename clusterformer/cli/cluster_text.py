@@ -171,8 +171,8 @@ def _predict(
 
 def _read(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Read the texts and their names."""
-    from clusterformer.cli.predict_table import Table, is_table
-    from clusterformer.data.tables import read_text, text_lines
+    from clusterformer.cli.predict_table import Table
+    from clusterformer.data.tables import is_table, read_text, text_lines
 
     path = options.text
     if is_table(path):

@@ -89,7 +89,7 @@ def predict_lines(
     """
     from clusterformer.cli.evaluation import load_model
     from clusterformer.cli.options import pop_option
-    from clusterformer.cli.predict_table import is_table
+    from clusterformer.data.tables import is_table
 
     source, arguments = pop_option(arguments, "--input")
     if source and source.removesuffix(".gz").endswith((".npy", ".npz")):

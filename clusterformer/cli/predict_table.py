@@ -23,11 +23,6 @@ LAYOUTS = tuple(ending[1:] for ending in FORMATS)
 """Layouts of the output."""
 
 
-def is_table(path: str) -> bool:
-    """Tell from the ending, in letters of either case, whether a file is a table."""
-    return path.lower().removesuffix(".gz").endswith(FORMATS)
-
-
 class Table:
     """A table with texts.
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from clusterformer.data.named_sets import Split, check_count, data_folder
-from clusterformer.data.tables import FORMATS, read_text
+from clusterformer.data.tables import is_table, read_text
 from clusterformer.data.text_pieces import open_bytes, text_pieces
 from clusterformer.errors import InputError, MissingDataError, reading
 from clusterformer.wording import counted
@@ -202,7 +202,7 @@ def _is_empty(file: Path) -> bool:
 @cache  # the parts of a data set are listed one by one: say it once
 def warn_of_table(path: Path) -> None:
     """Warn of a file of lines of text whose ending names a table."""
-    if path.name.lower().removesuffix(".gz").endswith(FORMATS):
+    if is_table(path):
         rank_zero_only(_log.warning)(
             f"{path}: read as plain text, with all that makes it a table, such as quotes and names "
             "of columns; if only its texts are wanted, write them to a .txt file"

@@ -25,6 +25,11 @@ Column = int | str
 Line = tuple[int, list[str]]  # line number from 1, fields
 
 
+def is_table(path: str | Path) -> bool:
+    """Tell from the ending, in letters of either case, whether a file is a table."""
+    return str(path).lower().removesuffix(".gz").endswith(FORMATS)
+
+
 def table_format(path: Path) -> str:
     """Return the ending that names a table's format, without `.gz`.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterformer.data.columns import find_columns
 from clusterformer.data.documents import document_pieces, own_documents
-from clusterformer.data.tables import FORMATS, read_table
+from clusterformer.data.tables import FORMATS, is_table, read_table
 from clusterformer.errors import InputError
 
 _SHORTEST = 8  # tokens; shorter ends of texts teach nothing
@@ -36,7 +36,7 @@ def sample_windows(
             table.
     """
     paths = list(paths)
-    if column is not None and not any(map(_is_table, paths)):
+    if column is not None and not any(map(is_table, paths)):
         allowed = ", ".join(FORMATS)
         raise InputError(f"--text_column is for tables, {allowed}; got {', '.join(paths)}")
     chooser, chosen = random.Random(0), []
@@ -62,13 +62,9 @@ def _windows(
             yield from (row for row in rows["input_ids"] if len(row) >= min(_SHORTEST, length))
 
 
-def _is_table(path: str) -> bool:
-    return path.lower().removesuffix(".gz").endswith(FORMATS)
-
-
 def _texts(path: str, column: str | None) -> Iterator[str]:
     file = Path(path).expanduser()
-    if not _is_table(path):
+    if not is_table(path):
         yield from document_pieces(own_documents(file))
         return
     header, rows = read_table(file)

@@ -12,8 +12,9 @@ from toy_command import error_of
 import clusterformer
 from clusterformer.cli.main import main
 from clusterformer.cli.predict import _arrivals
-from clusterformer.cli.predict_table import Table, is_table
+from clusterformer.cli.predict_table import Table
 from clusterformer.data.labelled_text import read_pairs, read_rows
+from clusterformer.data.tables import is_table
 from clusterformer.errors import InputError
 from clusterformer.tasks.pairs import split_pair
 
