@@ -5,13 +5,12 @@ B batch   H heads   N queries   M keys   D head width   E model width
 
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention.base import Cache, Causal, Grouping
 from clusterformer.attention.softmax import full_attention
-from clusterformer.attention.text_cache import TextCaching
+from clusterformer.attention.text_cache import TextCaching, extend
 
 
 class FullAttention(TextCaching):
@@ -49,10 +48,9 @@ class FullAttention(TextCaching):
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
         keys, values, count = cache
         position = int(count[0])  # the same in every row
-        if position == keys.shape[2]:  # growth by half: few copies, little unused room
-            room = k.new_empty(*k.shape[:2], position // 2 + 8, k.shape[3])
-            keys, values = (torch.cat([x.to(k.dtype), room], 2) for x in (keys, values))
-        keys[:, :, position], values[:, :, position] = k[:, :, 0], v[:, :, 0]
+        keys, values = (
+            extend(rows.to(new.dtype), position, new) for rows, new in ((keys, k), (values, v))
+        )
         held = slice(position + 1)
         mixed = F.scaled_dot_product_attention(q, keys[:, :, held], values[:, :, held])
         return mixed, (keys, values, count + 1)
