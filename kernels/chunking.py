@@ -143,20 +143,6 @@ def window_blocks(
     return Blocks(members, filled, copies[..., 0], copies, visible, look_back, padded, short=short)
 
 
-def near_blocks(like: Tensor, width: int, key_mask: Tensor | None, *, causal: bool) -> Blocks:
-    """Chunk neighbouring tokens for local heads: a chunk, the one before and, unless causal, after.
-
-    Args:
-        like: (B, N, ...), texts of any entries.
-        width: S, tokens per chunk.
-        key_mask: (B, N), True at real tokens; None means all real.
-        causal: Whether tokens see none after them.
-    """
-    batch, length = like.shape[:2]
-    ahead = 0 if causal else 1
-    return window_blocks(length, batch, width, key_mask, device=like.device, look_ahead=ahead)
-
-
 def capped_blocks(grouped: Sorted, capacity: int, key_mask: Tensor | None = None) -> Blocks:
     """Give each cluster one block of `capacity` slots; no cluster may have more tokens.
 

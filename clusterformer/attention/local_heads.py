@@ -13,7 +13,7 @@ from clusterformer.clustering.ring_cache import make_ring_cache
 from clusterformer.errors import require_whole
 from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.chunking import near_blocks
+from clusterformer.kernels.chunking import window_blocks
 
 
 class LocalHeads(AttentionCore):
@@ -44,8 +44,15 @@ class LocalHeads(AttentionCore):
             )
 
     def near_blocks(self, like: Tensor, key_mask: Tensor | None) -> Blocks:
-        """Cut texts, of the shape (B, N) of `like`, into chunks for the local heads."""
-        return near_blocks(like, self.local_window, key_mask, causal=bool(self.causal))
+        """Cut texts, of the shape (B, N) of `like`, into chunks for the local heads.
+
+        A token sees its chunk, the one before and, unless causal, the one after.
+        """
+        batch, length = like.shape[:2]
+        return window_blocks(
+            length, batch, self.local_window, key_mask,
+            device=like.device, look_ahead=0 if self.causal else 1,
+        )  # fmt: skip
 
     def attend_near(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> list[Tensor]:
         """Compute values of the local heads, (B, L, N, D), from q, k, v of all; [] for no heads."""
