@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clusterformer.kernels.chunking import cluster_chunks
 from clusterformer.kernels.grouping import sort
-from clusterformer.kernels.rows import gather_own, resort
+from clusterformer.kernels.rows import gather_own, pick_rows, resort
 
 GROUP = 32
 """P: queries that meet a block together."""
@@ -66,7 +66,8 @@ def selected_block_attention(
         tail = blocks * block_size - length
         rows = F.pad(x.float().flatten(0, 1), (0, 0, 0, tail)).reshape(-1, block_size * width)
         start = torch.arange(batch * heads, device=x.device)[:, None] * blocks
-        return _take_rows(rows, start + owner).unflatten(-1, (block_size, width))
+        picked = pick_rows(rows, (start + owner).flatten())
+        return picked.view(*owner.shape, block_size, width)
 
     position = torch.arange(block_size, device=q.device) + owner[..., None] * block_size
     limit = (members // choices)[..., None] if causal else length - 1
@@ -121,10 +122,3 @@ LOWEST = -1e30
 
 TINY = 1e-30
 """Least denominator: a query without a key gets 0."""
-
-
-def _take_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Select rows; the gradient has the same bits each time."""
-    if table.device.type == "cpu":
-        return table.index_select(0, index.flatten()).unflatten(0, index.shape)
-    return table[index]  # the gradient of index_select adds in random order on CUDA
