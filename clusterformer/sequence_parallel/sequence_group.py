@@ -51,7 +51,7 @@ class SequenceGroup:
         else:  # gloo gathers equal shapes only
             found[self.rank].copy_(x)
             for rank, part in enumerate(found):
-                dist.broadcast(part, self._global(rank), group=self.group)
+                dist.broadcast(part, group=self.group, group_src=rank)
         self.bytes_sent += (self.size - 1) * x.numel() * x.element_size()
         return found
 
@@ -79,9 +79,6 @@ class SequenceGroup:
         """
         found: Tensor = _Exchange.apply(rows, list(sent), list(received), self)
         return found
-
-    def _global(self, rank: int) -> int:
-        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     def _reduce(self, x: Tensor, operation: Any) -> Tensor:
         dist.all_reduce(x, operation, group=self.group)
