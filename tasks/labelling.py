@@ -50,6 +50,7 @@ class Labelling(LabelledTexts):
         super().__init__(name, **options)
         self._labels: list[str] = []
         self._class_weights = class_weights
+        self._ranks = False  # the examples of a group
         self._label_weights: Tensor | None = None
 
     def learn_targets(self, examples: Sequence[Example]) -> None:
@@ -94,7 +95,7 @@ class Labelling(LabelledTexts):
 
     def report(self) -> LabelReport | None:
         balanced = self._label_weights is not None
-        return LabelReport(self._labels, self._test_examples, balanced=balanced)
+        return LabelReport(self._labels, self._test_examples, ranks=self._ranks, balanced=balanced)
 
     def update(
         self, metrics: MetricCollection, output: Output, batch: Any, network: nn.Module

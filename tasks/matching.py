@@ -18,7 +18,6 @@ from clusterformer.errors import InputError
 from clusterformer.task import Output
 from clusterformer.tasks.metrics import PositiveF1
 from clusterformer.tasks.pairs import PairBatch, PairLabelling
-from clusterformer.training.label_report import LabelReport
 from clusterformer.training.text_baselines import Labelled
 
 
@@ -76,10 +75,6 @@ class Matching(PairLabelling):
                 "mrr": RetrievalMRR(empty_target_action="skip"),
             }
         )
-
-    def report(self) -> LabelReport | None:
-        balanced = self._label_weights is not None
-        return LabelReport(self._labels, self._test_examples, ranks=self._ranks, balanced=balanced)
 
     def measure(self, examples: Sequence[TextPair], found: Labelled) -> dict[str, float]:
         if not self._ranks:
