@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import math
 import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from clusterformer.compare.choosing import Choice
@@ -39,10 +39,10 @@ def page(summary: Summary, title: str, command: str) -> str:
     runs = counted(summary.num_runs, "run")
     seeds = counted(len({result.seed for result in summary.results}), "seed")
     parts = [
-        f"<h1>{_text(title)}</h1>",
-        f'<p class="verdict">{_text(verdict(summary))}</p>',
-        f'<p class="note">{runs}, {seeds}. <code>{_text(command)}</code></p>',
-        *(f'<p class="alarm">{_text(note)}</p>' for note in summary.notes),
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="verdict">{escape(verdict(summary))}</p>',
+        f'<p class="note">{runs}, {seeds}. <code>{escape(command)}</code></p>',
+        *(f'<p class="alarm">{escape(note)}</p>' for note in summary.notes),
         _section("Results", _table(summary) + _how_to_read(summary)),
         _section("Chosen by validation", _choices(summary.choices)),
         _section("Learning curves", _figure(validation_curves(summary), "Validation by steps: "
@@ -62,7 +62,7 @@ def page(summary: Summary, title: str, command: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in parts if part)
         + f"\n<script>{SORT}</script>\n</body>\n</html>\n"
     )
@@ -70,7 +70,7 @@ def page(summary: Summary, title: str, command: str) -> str:
 
 def _table(summary: Summary) -> str:
     heads = "".join(
-        f'<th scope="col"><button>{_text(name) or "run"}</button></th>' for name in header(summary)
+        f'<th scope="col"><button>{escape(name) or "run"}</button></th>' for name in header(summary)
     )
     lines = []
     for cells in body(summary, lambda cell: f"\0{cell}"):
@@ -80,7 +80,7 @@ def _table(summary: Summary) -> str:
             for cell, value in zip(cells[1:], exact, strict=True)
         )
         paper = "" if cells[0] in summary.costs else ' class="paper"'
-        lines.append(f'<tr{paper}><th scope="row">{_text(cells[0])}</th>{shown}</tr>')
+        lines.append(f'<tr{paper}><th scope="row">{escape(cells[0])}</th>{shown}</tr>')
     return _html_table(heads, lines)
 
 
@@ -94,15 +94,15 @@ def _exact(summary: Summary, row: str) -> list[float | None]:
 
 
 def _bold(cell: str) -> str:
-    return f"<b>{_text(cell[1:])}</b>" if cell.startswith("\0") else _text(cell)
+    return f"<b>{escape(cell[1:])}</b>" if cell.startswith("\0") else escape(cell)
 
 
 def _how_to_read(summary: Summary) -> str:
     better = "higher" if summary.mode == "max" else "lower"
     seen = KEYS_SEEN if "keys seen" in summary.cost_names else ""
     return (
-        f'<p class="note">{_text(summary.metric)}, {better} is better: mean ± standard deviation '
-        f"over seeds; the best value of a column is bold. {_text(explain_test(summary))} "
+        f'<p class="note">{escape(summary.metric)}, {better} is better: mean ± standard deviation '
+        f"over seeds; the best value of a column is bold. {escape(explain_test(summary))} "
         f"{seen} Epochs to converge: the first epoch whose validation is within 1 % of the "
         "best.</p>"
     )
@@ -121,8 +121,8 @@ def _choices(choices: Sequence[Choice]) -> str:
     if not lines:
         return ""
     measures = ", ".join(dict.fromkeys(choice.measure for choice in choices))
-    heads = "".join(f"<th>{_text(name)}</th>" for name in ("row", "column", *names))
-    note = f'<p class="note">{_text(measures)}, mean over seeds; the choice is bold.</p>'
+    heads = "".join(f"<th>{escape(name)}</th>" for name in ("row", "column", *names))
+    note = f'<p class="note">{escape(measures)}, mean over seeds; the choice is bold.</p>'
     return _html_table(heads, lines) + note
 
 
@@ -135,8 +135,8 @@ def _clusters(results: Sequence[Result]) -> str:
             data = base64.b64encode(_small(found[0])).decode()
             caption = f"{result.row}{', ' + result.column if result.column else ''}, layer 1"
             shown[result.row] = (
-                f'<figure><img alt="Tokens by cluster: {_text(caption)}" '
-                f'src="data:image/png;base64,{data}"><figcaption>{_text(caption)}</figcaption>'
+                f'<figure><img alt="Tokens by cluster: {escape(caption)}" '
+                f'src="data:image/png;base64,{data}"><figcaption>{escape(caption)}</figcaption>'
                 "</figure>"
             )
     return "".join(shown.values())
@@ -172,8 +172,8 @@ def _differences(results: Sequence[Result]) -> str:
             if index == 0 or values[index] != values[0]
         ]
         name = " / ".join(filter(None, (row, column)))
-        options = "".join(f"<code>{_text(option)}</code><br>" for option in own) or "nothing"
-        lines.append(f"<tr><td>{_text(name)}</td><td>{options}</td></tr>")
+        options = "".join(f"<code>{escape(option)}</code><br>" for option in own) or "nothing"
+        lines.append(f"<tr><td>{escape(name)}</td><td>{options}</td></tr>")
     heads = "<th>run</th><th>options that differ from the first run</th>"
     return _html_table(heads, lines, words=True)
 
@@ -184,8 +184,8 @@ def _provenance(results: Sequence[Result]) -> str:
         commit, command, machine, versions = origin_of(result.environment)
         short = re.sub(r"\b([0-9a-f]{12})[0-9a-f]+", r"\1", commit)
         cells = [result.row, result.column, str(result.seed), short, machine, command, versions]
-        shown = [_text(cell) for cell in cells[:3]]
-        shown += [f"<code>{_text(cell)}</code>" if cell else "not recorded" for cell in cells[3:]]
+        shown = [escape(cell) for cell in cells[:3]]
+        shown += [f"<code>{escape(cell)}</code>" if cell else "not recorded" for cell in cells[3:]]
         lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in shown)}</tr>")
     names = ("run", "on", "seed", "commit", "machine", "command", "versions")
     heads = "".join(f"<th>{name}</th>" for name in names)
@@ -194,13 +194,13 @@ def _provenance(results: Sequence[Result]) -> str:
 
 
 def _section(title: str, content: str) -> str:
-    return f"<section><h2>{_text(title)}</h2>{content}</section>" if content else ""
+    return f"<section><h2>{escape(title)}</h2>{content}</section>" if content else ""
 
 
 def _figure(drawing: str | None, caption: str) -> str:
     if drawing is None:
         return ""
-    told = _text(caption)  # in place of the drawing's loose numbers, where a page is read aloud
+    told = escape(caption)  # in place of the drawing's loose numbers, where a page is read aloud
     named = drawing.replace("<svg", f'<svg role="img" aria-label="{told}"', 1)
     return f"<figure>{named}<figcaption>{told}</figcaption></figure>"
 
@@ -215,7 +215,3 @@ def _html_table(heads: str, lines: Sequence[str], *, words: bool = False) -> str
     kind = ' class="words"' if words else ""
     rows = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<div class="wide" tabindex="0"><table{kind}>{rows}</table></div>'
-
-
-def _text(text: str) -> str:
-    return html.escape(text)

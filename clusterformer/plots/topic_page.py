@@ -5,8 +5,8 @@ P texts   C clusters
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,8 +87,8 @@ def topic_page(
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f'<h1>{_text(title)}</h1>\n<p class="note">{_text(note)}</p>\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f'<h1>{escape(title)}</h1>\n<p class="note">{escape(note)}</p>\n'
         f"<h2>Map</h2>\n<p class=note>{len(plane)} texts; near texts are alike.{outside}</p>\n"
         f"{_map(clusters, plane, labels, colors)}\n"
         + (f"<h2>Hierarchy</h2>\n{_tree(clusters, linkage, colors)}\n" if len(linkage) else "")
@@ -108,7 +108,7 @@ def _map(
             name = f"{cluster}: {clusters[cluster].name}"
             look = f'r="2.6" fill="{colors[cluster]}" fill-opacity=".75"'
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" {look}><title>{_text(name)}</title></circle>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" {look}><title>{escape(name)}</title></circle>'
         )
     for cluster in range(len(clusters)):
         if (labels == cluster).any():
@@ -140,7 +140,7 @@ def _tree(clusters: Sequence[Cluster], linkage: NDArray, colors: Sequence[str]) 
         label = f"{cluster}: {clusters[cluster].name} ({clusters[cluster].size})"
         parts.append(
             f'<circle cx="{width - 8}" cy="{y}" r="5" fill="{colors[cluster]}"/>'
-            f'<text x="{width + 4}" y="{y + 4}">{_text(label)}</text>'
+            f'<text x="{width + 4}" y="{y + 4}">{escape(label)}</text>'
         )
     return f'<div class="wide">{"".join(parts)}</svg></div>'
 
@@ -155,8 +155,8 @@ def _table(clusters: Sequence[Cluster], colors: Sequence[str]) -> str:
         examples = "".join(f"<blockquote>{_short(text)}</blockquote>" for text in cluster.examples)
         rows.append(
             f'<tr><td><span class="mark" style="background:{colors[number]}"></span>{number}</td>'
-            f'<td class="words"><b>{_text(cluster.name)}</b><br>'
-            f"{_text(', '.join(cluster.words))}</td>"
+            f'<td class="words"><b>{escape(cluster.name)}</b><br>'
+            f"{escape(', '.join(cluster.words))}</td>"
             f'<td class="size">{cluster.size}<div class="bar" style="{bar}"></div></td>'
             f"<td>{examples}</td></tr>"
         )
@@ -169,8 +169,4 @@ def _table(clusters: Sequence[Cluster], colors: Sequence[str]) -> str:
 
 def _short(text: str) -> str:
     text = " ".join(text.split())
-    return _text(text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ...")
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
+    return escape(text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ...")
