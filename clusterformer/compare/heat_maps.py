@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
 from clusterformer.compare.configs import differences
+from clusterformer.compare.plan_file import is_number
 from clusterformer.compare.plots import to_svg
 from clusterformer.compare.statistics import Summary
 from clusterformer.plots.style import INK, QUIET, figure
@@ -60,11 +60,9 @@ def _grid(summary: Summary, mechanism: str) -> Grid | None:
     different = differences([run.config for run in runs])
     down = [key for key in different if key.startswith("model.")]
     across = [key for key in different if key.startswith("data.")]
-    if (
-        len(down) != 1
-        or len(across) != 1
-        or not _numeric(different[down[0]] + different[across[0]])
-    ):
+    if len(down) != 1 or len(across) != 1:
+        return None
+    if not all(map(is_number, different[down[0]] + different[across[0]])):
         return None
     found: dict[tuple[float, float], list[float]] = {}
     for run in runs:
@@ -76,7 +74,3 @@ def _grid(summary: Summary, mechanism: str) -> Grid | None:
         return None
     table = np.array([[fmean(found[row, column]) for column in columns] for row in rows])
     return Grid(mechanism, down[0], across[0], rows, columns, table)
-
-
-def _numeric(values: Sequence[object]) -> bool:
-    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
