@@ -23,7 +23,6 @@ class Seq2Seq(nn.Module):
         source_size: Source tokens in the vocabulary. Token 0 is padding.
         target_size: V; the same where embeddings are shared.
         share_embeddings: One table for source, target and output, for a joint vocabulary.
-        max_length: Longest text, for learned positions.
     """
 
     def __init__(
@@ -33,7 +32,6 @@ class Seq2Seq(nn.Module):
         source_size: int,
         target_size: int,
         share_embeddings: bool = False,
-        max_length: int | None = None,
     ) -> None:
         super().__init__()
         if share_embeddings and source_size != target_size:
@@ -41,12 +39,8 @@ class Seq2Seq(nn.Module):
                 f"share_embeddings needs one vocabulary, got {source_size} source and "
                 f"{target_size} target tokens"
             )
-        self.source = TokenEmbedding(config, source_size, max_length=max_length)
-        self.target = (
-            self.source
-            if share_embeddings
-            else TokenEmbedding(config, target_size, max_length=max_length)
-        )
+        self.source = TokenEmbedding(config, source_size)
+        self.target = self.source if share_embeddings else TokenEmbedding(config, target_size)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config, cross=True)
 
