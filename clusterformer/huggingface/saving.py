@@ -56,7 +56,7 @@ def note(model: PreTrainedModel, mechanism: str, options: dict[str, Any], replac
     config.clusterformer = {"mechanism": mechanism, "options": options, "replaces": replaced}
     config.attn_implementation = SAVED_IMPLEMENTATION
     module = CODE_FILE.removesuffix(".py")
-    config.auto_map = {name: f"{module}.{name}" for name in _auto_classes(config)}
+    config.auto_map = {name: f"{module}.{name}" for name in sorted(auto_mappings(config))}
     mark(model)
 
 
@@ -154,11 +154,6 @@ def _own_models(model: nn.Module) -> list[PreTrainedModel]:
     from transformers import PreTrainedModel
 
     return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-
-
-def _auto_classes(config: PreTrainedConfig) -> list[str]:
-    """List the AutoModel classes that know models of this configuration."""
-    return sorted(auto_mappings(config))
 
 
 def auto_mappings(config: PreTrainedConfig) -> dict[str, Any]:
