@@ -94,29 +94,18 @@ def calibrate(
     require_model(model, None)
     with (
         evaluating(model),
-        calibrating(model, steps=steps, alpha=alpha, seed=seed) as calibration,
+        calibrating(model, steps=steps, alpha=alpha, seed=seed) as report,
         torch.no_grad(),
     ):
         for batch in to_batches(model, texts, tokenizer, max_length, batch_size):
             model(**batch)
-    return calibration.report
-
-
-class Calibration:
-    """Result of `calibrating`.
-
-    Attributes:
-        report: For each layer the share of attention that its tokens see, once it has ended.
-    """
-
-    def __init__(self) -> None:
-        self.report: list[Calibrated] = []
+    return report
 
 
 @contextmanager
 def calibrating(
     model: nn.Module, *, steps: int = 4, alpha: float | None = 0.1, seed: int = 0
-) -> Iterator[Calibration]:
+) -> Iterator[list[Calibrated]]:
     """Run full attention in place of each mechanism, and fit the clusters to what passes through.
 
     Args:
@@ -124,6 +113,10 @@ def calibrating(
         steps: Number of steps of the fit of W on each batch.
         alpha: Strength of the coupling to start from; None: as it is.
         seed: Seed of the choice of tokens for the centroids.
+
+    Yields:
+        A list that holds, once this has ended, for each layer the share of attention that its
+        tokens see.
 
     Raises:
         ValueError: if no `NeuralClusteringAttention` is attached, or nothing passed through.
@@ -140,18 +133,18 @@ def calibrating(
     if any(core.similarity != "cosine" for core in cores):
         raise InputError('calibrate needs similarity="cosine"')
     fits = [_Fit(core, steps, seed) for core in cores]
-    calibration = Calibration()
+    report: list[Calibrated] = []
     for slot, fit in zip(attached, fits, strict=True):
         slot.core = fit
     try:
-        yield calibration
+        yield report
     finally:
         for slot, core in zip(attached, cores, strict=True):
             slot.core = core
     used = [fit for fit in fits if fit.last is not None]  # PEFT keeps an unused original
     if not used:
         raise InputError("calibrate needs at least one text, got none")
-    calibration.report = [fit.finish(alpha) for fit in used]
+    report += [fit.finish(alpha) for fit in used]
 
 
 class _Fit(FullAttention):

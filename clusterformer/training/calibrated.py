@@ -59,12 +59,11 @@ def calibrate_task(
         network.to(trainer.strategy.root_device)
         with (
             evaluating(network),
-            calibrating(encoders[0].model, alpha=None) as calibration,
+            calibrating(encoders[0].model, alpha=None) as report,
             torch.no_grad(),
         ):
             for batch in batches:
                 network(trainer.strategy.batch_to_device(batch))
-        report = calibration.report
         texts = min(config.calibration_texts, sum(len(batch.mask) for batch in batches))
         _say(report, texts)
     if trainer.world_size > 1:
