@@ -42,7 +42,7 @@ from clusterformer.clustering.parameters import (
     first_clusters,
     searched_neighbors,
 )
-from clusterformer.clustering.progress_bar import Progress
+from clusterformer.clustering.progress_bar import progress_bar
 from clusterformer.clustering.restoring import restoring
 from clusterformer.clustering.saving import SaveMixin, move
 from clusterformer.clustering.weights import join_equal_points
@@ -312,7 +312,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         def view(numbers: Tensor) -> Tensor:
             return self._compute(X, data.rows[numbers.cpu().numpy()], augment)
 
-        with Progress(steps, shown=bool(self.verbose)) as progress:
+        with progress_bar(steps, shown=bool(self.verbose)) as progress:
             taken = train(
                 network,
                 optimizer,

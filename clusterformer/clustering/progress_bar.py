@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from clusterformer.clustering.fitting import Report
 
 
-class Progress:
-    """A progress bar with the loss and the share of points that changed cluster.
+@contextmanager
+def progress_bar(steps: int, *, shown: bool) -> Iterator[Report | None]:
+    """Show a bar with the loss and the share of points that changed cluster, or nothing.
 
     Args:
         steps: Maximum number of training steps.
         shown: Show the bar.
     """
+    if not shown:
+        yield None
+        return
+    from tqdm import tqdm
 
-    def __init__(self, steps: int, *, shown: bool) -> None:
-        self._steps, self._shown = steps, shown
+    with tqdm(total=steps, unit="step", desc="clustering") as bar:
 
-    def __enter__(self) -> Report | None:
-        if not self._shown:
-            return None
-        from tqdm import tqdm
+        def update(step: int, loss: float, changed: float) -> None:
+            bar.update(step - bar.n)
+            bar.set_postfix(loss=f"{loss:.3f}", changed=f"{changed:.1%}")
 
-        self._bar = tqdm(total=self._steps, unit="step", desc="clustering")
-        return self._update
-
-    def _update(self, step: int, loss: float, changed: float) -> None:
-        self._bar.update(step - self._bar.n)
-        self._bar.set_postfix(loss=f"{loss:.3f}", changed=f"{changed:.1%}")
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._bar.close()
+        yield update
