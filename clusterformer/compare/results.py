@@ -183,18 +183,16 @@ def read_result(run: Run, row: str, column: str, seed: int) -> Result:
     )
 
 
-def read_results(
-    folders: Sequence[str], report: Callable[[str], None] | None = None
-) -> list[Result]:
+def read_results(folders: Sequence[str], report: Callable[[str], None]) -> list[Result]:
     """Read the results in run directories, and name rows and columns by what distinguishes them.
 
     Args:
         folders: Paths of run directories.
         report: Function that gets a line for each run that is left out, since its training has not
-            ended or its files are damaged; None: such a run is an error.
+            ended or its files are damaged.
 
     Raises:
-        InputError: if one is no run directory, or none is left.
+        InputError: if one is no run directory.
     """
     opened = dict.fromkeys(Run.open(folder) for folder in folders)
     found = [result for run in opened if (result := _read(run, report))]
@@ -205,13 +203,11 @@ def read_results(
     ]
 
 
-def _read(run: Run, report: Callable[[str], None] | None) -> Result | None:
+def _read(run: Run, report: Callable[[str], None]) -> Result | None:
     """Read the result of a run, not yet named; None, once reported, if it cannot be read."""
     try:
         return read_result(run, "", "", 0)
     except InputError as error:
-        if report is None:
-            raise
         report(f"left out: {error}")
         return None
 

@@ -26,7 +26,7 @@ def test_a_resumed_run_has_the_commits_of_all_starts(
     run = write_run(tmp_path / "run" / "1")
     for number, commit in enumerate(later, start=2):
         (run / f"environment-{number}.json").write_text(json.dumps({"commit": commit}))
-    results = read_results([str(run)])
+    results = read_results([str(run)], pytest.fail)
     assert origin_of(results[0].environment).commit == named
     shown = named.replace("def0123456789abc", "def012345678")
     assert f"<code>{shown}</code>" in page(summarise(results), title="", command="")

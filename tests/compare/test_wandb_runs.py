@@ -189,7 +189,7 @@ def plan(server: Wandb, tmp_path: Path) -> Path:
 
 def same_as_in_folders(folders: list[Path]) -> None:
     """Assert that W&B gives the group what the run folders hold."""
-    here = read_results([str(folder) for folder in folders])
+    here = read_results([str(folder) for folder in folders], pytest.fail)
     there = fetch_results(PROJECT, "tiny")
     known = ("row", "column", "seed", "measures", "monitor", "mode", "seconds_an_epoch")
     known += ("epochs", "parameters", "peak_mib", "curve", "epochs_to_converge")
