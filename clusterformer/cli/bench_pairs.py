@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterformer.cli.arguments import Arguments
-from clusterformer.cli.bench import report_file, save
+from clusterformer.cli.bench import kept, report_file
 
 HELP = """
 usage: clusterformer bench pairs [options]
@@ -31,15 +31,13 @@ def run(arguments: list[str]) -> None:
     from clusterformer.bench import parallel_text
 
     print(f"{'stage':<12}{'pairs':>10}{'seconds':>10}{'CPU':>10}{'peak MiB':>10}", flush=True)
-    rows = []
-    for row in parallel_text.measure(
+    found = parallel_text.measure(
         options.pairs,
         vocab_size=options.vocab_size,
         tokens_per_batch=options.tokens_per_batch,
         seed=options.seed,
-    ):
-        rows.append(row)
+    )
+    for *_, row in kept(options, found):
         peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
         times = f"{row['seconds']:>10.1f}{row['cpu_seconds']:>10.1f}"
         print(f"{row['stage']:<12}{row['pairs']:>10,}{times}{peak:>10}", flush=True)
-    save(options, rows)
