@@ -69,6 +69,12 @@ def sum_rows(count: int, index: Tensor, rows: Tensor) -> Tensor:
     return total.index_put((index,), rows, accumulate=True)  # index_add's order is random on CUDA
 
 
+def pick_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """Select tokens of x (B, ..., N, F) at index (B, L), the same in all heads: (B, ..., L, F)."""
+    index = index.view(index.shape[0], *[1] * (x.dim() - 3), index.shape[1], 1)
+    return x.gather(-2, index.expand(*x.shape[:-2], -1, x.shape[-1]))
+
+
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
     """Select rows of x (rows, ...) at an index of any shape, in float32."""
     return x.index_select(0, index.flatten()).float().unflatten(0, index.shape)

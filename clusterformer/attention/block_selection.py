@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.kernels.ordering import stable_order
+from clusterformer.kernels.rows import pick_tokens
 from clusterformer.kernels.top_k import room_for, top_k_indices
 
 
@@ -35,20 +36,15 @@ class Compaction:
 
     def pack(self, x: Tensor) -> Tensor:
         """Move rows of x (B, ..., N, D) in front."""
-        return x if self.mask is None else _rows(x, self._order)
+        return x if self.mask is None else pick_tokens(x, self._order)
 
     def unpack(self, x: Tensor) -> Tensor:
         """Move rows of x (B, ..., N, D) back."""
-        return x if self.mask is None else _rows(x, self._inverse)
+        return x if self.mask is None else pick_tokens(x, self._inverse)
 
     def without_empty(self, losses: Tensor) -> Tensor:
         """Set the losses (B,) of sequences of padding only to 0."""
         return losses if self.mask is None else losses.masked_fill(self._empty, 0.0)
-
-
-def _rows(x: Tensor, index: Tensor) -> Tensor:
-    index = index.view(index.shape[0], *[1] * (x.dim() - 3), -1, 1)
-    return x.gather(-2, index.expand(*x.shape[:-1], x.shape[-1]))
 
 
 def block_sums(x: Tensor, block_size: int) -> Tensor:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clusterformer.kernels.rows import pick_tokens
+
 
 def shift_rows(rows: Tensor, key_mask: Tensor | None) -> Tensor:
     """Give each real token the row of the one before it, (B, H, N, D); the first keeps its own.
@@ -24,8 +26,7 @@ def shift_rows(rows: Tensor, key_mask: Tensor | None) -> Tensor:
         return torch.cat([rows[:, :, :1], rows[:, :, :-1]], 2)
     before = token_before(key_mask)
     position = torch.arange(rows.shape[2], device=rows.device)
-    source = torch.where(before < 0, position, before)
-    return rows.gather(2, source[:, None, :, None].expand_as(rows))
+    return pick_tokens(rows, torch.where(before < 0, position, before))
 
 
 def token_before(key_mask: Tensor) -> Tensor:

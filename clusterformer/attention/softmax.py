@@ -11,6 +11,7 @@ from clusterformer.kernels.causal_attention import causal_attention
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.chunking import window_blocks
 from clusterformer.kernels.ordering import stable_order
+from clusterformer.kernels.rows import pick_tokens
 from clusterformer.masks import attention_mask
 
 
@@ -132,12 +133,7 @@ def _attend_first(
     first = torch.arange(limit, device=q.device)
     first = first.clamp(max=key_mask.shape[1] - 1)  # an exported graph may get shorter texts
     order = stable_order((~key_mask).long())[:, first]  # real tokens first
-    q, k, v = (x.gather(2, _over_heads(order, x)) for x in (q, k, v))  # (B, H, L, D)
+    q, k, v = (pick_tokens(x, order) for x in (q, k, v))  # (B, H, L, D)
     mixed = full_attention(q, k, v, real, causal=causal)
     rank = (key_mask.cumsum(1) - 1).clamp(0, limit - 1)
-    return mixed.gather(2, _over_heads(rank, mixed))
-
-
-def _over_heads(index: Tensor, rows: Tensor) -> Tensor:
-    """Expand an index (B, L) to gather rows (B, H, N, D) by it."""
-    return index[:, None, :, None].expand(-1, rows.shape[1], -1, rows.shape[3])
+    return pick_tokens(mixed, rank)

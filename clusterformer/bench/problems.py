@@ -28,6 +28,7 @@ from clusterformer.kernels.blocks import Blocks, Sorted, window_mask
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.dispatch import VARIABLE
 from clusterformer.kernels.grouping import assign, sort
+from clusterformer.kernels.rows import pick_tokens
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -160,8 +161,8 @@ class Problem:
         attend = torch.compile(flex_attention) if device.type == "cuda" else flex_attention
 
         def mix() -> Tensor:
-            q, k, v = (_take(x, order) for x in (self.q, self.k, self.v))
-            return _take(attend(q, k, v, block_mask=mask), inverse)
+            q, k, v = (pick_tokens(x, order) for x in (self.q, self.k, self.v))
+            return pick_tokens(attend(q, k, v, block_mask=mask), inverse)
 
         def check() -> tuple[float, float]:
             with torch.no_grad():
@@ -284,8 +285,3 @@ def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], object]:
             return run()
 
     return forward
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Gather rows of (B, H, N, D) by index (B, N)."""
-    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.attention import AttentionCore, Cache, Grouping
+from clusterformer.kernels.rows import pick_tokens
 
 Group = tuple[Tensor, Cache]
 """Rows of the batch, (Z,), and the cache of the mechanism for them."""
@@ -132,10 +133,7 @@ class _State:
             memory = core.cache(q[rows])
             if length:
                 real = mask[rows].nonzero()[:, 1].view(len(rows), length)
-                at = real[:, None, :, None]
-                heads = (x[rows].gather(2, at.expand(-1, x.shape[1], -1, x.shape[3]))
-                         for x in (q, k, v))  # fmt: skip
-                inner = hidden[rows].gather(1, real[..., None].expand(-1, -1, hidden.shape[2]))
+                *heads, inner = (pick_tokens(x[rows], real) for x in (q, k, v, hidden))
                 _, memory = core.prefill(*heads, hidden=inner, cache=memory)
             self.groups.append((rows, memory))
 

@@ -5,9 +5,9 @@ B batch   N tokens   A tokens that ask   V vocabulary
 
 from __future__ import annotations
 
+from clusterformer.kernels.rows import pick_tokens
 from clusterformer.models.inputs import AskingInput
 from clusterformer.models.language_model import LanguageModel
-from clusterformer.models.pooling import pick_tokens
 from clusterformer.models.transformer import Output
 
 

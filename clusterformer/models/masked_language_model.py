@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from clusterformer.kernels.rows import pick_tokens
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.models.inputs import MaskedInput
-from clusterformer.models.pooling import pick_tokens, pool
+from clusterformer.models.pooling import pool
 from clusterformer.models.transformer import Encoder, Output
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Reduction of a text's hidden states to one vector, or to those of some tokens.
+"""Reduction of a text's hidden states to one vector.
 
-B batch   N tokens   A tokens that ask   E model width
+B batch   N tokens   E model width
 """
 
 from __future__ import annotations
@@ -52,8 +52,3 @@ def pool(
             lowest = group.collect(lowest).amax(0)
         return lowest.masked_fill(lowest == float("-inf"), 0.0)
     raise ValueError(f'pooling must be "mean", "max" or "first", got {how!r}')
-
-
-def pick_tokens(hidden: Tensor, asked: Tensor) -> Tensor:
-    """Select tokens of hidden (B, N, E) by their positions (B, A), giving (B, A, E)."""
-    return hidden.gather(1, asked[..., None].expand(-1, -1, hidden.shape[-1]))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clusterformer.kernels.rows import pick_tokens
 from clusterformer.models.inputs import AskingInput
-from clusterformer.models.pooling import pick_tokens
 from clusterformer.models.pretrained import PretrainedEncoder
 from clusterformer.models.transformer import Output
 
