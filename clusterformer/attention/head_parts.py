@@ -17,13 +17,12 @@ from clusterformer.attention.text_ends import (
     attend_to_ends,
     put_at_ends,
     repeat_ends,
-    rows_of,
     slots_at_ends,
 )
 from clusterformer.kernels.blocks import Blocks
 from clusterformer.kernels.chunk_attention import chunk_attention
 from clusterformer.kernels.dense_attention import dense_attention, is_dense
-from clusterformer.kernels.rows import repeat_rows
+from clusterformer.kernels.rows import pick_tokens, repeat_rows
 
 
 class Part(NamedTuple):
@@ -155,8 +154,8 @@ def _logits_of(part: Part, ends: TextEnds, batch: int) -> tuple[Tensor, Tensor] 
     ask, offer = (x.float() for x in part.extra)
     of_part = repeat_ends(ends, part.clusterings(batch))
     with torch.autocast(ask.device.type, enabled=False):
-        to_ends = ask @ rows_of(offer, of_part).transpose(1, 2)
-        from_ends = rows_of(ask, of_part) @ offer.transpose(1, 2)
+        to_ends = ask @ pick_tokens(offer, of_part.tokens).transpose(1, 2)
+        from_ends = pick_tokens(ask, of_part.tokens) @ offer.transpose(1, 2)
     return _of_heads(to_ends, part, batch), _of_heads(from_ends, part, batch)
 
 

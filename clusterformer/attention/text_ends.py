@@ -13,7 +13,7 @@ from torch import Tensor
 from clusterformer.attention.visibility import count_in_blocks
 from clusterformer.kernels.blocks import Blocks, window_mask, windows
 from clusterformer.kernels.ordering import count_up_to
-from clusterformer.kernels.rows import repeat_rows
+from clusterformer.kernels.rows import pick_tokens, repeat_rows
 
 
 class TextEnds(NamedTuple):
@@ -77,8 +77,8 @@ def attend_to_ends(
     Returns:
         Values (B, H, N, D) and masses (B, H, N), see `kernels.merging`; of no weight at padding.
     """
-    logits = _logits(q, rows_of_heads(k, ends), added, ends.there, scale)
-    values, masses = _mix(logits, rows_of_heads(v, ends)), logits.logsumexp(-1)
+    logits = _logits(q, pick_tokens(k, ends.tokens), added, ends.there, scale)
+    values, masses = _mix(logits, pick_tokens(v, ends.tokens)), logits.logsumexp(-1)
     if key_mask is not None:
         padding = ~key_mask[:, None]
         values = values.masked_fill(padding[..., None], 0.0)
@@ -99,7 +99,7 @@ def attend_from_ends(
 
     Arguments are those of `attend_to_ends`, but `added` is (B, H, E, N).
     """
-    return _mix(_logits(rows_of_heads(q, ends), k, added, key_mask, scale), v)
+    return _mix(_logits(pick_tokens(q, ends.tokens), k, added, key_mask, scale), v)
 
 
 def put_at_ends(values: Tensor, ends: TextEnds, found: Tensor) -> Tensor:
@@ -109,17 +109,6 @@ def put_at_ends(values: Tensor, ends: TextEnds, found: Tensor) -> Tensor:
     index = index[:, None, :, None].expand_as(found)
     values = F.pad(values, (0, 0, 0, 1))
     return values.scatter(2, index, found.to(values.dtype))[:, :, :length]
-
-
-def rows_of(x: Tensor, ends: TextEnds) -> Tensor:
-    """Gather rows (B, N, ...) of the ends, (B, E, ...)."""
-    index = ends.tokens.view(*ends.tokens.shape, *[1] * (x.dim() - 2))
-    return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
-
-
-def rows_of_heads(x: Tensor, ends: TextEnds) -> Tensor:
-    """Gather rows (B, H, N, D) of the ends, (B, H, E, D)."""
-    return rows_of(x.transpose(1, 2), ends).transpose(1, 2)
 
 
 def count_with_ends(blocks: Blocks, ends: TextEnds | None, mask: Tensor, causal: bool) -> Tensor:
