@@ -70,22 +70,29 @@ def run(arguments: list[str]) -> None:
     for name in options.names:
         if name not in known and name != VECTORS:
             raise InputError(f"no data set {name!r}; {suggested(name, [*known, VECTORS])}")
-    for published in (known[name] for name in options.names if name != VECTORS):
-        folder = prepare_set(
-            published.name,
-            root=options.root,
-            mirror=options.mirror,
-            accept=options.accept_licence,
-            keep=options.keep,
-            timeout=options.timeout,
-            report=_report,
-            progress_of=_progress_of,
-        )
-        print(f"{published.name}: {folder} (licence: {published.licence})", flush=True)
-    if VECTORS in options.names:
-        from clusterformer.data.prepare.train_vectors import train_vectors
+    progress = _Progress()
+    try:
+        for published in (known[name] for name in options.names if name != VECTORS):
+            folder = prepare_set(
+                published.name,
+                root=options.root,
+                mirror=options.mirror,
+                accept=options.accept_licence,
+                keep=options.keep,
+                timeout=options.timeout,
+                report=progress.report,
+                progress_of=progress.of,
+            )
+            print(f"{published.name}: {folder} (licence: {published.licence})", flush=True)
+        if VECTORS in options.names:
+            from clusterformer.data.prepare.train_vectors import train_vectors
 
-        print(f"{VECTORS}: {train_vectors(options.root, _report)}", flush=True)
+            print(f"{VECTORS}: {train_vectors(options.root, progress.report)}", flush=True)
+    except KeyboardInterrupt:
+        progress.report("stopped; go on with the same command")
+        raise
+    finally:
+        progress.end_line()
 
 
 def parse(arguments: list[str]) -> Namespace:
@@ -159,31 +166,47 @@ def _download_size(published: PublishedSet) -> str:
     return "?" if published.remotes else "none"
 
 
-def _report(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+class _Progress:
+    """Messages and the progress of downloads: on a terminal on one line, else every ten seconds."""
 
+    def __init__(self) -> None:
+        self._on_terminal, self._unfinished = sys.stderr.isatty(), False
 
-def _progress_of(file: str) -> Callable[[int, int | None], None]:
-    """Make a callback that prints progress: on a terminal on one line, else every ten seconds."""
-    on_terminal = sys.stderr.isatty()
-    pause = 0.2 if on_terminal else 10.0
-    begun = shown = time.monotonic()
-    first: int | None = None
+    def report(self, message: str) -> None:
+        """Print a message on a line of its own."""
+        self.end_line()
+        print(message, file=sys.stderr, flush=True)
 
-    def print_progress(done: int, total: int | None) -> None:
-        nonlocal shown, first
-        first = done if first is None else first
-        now = time.monotonic()
-        if now - shown < pause and done != total:
-            return
-        shown = now
-        share = f" of {_size(total)} ({done / total:.0%})" if total else ""
-        rate = f", {_size((done - first) / (now - begun))}/s" if now - begun > 1 else ""
-        line = f"{file}: {_size(done)}{share}{rate}"
-        end = "" if on_terminal and done != total else "\n"
-        print(f"\r{line:<70}" if on_terminal else line, end=end, file=sys.stderr, flush=True)
+    def end_line(self) -> None:
+        """End the line of a download that did not end, or whose size is unknown."""
+        if self._unfinished:
+            print(file=sys.stderr, flush=True)
+        self._unfinished = False
 
-    return print_progress
+    def of(self, file: str) -> Callable[[int, int | None], None]:
+        """Make a callback that prints the progress of a file."""
+        pause = 0.2 if self._on_terminal else 10.0
+        begun = shown = time.monotonic()
+        first = last = 0
+
+        def print_progress(done: int, total: int | None) -> None:
+            nonlocal begun, shown, first, last
+            now = time.monotonic()
+            if not last or done < last:  # the first bytes, or the file begins anew
+                begun, first = now, done
+            last = done
+            if now - shown < pause and done != total:
+                return
+            shown = now
+            share = f" of {_size(total)} ({done / total:.0%})" if total else ""
+            rate = f", {_size((done - first) / (now - begun))}/s" if now - begun > 1 else ""
+            line = f"{file}: {_size(done)}{share}{rate}"
+            self._unfinished = self._on_terminal and done != total
+            end = "" if self._unfinished else "\n"
+            text = f"\r{line:<70}" if self._on_terminal else line
+            print(text, end=end, file=sys.stderr, flush=True)
+
+        return print_progress
 
 
 def _size(count: float) -> str:

@@ -11,11 +11,13 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from full_disk import limited_files
 from web import Web, serving
 
+from clusterformer.cli import prepare
 from clusterformer.cli.main import main
 from clusterformer.cli.prepare import HELP
 from clusterformer.data.corpora import read_pair_corpus
@@ -108,6 +110,45 @@ def test_killed_half_way_it_goes_on_there_and_the_set_is_read(
     assert pairs[0][:3] == ("how to dev ?", "why ?", "1")
 
 
+def test_ctrl_c_says_how_to_go_on(web: Web, tmp_path: Path) -> None:
+    web.troubles = ["stall"]
+    process = start(web, tmp_path)
+    while not (tmp_path / "downloads" / "quora" / f"{FILE}.part").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == 130
+    assert (output, errors) == ("", "stopped; go on with the same command\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_progress_is_one_line_and_a_message_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, printed = 0, Terminal()
+    monkeypatch.setattr(prepare, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(sys, "stderr", printed)
+    progress = prepare._Progress()
+    show = progress.of("a.zip")
+    for seconds, done in ((1, 900), (2, 950), (10, 100), (30, 300)):  # anew after 950 bytes
+        now = seconds
+        show(done, None)
+    progress.report("a message")
+    lines = printed.getvalue().split("\n")
+    assert [line.strip() for line in lines[0].split("\r")[1:]] == [
+        "a.zip: 900 bytes",
+        "a.zip: 950 bytes",
+        "a.zip: 100 bytes",
+        "a.zip: 300 bytes, 10 bytes/s",
+    ]
+    assert lines[1:] == ["a message", ""]
+
+
 @pytest.mark.slow
 def test_of_two_at_once_one_works_and_the_other_waits(web: Web, tmp_path: Path) -> None:
     web.pause = 0.005
@@ -117,6 +158,7 @@ def test_of_two_at_once_one_works_and_the_other_waits(web: Web, tmp_path: Path) 
     assert sorted("waiting" in errors for _, errors in told) == [False, True]
     assert told[0][0] == told[1][0]
     assert files_in(tmp_path) == {f"quora/{part}.tsv" for part in PARTS}
+    assert not (tmp_path / "downloads" / "quora").exists()
 
 
 def test_a_complete_set_is_left_alone(web: Web, tmp_path: Path) -> None:

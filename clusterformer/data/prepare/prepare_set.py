@@ -62,9 +62,8 @@ def prepare_set(
         return folder
     if published.needs and find_spec(published.needs) is None:
         raise missing(f"{name} is read by the library {published.needs}", "hub")
-    downloads.mkdir(parents=True, exist_ok=True)
+    downloads.parent.mkdir(parents=True, exist_ok=True)
     with lock(downloads, report):
-        downloads.mkdir(exist_ok=True)
         if presence(published, root_folder) == "yes":
             return folder
         found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
@@ -73,6 +72,7 @@ def prepare_set(
                 f"{folder} holds {', '.join(found[:3])}{', ...' * (len(found) > 3)}, but not all "
                 f"of {name}; move it away or choose another --root"
             )
+        downloads.mkdir(exist_ok=True)
         for remote in published.remotes:
             path = downloads / remote.file
             if not path.exists():
