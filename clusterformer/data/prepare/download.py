@@ -152,19 +152,20 @@ def _receive(
     with response:
         start, total = _extent(response.status, response.headers)
         if start not in (0, num_bytes):
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise _Interrupted(f"the server continued at byte {start:,} instead of {num_bytes:,}")
         num_bytes = start
         if total is not None:
             _check_size(url, total, size, done=True)
         if tag and not num_bytes:
+            part.unlink(missing_ok=True)  # first: its bytes may be of a state before this tag
             with naming(tag):
                 tag.write_text(_tag(response.headers), encoding="utf-8")
         with part.open("ab" if num_bytes else "wb") as file:
             while True:
                 try:
                     block = response.read1(1 << 16)
-                except _BROKEN as error:
+                except (OSError, http.client.HTTPException) as error:
                     raise _Interrupted(error) from None
                 if not block:
                     break

@@ -1,11 +1,14 @@
 """Downloads over connections that break, against a server on this machine."""
 
+import errno
 import hashlib
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,40 @@ def test_two_states_of_a_file_are_never_joined(web: Web, tmp_path: Path) -> None
     (tmp_path / "a.zip.tag").write_text('"of the old state"')
     assert bring(web, tmp_path, checksum="") == CONTENT
     assert web.wanted == ["bytes=30-"]
+
+
+def test_two_states_are_not_joined_by_a_kill_between_tag_and_content(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.zip.part").write_bytes(b"old" * 10)
+    (tmp_path / "a.zip.tag").write_text('"of the old state"')
+
+    @contextmanager
+    def killed_behind(path: Path) -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(download, "naming", killed_behind)
+        with pytest.raises(KeyboardInterrupt):
+            bring(web, tmp_path, checksum="")
+    assert bring(web, tmp_path, checksum="") == CONTENT
+
+
+def test_a_network_that_goes_away_is_a_broken_connection(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, errors = HTTPResponse.read1, [OSError(errno.EHOSTUNREACH, "No route to host")]
+
+    def read_or_fail(response: HTTPResponse, size: int) -> bytes:
+        if errors and (tmp_path / "a.zip.part").stat().st_size:
+            raise errors.pop()
+        return read(response, size)
+
+    monkeypatch.setattr(HTTPResponse, "read1", read_or_fail)
+    assert bring(web, tmp_path) == CONTENT
+    assert web.wanted[0] is None
+    assert str(web.wanted[1]).startswith("bytes=")
 
 
 def test_without_tag_and_checksum_nothing_is_joined(web: Web, tmp_path: Path) -> None:
