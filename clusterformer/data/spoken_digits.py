@@ -24,7 +24,7 @@ RATE = 8000
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-_NUM_RECORDINGS = 3000
+NUM_RECORDINGS = 3000
 _NAME = re.compile(r"(\d)_([a-z]+)_(\d+)\.wav")
 
 
@@ -167,7 +167,7 @@ def read_digits(folder: Path) -> dict[str, Samples]:
         samples, rate = read_wav(io.BytesIO(data), name)
         check_count(folder / name, "samples a second", rate, RATE)
         found[name] = samples
-    check_count(folder, "recordings", len(found), _NUM_RECORDINGS)
+    check_count(folder, "recordings", len(found), NUM_RECORDINGS)
     return dict(sorted(found.items()))
 
 

@@ -18,7 +18,7 @@ SPEAKERS = ("ann", "bob", "cy", "di", "ed", "flo")
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A small set of the published form: the digit is the number of its samples modulo 100."""
-    monkeypatch.setattr(spoken_digits, "_NUM_RECORDINGS", 120)
+    monkeypatch.setattr(spoken_digits, "NUM_RECORDINGS", 120)
     folder = tmp_path / "fsdd"
     folder.mkdir()
     with tarfile.open(folder / "recordings.tar.gz", "w:gz") as archive:
@@ -76,7 +76,7 @@ def test_recordings_are_played_at_the_speed_that_is_given(root, speed: float) ->
 
 
 def test_other_counts_are_refused(root, monkeypatch) -> None:
-    monkeypatch.setattr(spoken_digits, "_NUM_RECORDINGS", 121)
+    monkeypatch.setattr(spoken_digits, "NUM_RECORDINGS", 121)
     spoken_digits.read_digits.cache_clear()
     with pytest.raises(InputError, match="120 recordings, expected 121"):
         SpokenDigits(FEW, "train", str(root))

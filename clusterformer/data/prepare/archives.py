@@ -139,12 +139,20 @@ def open_tar_member(archive: tarfile.TarFile, ending: str) -> IO[bytes]:
     raise KeyError(f"no file {ending} in {archive.name!s}")
 
 
-def copy_files(downloads: Path, folder: Path) -> None:
-    """Copy files that stay as they are."""
-    for path in downloads.iterdir():
-        # not by shutil.copy: on a full disk its error names the file that it reads
-        with path.open("rb") as file, (folder / path.name).open("wb") as target:
-            shutil.copyfileobj(file, target)
+def copy_converter(*files: str) -> Converter:
+    """Make a converter for files that stay as they are."""
+
+    def convert(downloads: Path, folder: Path) -> None:
+        for name in files:
+            copy_file(downloads / name, folder / name)
+
+    return convert
+
+
+def copy_file(path: Path, target: Path) -> None:
+    """Copy a file; not by shutil.copy, whose error on a full disk names the file that it reads."""
+    with path.open("rb") as source, target.open("wb") as copy:
+        shutil.copyfileobj(source, copy)
 
 
 def unzip_converter(archive: str, members: Mapping[str, str]) -> Converter:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import yaml
 
-from clusterformer.data.prepare.archives import Converter, copy_files, unzip_converter
+from clusterformer.data.prepare.archives import Converter, copy_converter, unzip_converter
 from clusterformer.data.prepare.convert_books import (
     convert_gutenberg,
     convert_pg19,
@@ -31,7 +31,7 @@ from clusterformer.data.prepare.convert_parallel_text import (
     convert_wmt14,
 )
 from clusterformer.data.prepare.convert_python_library import convert_stdlib
-from clusterformer.data.prepare.convert_speech import convert_librispeech
+from clusterformer.data.prepare.convert_speech import convert_fsdd, convert_librispeech
 from clusterformer.data.prepare.convert_wikipedia import english_tables, wikipedia_converter
 from clusterformer.errors import InputError
 from clusterformer.wording import suggested
@@ -42,6 +42,11 @@ _SPLITS = ("train", "dev", "test")
 _LABELS = ("entailment", "neutral", "contradiction")
 _MNLI = {"train": "train", "dev_matched": "dev-matched", "dev_mismatched": "dev-mismatched"}
 _WIKITEXT = ("train", "valid", "test")
+_MNIST = tuple(
+    f"{part}-{kind}-ubyte.gz"
+    for part in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+)
 _GLOVE = ("glove.6B.100d.txt", "glove.6B.300d.txt")
 
 
@@ -103,8 +108,8 @@ CONVERTERS: dict[str, Converter] = {
     "stdlib": convert_stdlib,
     "wikipedia": wikipedia_converter("wikipedia"),
     "wikipedia-simple": wikipedia_converter("wikipedia-simple"),
-    "mnist": copy_files,
-    "fsdd": copy_files,
+    "mnist": copy_converter(*_MNIST),
+    "fsdd": convert_fsdd,
     "librispeech": convert_librispeech,
     "glove": unzip_converter("glove.6B.zip", {file: file for file in _GLOVE}),
 }

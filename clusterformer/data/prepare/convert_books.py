@@ -60,7 +60,7 @@ def convert_gutenberg(downloads: Path, folder: Path) -> None:
         text = strip_licence(path.read_text(encoding="utf-8-sig"), path, book.number)
         words = len(text.split())
         if abs(words - book.words) > _TOLERANCE * book.words:
-            raise InputError(f"{path}: {words:,} words, expected about {book.words:,}")
+            raise _another(path, f"{words:,} words, expected about {book.words:,}")
         name = f"{book.name}.txt.gz"
         write_lines(folder / name, text.split("\n"))
         size = len(text.encode()) + 1
@@ -74,13 +74,17 @@ def strip_licence(text: str, path: Path, number: int) -> str:
     start = _START.search(text)
     end = _END.search(text, start.end()) if start else None
     if not start or not end:
-        raise InputError(f"{path}: no lines *** START OF and *** END OF, is this a book?")
+        raise _another(path, "no lines *** START OF and *** END OF, is this a book?")
     found = _NUMBER.search(text, 0, start.start())
     if not found or int(found[1]) != number:
-        raise InputError(f"{path}: ebook {found[1] if found else 'unknown'}, expected {number}")
+        raise _another(path, f"ebook {found[1] if found else 'unknown'}, expected {number}")
     body = text[start.end() : end.start()].strip()
     credit = _CREDIT.match(body)
     return body[credit.end() :].strip() if credit else body
+
+
+def _another(path: Path, found: str) -> InputError:
+    return InputError(f"{path}: {found}; remove it to fetch it again")
 
 
 def convert_pg19(downloads: Path, folder: Path) -> None:

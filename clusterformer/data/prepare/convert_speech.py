@@ -1,15 +1,34 @@
-"""Converter of LibriSpeech: recordings as they are, and a table of each part."""
+"""Converters of speech: recordings as they are, and of LibriSpeech a table of each part."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path, PurePosixPath
 
-from clusterformer.data.prepare.archives import open_tar, tar_files, write_lines
+from clusterformer.data.prepare.archives import copy_file, open_tar, tar_files, write_lines
 from clusterformer.errors import InputError
 
 PARTS = {"train": "train-clean-100", "valid": "dev-clean", "test": "test-clean"}
 """Published part of each part of ours."""
+
+
+def convert_fsdd(downloads: Path, folder: Path) -> None:
+    """Copy the archive of spoken digits; it has no checksum, so count its recordings.
+
+    Raises:
+        InputError: if it has more or fewer recordings than published.
+    """
+    from clusterformer.data.spoken_digits import NUM_RECORDINGS  # brings NumPy
+
+    path = downloads / "recordings.tar.gz"
+    with open_tar(path) as archive:
+        found = sum(name.endswith(".wav") for name, _ in tar_files(archive))
+    if found != NUM_RECORDINGS:
+        raise InputError(
+            f"{path}: {found:,} recordings, expected {NUM_RECORDINGS:,}; "
+            "remove it to fetch it again"
+        )
+    copy_file(path, folder / path.name)
 
 
 def convert_librispeech(downloads: Path, folder: Path) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from packed import lines_in
 
-from clusterformer.data import corpora
+from clusterformer.data import corpora, spoken_digits
 from clusterformer.data.bitext import Bitext
 from clusterformer.data.labelled_text import read_pairs, read_rows
 from clusterformer.data.prepare.archives import write_lines
-from clusterformer.data.prepare.catalogue import CONVERTERS
+from clusterformer.data.prepare.catalogue import CONVERTERS, published_sets
+from clusterformer.errors import InputError
 
 
 def zip_of(path: Path, files: Mapping[str, str]) -> None:
@@ -317,9 +318,27 @@ def test_wikitext_keeps_every_byte(downloads: Path, folder: Path) -> None:
 
 
 def test_images_stay_as_they_are(downloads: Path, folder: Path) -> None:
-    (downloads / "t10k-labels-idx1-ubyte.gz").write_bytes(b"\x1f\x8b not even gzip")
+    names = published_sets()["mnist"].contents
+    for name in names:
+        (downloads / name).write_bytes(b"\x1f\x8b not even gzip")
+    (downloads / "train-images-idx3-ubyte.gz.part").write_bytes(b"of a run that was killed")
     CONVERTERS["mnist"](downloads, folder)
+    assert {path.name for path in folder.iterdir()} == set(names)
     assert (folder / "t10k-labels-idx1-ubyte.gz").read_bytes() == b"\x1f\x8b not even gzip"
+
+
+def test_recordings_of_digits_are_all_there(
+    downloads: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spoken_digits, "NUM_RECORDINGS", 2)
+    files = {f"fsdd/recordings/{digit}_ann_0.wav": b"RIFF" for digit in range(2)}
+    archive = downloads / "recordings.tar.gz"
+    tar_of(archive, {**files, "fsdd/README.md": b"about"})
+    CONVERTERS["fsdd"](downloads, folder)
+    assert (folder / archive.name).read_bytes() == archive.read_bytes()
+    tar_of(archive, {**files, "fsdd/recordings/2_ann_0.wav": b"RIFF"})
+    with pytest.raises(InputError, match=f"{archive}: 3 recordings, expected 2; remove it"):
+        CONVERTERS["fsdd"](downloads, folder)
 
 
 def test_recordings_of_librispeech_are_listed_with_their_transcripts(
