@@ -42,6 +42,16 @@ def padded_last(key_mask: Tensor | None) -> bool:
     return bool((key_mask[:, 1:] <= key_mask[:, :-1]).all())
 
 
+def mask_if_padded(key_mask: Tensor) -> Tensor | None:
+    """Return a mask (B, M); None if all are real, for which mechanisms are faster.
+
+    A compiled graph does not ask what a mask holds, and keeps it.
+    """
+    if not torch.compiler.is_compiling() and bool(key_mask.all()):
+        return None
+    return key_mask
+
+
 def mask_by_head(mask: Tensor | None, num_heads: int) -> Tensor | None:
     """Repeat (B, N) to (B * H, N), for cores that treat every head as a sequence of its own.
 

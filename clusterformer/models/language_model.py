@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clusterformer.masks import mask_if_padded
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.decoder import Decoder, State
 from clusterformer.models.embeddings import TokenEmbedding
@@ -60,9 +61,7 @@ class LanguageModel(nn.Module):
         return self._logits(hidden[:, -1]), state
 
     def _encode(self, batch: TextInput) -> StackOutput:
-        # a causal mechanism is faster when it need not look for padding
-        mask = None if bool(batch.mask.all()) else batch.mask
-        return self.decoder(self.embedding(batch.tokens), mask)
+        return self.decoder(self.embedding(batch.tokens), mask_if_padded(batch.mask))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embedding.tokens.weight)

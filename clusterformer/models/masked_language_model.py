@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from clusterformer.kernels.rows import pick_tokens
+from clusterformer.masks import mask_if_padded
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.embeddings import TokenEmbedding
 from clusterformer.models.inputs import MaskedInput
@@ -67,8 +68,7 @@ class MaskedLanguageModel(nn.Module):
         x = self.embedding(batch.tokens)
         if self.segments is not None:
             x = x + self.segments(batch.second.long())
-        mask = None if bool(batch.mask.all()) else batch.mask
-        encoded = self.encoder(x, mask)
+        encoded = self.encoder(x, mask_if_padded(batch.mask))
         hidden = self.predictor(pick_tokens(encoded.hidden, batch.asked))
         logits = F.linear(hidden, self.embedding.tokens.weight, self.bias)
         rows = None
