@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.compile import to_uncompiled
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -213,6 +214,12 @@ class ClusterFormer(LightningModule):
         Raises:
             InputError: for the first one that does not fit.
         """
+        if self._compiler_ctx is not None:
+            to_uncompiled(self)  # the trainer has put the compiled steps into this module
+            raise InputError(
+                "torch.compile cannot follow the steps of a training; give the trainer the module "
+                "itself, and compile its network in a callback: pl_module.network.compile()"
+            )
         if stage == "fit" and not self.trainer.ckpt_path:  # older runs with them go on
             refuse_without_pretrained(self.transformer_config, self.pretrained_lr)
         if stage == "fit" and self.label_smoothing and not self.task.smooths_labels:

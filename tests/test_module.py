@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from toy_task import Toy
 
@@ -36,6 +36,29 @@ def test_it_trains_from_python() -> None:
     run.fit(model, task)
     assert run.callback_metrics["val/loss"] < 0.4
     assert run.test(model, task, verbose=False)[0]["test/accuracy"] > 0.8
+
+
+def test_a_compiled_network_trains_to_the_same_weights_and_checkpoint(tmp_path: Path) -> None:
+    class Compiled(Callback):
+        def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            assert isinstance(pl_module.network, nn.Module)
+            pl_module.network.compile(backend="eager", fullgraph=True)
+
+    weights = []
+    for callbacks in ([], [Compiled()]):
+        torch.manual_seed(0)
+        run = trainer(callbacks=callbacks)
+        run.fit(ClusterFormer(**TINY, dropout=0.0), Toy(batch_size=20))
+        run.save_checkpoint(tmp_path / "a.ckpt")
+        weights.append(torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"])
+    torch.testing.assert_close(*weights)
+
+
+def test_a_compiled_module_is_refused_with_what_to_do() -> None:
+    module: Any = ClusterFormer(**TINY)
+    with pytest.raises(InputError, match=r"compile its network .*pl_module\.network\.compile"):
+        trainer().fit(torch.compile(module, backend="eager"), Toy())
+    trainer(max_steps=1).fit(module, Toy())
 
 
 def test_a_trained_module_can_be_pickled() -> None:
