@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._compile import _disable_dynamo  # torch.compiler.disable, imported when called
 
 from clusterformer.clustering.kmeans import (
     cluster_capacity,
@@ -94,11 +95,22 @@ def tree_attention(
         torch.compiler.is_compiling() and not torch.is_grad_enabled()
     ):
         return _tree_attention_op(q, k, v, mask, offset, *settings)
+    if torch.compiler.is_compiling():  # which would unroll the levels, for minutes
+        return _uncompiled(q, k, v, mask, offset, settings)
     if mask is None:
         return _tree(q, k, v, offset, settings)
     grouped = sort(torch.zeros_like(mask, dtype=torch.long), 1, mask)
     q, k, v = (_select(x, grouped.order) for x in (q, k, v))
     return _select(_tree(q, k, v, offset, settings), grouped.inverse)
+
+
+@_disable_dynamo
+def _uncompiled(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings
+) -> Tensor:
+    """Run `tree_attention` between two graphs; a copy, as a view at some lengths is a guard."""
+    values = tree_attention(q, k, v, mask, offset, settings)
+    return values.clone(memory_format=torch.contiguous_format)
 
 
 def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -> Tensor:

@@ -221,3 +221,20 @@ def test_decoding_reads_only_its_cache(exact: int) -> None:
 def test_impossible_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MultipoleAttention(WIDTH, HEADS, **options)
+
+
+@pytest.mark.slow
+def test_a_compiled_training_takes_any_depth_of_the_tree() -> None:
+    """The number of its levels depends on the length: the tree is no part of the graph."""
+    torch._dynamo.reset()
+    layer = MultiHeadAttention(MultipoleAttention(16, 2, causal=True, block_size=4, num_clusters=2))
+    compiled = torch.compile(layer, dynamic=True, backend="aot_eager")
+    for length in (5, 13, 30, 61, 120):
+        found = []
+        for form in (compiled, layer):
+            torch.manual_seed(length)
+            x = torch.randn(2, length, 16, requires_grad=True)
+            with torch._dynamo.config.patch(error_on_recompile=length > 30):
+                form(x).values.sin().sum().backward()
+            found.append(x.grad)
+        torch.testing.assert_close(*found)
