@@ -108,7 +108,7 @@ class Needle(GeneratedTask):
         require_sizes(short_batches, also_train)
         self._lengths, self._short_batches = [length, *(also_train or [])], short_batches
         self._trained_length = max(self._lengths)  # for learned positions, whatever a test has
-        self._length, self._form, self._needles = length, form, needles
+        self._length, self._form = length, form
         self._books: dict[Split, np.ndarray] = {}
 
     @property
@@ -120,7 +120,7 @@ class Needle(GeneratedTask):
         return 257
 
     def texts(self, *stream: int) -> NeedleTexts:
-        return self._texts(self._length, [self._needles], stream)
+        return self._texts(self._length, self._numbers[:1], stream)
 
     def train_texts(self, *stream: int) -> SeveralLengths:
         # not before: a test may have other numbers, or another length, than these
