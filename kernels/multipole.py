@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clusterformer.kernels.attention_and_masses import attention_and_masses
+
 NOTHING = -1e30
 """Log-mass of no keys: finite, so that differences and gradients are finite."""
 
@@ -60,28 +62,26 @@ def expand(
     Cost: O(P C S D) time, and O(C S D^2) for the dipoles; O(P (C + K S) D) memory.
     """
     width = k.shape[-1]
-    scores = points[:, None] @ k.transpose(2, 3)  # (B, C, P, S)
-    scores = scores.masked_fill(~filled[:, :, None], NOTHING)
-    mass = scores.logsumexp(-1)
-    tilted = (scores - mass[..., None]).exp() @ torch.cat([k, v], -1)
-    tilted, mass = tilted.transpose(1, 2), mass.transpose(1, 2)
+    bias = torch.zeros_like(k[..., 0]).masked_fill_(~filled, NOTHING)
+    of_clusters = points[:, None].expand(-1, k.shape[1], -1, -1)
+    tilted, mass = _attend(of_clusters, k, torch.cat([k, v], -1), bias)
+    tilted, mass = tilted.transpose(1, 2), mass.transpose(1, 2)  # (B, P, C, ...)
     keys, values = tilted.split(width, -1)
     if not monopole:
         values = torch.zeros_like(values)
-    effective = (2 * mass - (2 * scores).logsumexp(-1).transpose(1, 2)).exp() if damped else None
+    if damped:
+        _, of_squares = _attend(2 * of_clusters, k, k[..., :0], bias)
+        effective = (2 * mass - of_squares.transpose(1, 2)).exp()
     if exact:
         row = torch.arange(k.shape[0], device=k.device)[:, None, None]
-        point = torch.arange(points.shape[1], device=k.device)[:, None]
         top = mass.detach().topk(min(exact, k.shape[1]), sorted=False).indices  # (B, P, K)
-        mass = mass.scatter(-1, top, NOTHING)
-        keys, values = (
-            torch.cat([summary, x[row, top].flatten(2, 3)], 2)
-            for summary, x in ((keys, k), (values, v))
-        )
-        mass = torch.cat([mass, scores[row, top, point].flatten(2)], -1)
+        kept, kept_values, kept_bias = (x[row, top].flatten(2, 3) for x in (k, v, bias))
+        scores = (kept @ points[..., None])[..., 0] + kept_bias
+        mass = torch.cat([mass.scatter(-1, top, NOTHING), scores], -1)
+        keys, values = torch.cat([keys, kept], 2), torch.cat([values, kept_values], 2)
     if dipole:
         weights = mass.softmax(-1)[..., : k.shape[1]]
-        if effective is not None:
+        if damped:
             weights = weights * effective / filled.sum(-1).clamp(min=1)[:, None]
         joint = weights @ covariances(k, v, filled).flatten(2)
         joint = joint.unflatten(-1, (width, width))
@@ -112,9 +112,19 @@ def evaluate(q: Tensor, expansion: Expansion) -> tuple[Tensor, Tensor]:
     """
     points, keys, values, mass, dipole = expansion
     residual = q - points[:, :, None]
-    scores = residual @ keys.transpose(2, 3) + mass[:, :, None]
-    total = scores.logsumexp(-1, keepdim=True)
-    out = (scores - total).exp() @ values
+    out, total = _attend(residual, keys, values, mass)
     if dipole.shape[-1]:
         out = out + residual @ dipole
-    return out, total
+    return out, total[..., None]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend within each block of a sequence: values (B, ..., F) and masses (B, ...).
+
+    Args:
+        q, k, v: (B, blocks, rows, width).
+        bias: (B, blocks, keys) on the logits.
+    """
+    rows = (x.flatten(0, 1) for x in (q, k, v, bias[:, :, None]))
+    values, masses = (x.unflatten(0, q.shape[:2]) for x in attention_and_masses(*rows))
+    return values, masses[..., 0]

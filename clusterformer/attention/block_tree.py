@@ -4,6 +4,7 @@ B batch, heads folded in   N tokens   D head width   P points of expansion   C c
 G groups of queries
 """
 
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -39,12 +40,12 @@ class Settings(NamedTuple):
 
 
 def query_clusters(
-    q: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings
+    q: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings, *, cap: float | None
 ) -> tuple[Tensor, int]:
     """Cluster the queries: (B, N), and the number of clusters, which is one without two stages."""
     if not settings.two_stage:
         return torch.zeros(q.shape[:2], dtype=torch.long, device=q.device), 1
-    return _cluster(q, mask, offset, settings), settings.num_clusters
+    return _cluster(q, mask, offset, settings, cap), settings.num_clusters
 
 
 def expand_keys(
@@ -56,7 +57,7 @@ def expand_keys(
     settings: Settings,
 ) -> Expansion:
     """Cluster the keys (B, N, D), and summarise them for expansion at `points` (B, P, D)."""
-    assignment = _cluster(k, mask, offset, settings)
+    assignment = _cluster(k, mask, offset, settings, settings.cap)
     grouped = sort(assignment, settings.num_clusters, mask)
     capacity = cluster_capacity(k.shape[1], settings.num_clusters, settings.cap)
     blocks = capped_blocks(grouped, capacity, mask)
@@ -115,7 +116,7 @@ def _uncompiled(
 
 def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -> Tensor:
     batch, length, width = q.shape
-    far, far_mass = torch.zeros_like(q), q.new_full((batch, length, 1), NOTHING)
+    levels = []
     size = settings.block_size
     while size < length:
         pairs = -(-(length - size) // (2 * size))
@@ -123,13 +124,14 @@ def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -
         (behind, looking), (keys, _), (values, _) = halves  # (B * pairs, size, D)
         summary = summarize_blocks(behind, keys, values, offset, settings)
         seen, mass = _attend_to_summary(looking, summary)
-        seen = F.pad(seen, (0, 0, size, 0)).reshape(batch, -1, width)
-        mass = F.pad(mass, (0, 0, size, 0), value=NOTHING).reshape(batch, -1, 1)
-        rest = length - seen.shape[1]  # above 0: a last block without sibling; below: padding
-        seen, mass = F.pad(seen, (0, 0, 0, rest)), F.pad(mass, (0, 0, 0, rest), value=NOTHING)
-        far, far_mass = merge(far, far_mass, seen, mass)
+        seen = F.pad(seen, (0, 0, size, 0)).view(batch, -1, width)
+        mass = F.pad(mass, (0, 0, size, 0), value=NOTHING).view(batch, -1, 1)
+        levels.append((_fit(seen, length), _fit(mass, length, NOTHING)))
         size *= 2
     size = min(settings.block_size, length)
+    if not levels:
+        levels.append((torch.zeros_like(q), q.new_full((batch, length, 1), NOTHING)))
+    far, far_mass = reduce(lambda a, b: merge(*a, *b), levels)
     near = (_blocks(x, -(-length // size), size) for x in (q, k, v, far, far_mass))
     return merged_attention(*near).view(batch, -1, width)[:, :length]
 
@@ -137,8 +139,11 @@ def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -
 def summarize_blocks(
     q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings
 ) -> Expansion:
-    """Summarise completed blocks (B, N, D) for expansion at the centroids of their queries."""
-    assignment, count = query_clusters(q, None, offset, settings)
+    """Summarise completed blocks (B, N, D) for expansion at the centroids of their queries.
+
+    No queries are gathered by these clusters, so their size has no limit.
+    """
+    assignment, count = query_clusters(q, None, offset, settings, cap=None)
     points, _ = cluster_means(q, assignment, count)
     return expand_keys(points, k, v, None, offset, settings)
 
@@ -148,7 +153,8 @@ def _attend_to_summary(q: Tensor, summary: Expansion) -> tuple[Tensor, Tensor]:
     count = summary.points.shape[1]
     chosen = nearest(q.detach(), summary.points.detach())
     grouped = sort(chosen, count)
-    groups = cluster_chunks(grouped, max(8, -(-q.shape[1] // count)), look_back=0)
+    width = max(8, -(-q.shape[1] // (2 * count)))  # wider groups have more empty slots
+    groups = cluster_chunks(grouped, width, look_back=0)
     owner = chosen.gather(1, groups.members[..., 0])  # (B, G)
     found = evaluate(gather_own(q, groups), select_points(summary, owner))
     values, mass = resort(torch.cat(found, -1), groups).split((q.shape[-1], 1), -1)
@@ -166,21 +172,28 @@ def merge(a: Tensor, a_mass: Tensor, b: Tensor, b_mass: Tensor) -> tuple[Tensor,
     return (a_mass - mass).exp() * a + (b_mass - mass).exp() * b, mass
 
 
-def _cluster(x: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings) -> Tensor:
+def _cluster(
+    x: Tensor, mask: Tensor | None, offset: Tensor, settings: Settings, cap: float | None
+) -> Tensor:
     return kmeans(
         x.detach(),
         settings.num_clusters,
         offset,
         mask,
         iterations=settings.iterations,
-        cap=settings.cap,
+        cap=cap,
     )
 
 
 def _blocks(x: Tensor, count: int, size: int) -> Tensor:
     """Cut (B, N, D) into (B * count, size, D), padded with zeros."""
-    x = F.pad(x, (0, 0, 0, count * size - x.shape[1]))
-    return x.reshape(-1, size, x.shape[-1])
+    return _fit(x, count * size).reshape(-1, size, x.shape[-1])
+
+
+def _fit(x: Tensor, length: int, value: float = 0.0) -> Tensor:
+    """Cut (B, N, D) to a length, or pad it; without a copy where nothing is to be added."""
+    missing = length - x.shape[1]
+    return F.pad(x, (0, 0, 0, missing), value=value) if missing > 0 else x[:, :length]
 
 
 def _select(x: Tensor, index: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from clusterformer.kernels import (
     _chunk_attention_cpu,
     _cluster_chunks_cpu,
     _narrow_blocks_cpu,
+    attention_and_masses,
     gathered_attention,
     merged_attention,
     reference,
@@ -105,6 +106,15 @@ def test_gathered_attention(weights_learn: bool, more: bool) -> None:
 def test_merged_attention() -> None:
     inputs = tuple(leaves(*4 * ((1, N, 4),), (1, N, 1)))
     check(merged_attention, inputs, merged_attention._forward(*inputs), ())
+
+
+def test_attention_and_masses() -> None:
+    inputs = tuple(leaves((2, N, 4), (2, 3, 4), (2, 3, 6), (2, 1, 3)))
+    outputs = attention_and_masses._forward(*inputs)
+    opcheck(attention_and_masses._forward, inputs)
+    saved = [x.detach() for x in (*inputs, *outputs)]
+    given = torch.randn(2, N, 6), torch.randn(2, N, 1), *saved
+    opcheck(attention_and_masses._backward, given, test_utils=UNDIFFERENTIATED)
 
 
 @pytest.mark.parametrize("padded", [False, True])
