@@ -21,9 +21,9 @@ usage: clusterformer bench exchange --runs RUN ... [options]
 
 Train with one mechanism, evaluate with another: the matrix of table 1 of the paper on clustered
 attention. Each model is measured as it was trained ("own"), then with each other mechanism in its
-layers, without further training. A mechanism that has weights of its own, that shares queries and
-keys where the model does not, or that has no causal form where the model is causal, does not fit:
-"-" in the matrix, and the reason above it.
+layers, without further training. "keys seen" is the share of its text that a token attends to. A
+mechanism that has weights of its own, that shares queries and keys where the model does not, or
+that has no causal form where the model is causal, does not fit: "-" in the matrix.
 
   --runs RUN ...        run directories of `fit`
   --comparison DIR      directory of a comparison: all its finished runs but first parts, each row
@@ -69,7 +69,9 @@ def run(arguments: list[str]) -> None:
                     raise InputError(f"--measure {measure}: {label} has {known}")
                 row["value"] = row["measures"][measure]
                 value = formatted(measure, row["value"])
-                print(f"{label}, with {row['mechanism']}: {measure} {value}", flush=True)
+                seen = row["measures"].get("keys_seen")
+                keys = "" if seen is None else f", keys seen {seen:.3g}"
+                print(f"{label}, with {row['mechanism']}: {measure} {value}{keys}", flush=True)
             else:
                 print(f"{label}: does not fit: {row['refused']}", flush=True)
             rows.append(row)

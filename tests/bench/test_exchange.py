@@ -1,6 +1,7 @@
 """Trained models with other mechanisms: the limits are what the model does by itself."""
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -53,6 +54,7 @@ def test_the_matrix_has_what_fits(comparison: Path, tmp_path: Path, capsys) -> N
     assert found["full", "NeuralClusteringAttention"] is None
     reason = "shared-full shares queries and keys, and the model has keys of its own"
     assert f"full: does not fit: {reason}\n" in out
+    assert re.search(r"full, with oracle-top-32: loss \S+, keys seen 1\n", out)
     assert ["shared-full", "-", f"{shared:.4f}"] in [line.split() for line in out.splitlines()]
 
 

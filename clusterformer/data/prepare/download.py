@@ -60,6 +60,7 @@ def fetch(
     checksum: str = "",
     size: int = 0,
     timeout: float = 30.0,
+    report: Callable[[str], None] = print,
     progress: Progress = lambda done, total: None,
 ) -> None:
     """Fetch a file to `path`, which appears only when it is complete.
@@ -74,6 +75,7 @@ def fetch(
         checksum: "sha256:..." or another of hashlib's; empty if none is published.
         size: Published number of bytes; 0 if unknown, then `MAX_BYTES` is the limit.
         timeout: Seconds without a byte after which the connection counts as dead.
+        report: Function that gets a message when the file must be fetched again.
         progress: Callback for the progress.
 
     Raises:
@@ -85,7 +87,9 @@ def fetch(
         part.unlink()
     tag = path.with_name(f"{path.name}.tag")
     found = ""
-    for _ in range(2):
+    for attempt in range(2):
+        if attempt:
+            report(f"{url}: {found}, expected {checksum}; fetching it again")
         _collect(url, part, None if checksum else tag, size, timeout, progress)
         found = digest(part, checksum)
         if found == checksum:

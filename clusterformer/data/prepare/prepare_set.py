@@ -73,6 +73,8 @@ def prepare_set(
                 f"of {name}; move it away or choose another --root"
             )
         downloads.mkdir(exist_ok=True)
+        if mirror and not published.remotes:
+            report(f"{name}: the mirror is not used; this set has no file that a mirror holds")
         for remote in published.remotes:
             path = downloads / remote.file
             if not path.exists():
@@ -85,6 +87,7 @@ def prepare_set(
                     checksum=remote.checksum,
                     size=remote.size,
                     timeout=timeout,
+                    report=report,
                     progress=progress,
                 )
             elif (found_sum := digest(path, remote.checksum)) != remote.checksum:

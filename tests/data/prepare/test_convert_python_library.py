@@ -17,7 +17,10 @@ from clusterformer.errors import InputError
 
 
 def test_modules_are_whole_and_in_one_split(tmp_path: Path) -> None:
-    folder = prepare_set("stdlib", root=tmp_path, report=lambda line: None)
+    told: list[str] = []
+    mirror = "http://127.0.0.1:9"
+    folder = prepare_set("stdlib", root=tmp_path, mirror=mirror, report=told.append)
+    assert "the mirror is not used" in told[0]
     modules = {
         split: {file.name.removesuffix(".txt.gz") for file in (folder / split).iterdir()}
         for split in SPLITS

@@ -68,10 +68,13 @@ def test_a_server_without_ranges_is_taken_at_its_word(web: Web, tmp_path: Path) 
     assert bring(web, tmp_path) == CONTENT
 
 
-def test_a_damaged_file_is_fetched_once_more_from_the_start(web: Web, tmp_path: Path) -> None:
+def test_a_damaged_file_is_fetched_once_more_from_the_start(
+    web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     web.troubles = ["corrupt"]
     assert bring(web, tmp_path) == CONTENT
     assert web.wanted == [None, None]
+    assert capsys.readouterr().out.endswith(f", expected {CHECKSUM}; fetching it again\n")
 
 
 def test_what_never_agrees_with_its_checksum_gets_no_name(web: Web, tmp_path: Path) -> None:
