@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterformer.attention import AttentionCore, FullAttention
+from clusterformer.attention.weights import attention_weights
 from clusterformer.bench.report import Row
 from clusterformer.errors import InputError
 from clusterformer.models.transformer import self_attention
@@ -48,13 +49,13 @@ def measure(reference: nn.Module, others: Mapping[str, nn.Module], batch: Any) -
         raise InputError("the reference must have FullAttention, got no layers of ours")
     if kinds := sorted({type(c).__name__ for c in cores if not isinstance(c, FullAttention)}):
         raise InputError(f"the reference must have FullAttention, got {', '.join(kinds)}")
-    full = [weights.mean(1) for weights in attention_weights(reference, batch)]  # (B, N, N)
-    every = [(x > 0).any(1).sum(-1) for x in attention_weights(reference, batch, flat=True)]
+    full = [weights.mean(1) for weights in layer_weights(reference, batch)]  # (B, N, N)
+    every = [(x > 0).any(1).sum(-1) for x in layer_weights(reference, batch, flat=True)]
     for name, network in others.items():
         if len(self_attention(network)) != len(full):
             found = len(self_attention(network))
             raise InputError(f"{name}: {found} layers, and the reference has {len(full)}")
-        for layer, weights in enumerate(attention_weights(network, batch, flat=True)):
+        for layer, weights in enumerate(layer_weights(network, batch, flat=True)):
             seen = (weights > 0).float().mean(1)
             keys = (seen.sum(-1) / every[layer])[batch.mask].mean()
             mass = (seen * full[layer]).sum(-1)[batch.mask].mean()
@@ -81,10 +82,8 @@ def mean_over_tokens(batches: Sequence[Sequence[Row]]) -> Iterator[Row]:
 
 
 @torch.no_grad()
-def attention_weights(network: nn.Module, batch: Any, *, flat: bool = False) -> Iterator[Tensor]:
+def layer_weights(network: nn.Module, batch: Any, *, flat: bool = False) -> Iterator[Tensor]:
     """Find the weights of every layer of self-attention on a batch, (B, H, N, N) each.
-
-    With the rows of an identity for values the weights come out of any mechanism.
 
     Args:
         network: Network in evaluation mode.
@@ -106,16 +105,8 @@ def attention_weights(network: nn.Module, batch: Any, *, flat: bool = False) -> 
         for hook in hooks:
             hook.remove()
     for core in cores:
-        (q, k, v), rest = inputs.pop(core)
-        q = q * 1e-3 if flat else q
-        length, width = v.shape[2:]
-        parts = []
-        for start in range(0, length, width):
-            values = torch.eye(length, device=v.device, dtype=v.dtype)[:, start : start + width]
-            taken = values.shape[1]
-            values = nn.functional.pad(values, (0, width - taken)).expand_as(v)
-            parts.append(core(q, k, values, **rest)[0][..., :taken].float())
-        yield torch.cat(parts, -1)
+        (q, k, _), rest = inputs.pop(core)
+        yield attention_weights(core, q * 1e-3 if flat else q, k, **rest).float()
 
 
 def read_batches(task: Task, number: int) -> list[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clusterformer.attention import FullAttention, NeuralClusteringAttention
 from clusterformer.attention.text_ends import at_ends
+from clusterformer.attention.weights import attention_weights
 from clusterformer.clustering.kmeans import cluster_means, nearest
 from clusterformer.errors import InputError
 from clusterformer.huggingface.attaching import require_model
@@ -302,22 +303,15 @@ def _allowed(core: Any, batch: _Batch) -> Tensor:
 def attention_seen(core: Any, batch: _Batch) -> tuple[float, float]:
     """Measure which keys tokens see: their share, and their share of full attention's weights.
 
-    With queries of zeros every key that is seen has a weight, and with the rows of an identity for
-    values the weights come out.
+    With queries of zeros every key that is seen has a weight.
     """
-    rows, heads, length, width = batch.q.shape
-    zeros, seen = torch.zeros_like(batch.q), []
-    for start in range(0, length, width):
-        one_hot = torch.eye(length, device=zeros.device)[:, start : start + width]
-        values = F.pad(one_hot, (0, width - one_hot.shape[1])).expand(rows, heads, -1, -1)
-        mixed, _ = core(
-            zeros, zeros, values.to(zeros), hidden=batch.hidden,
-            query_mask=batch.mask, key_mask=batch.mask,
-        )  # fmt: skip
-        seen.append(mixed[..., : one_hot.shape[1]] > 0)
-    visible = torch.cat(seen, -1)  # (B, H, N, N)
-    real = batch.mask.sum()
-    counts = batch.mask.cumsum(1) if core.causal else batch.mask.sum(1, keepdim=True)
-    keys = (visible.sum(-1).float().mean(1) / counts.clamp(min=1))[batch.mask].sum() / real
-    mass = (visible * _weights(core, batch)).sum() / (real * heads)
+    zeros, mask = torch.zeros_like(batch.q), batch.mask
+    found = attention_weights(
+        core, zeros, zeros, hidden=batch.hidden, query_mask=mask, key_mask=mask
+    )
+    visible = found > 0  # (B, H, N, N)
+    real = mask.sum()
+    counts = mask.cumsum(1) if core.causal else mask.sum(1, keepdim=True)
+    keys = (visible.sum(-1).float().mean(1) / counts.clamp(min=1))[mask].sum() / real
+    mass = (visible * _weights(core, batch)).sum() / (real * batch.q.shape[1])
     return float(keys), float(mass)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clusterformer.attention.weights import attention_weights
 from clusterformer.models.decoder import DecoderLayer
 from clusterformer.models.inputs import TranslationInput
 from clusterformer.models.seq2seq import Seq2Seq
@@ -17,10 +18,7 @@ from clusterformer.models.seq2seq import Seq2Seq
 
 @torch.no_grad()
 def alignment(network: Seq2Seq, batch: TranslationInput) -> Tensor:
-    """Weights (B, N, M) by which the decoder's last layer reads the source, mean over heads.
-
-    Every mechanism mixes values linearly, so mixing unit vectors instead shows its weights.
-    """
+    """Weights (B, N, M) by which the decoder's last layer reads the source, mean over heads."""
     inputs: dict[str, Any] = {}
 
     def record(core: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> None:
@@ -36,9 +34,4 @@ def alignment(network: Seq2Seq, batch: TranslationInput) -> Tensor:
     finally:
         handle.remove()
     q, k, _ = inputs["args"]
-    count, width = k.shape[2:]
-    units = torch.eye(count, -(-count // width) * width, dtype=k.dtype, device=k.device)
-    parts = [
-        core(q, k, part.expand_as(k), **inputs["options"])[0] for part in units.split(width, dim=1)
-    ]
-    return torch.cat(parts, -1)[..., :count].mean(1)
+    return attention_weights(core, q, k, **inputs["options"]).mean(1)

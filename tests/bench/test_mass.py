@@ -48,7 +48,7 @@ def test_all_keys_hold_all_mass_and_a_window_that_of_its_keys(task: Recall) -> N
     position = torch.arange(24)
     distance = position[:, None] - position
     near = (distance >= 0) & (distance < 4)
-    for row, weights in zip(rows[2:], mass.attention_weights(full, batch), strict=True):
+    for row, weights in zip(rows[2:], mass.layer_weights(full, batch), strict=True):
         share = near.sum(-1) / (position + 1)
         assert row["keys"] == pytest.approx(float(share.mean()), abs=1e-6)
         expected = (weights * near).sum(-1).mean()
@@ -84,9 +84,7 @@ def test_a_batch_counts_by_its_tokens(task: Recall) -> None:
 def test_the_weights_of_full_attention_come_out(task: Recall) -> None:
     full = network(task, FullAttention)
     (batch,) = mass.read_batches(task, 1)
-    for core, weights in zip(
-        self_attention(full), mass.attention_weights(full, batch), strict=True
-    ):
+    for core, weights in zip(self_attention(full), mass.layer_weights(full, batch), strict=True):
         assert weights.shape == (2, core.num_heads, 24, 24)
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, core.num_heads, 24))
         assert not weights.triu(1).any()
