@@ -139,10 +139,7 @@ def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -
 def summarize_blocks(
     q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings
 ) -> Expansion:
-    """Summarise completed blocks (B, N, D) for expansion at the centroids of their queries.
-
-    No queries are gathered by these clusters, so their size has no limit.
-    """
+    """Summarise completed blocks (B, N, D) for expansion at the centroids of their queries."""
     assignment, count = query_clusters(q, None, offset, settings, cap=None)
     points, _ = cluster_means(q, assignment, count)
     return expand_keys(points, k, v, None, offset, settings)

@@ -61,7 +61,8 @@ class MultipoleAttention(AttentionCore):
         num_clusters: Number of clusters of queries and of keys (C); if causal, of each completed
             block.
         iterations: Number of k-means iterations; 1-5 in the paper.
-        cap: Maximum size of a cluster, as a multiple of the mean size; at least 1.
+        cap: Maximum size of a cluster, as a multiple of the mean size; at least 1. If causal, of
+            keys only: no queries are gathered by their clusters.
         monopole: Use the mean values (table 3).
         dipole: Use the covariances.
         two_stage: Cluster the queries; without it all queries share one expansion point.
