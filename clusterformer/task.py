@@ -122,7 +122,7 @@ class Task(LightningDataModule, ABC):
 
     @property
     def testing(self) -> bool:
-        """Whether a test is measured, in which a task may decode with more care.
+        """Tell whether a test is measured, in which a task may decode with more care.
 
         The trainer tells it; without a trainer it is what was set.
         """

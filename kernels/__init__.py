@@ -1,1 +1,1 @@
-"""Fast operations: one per file, specified in plain PyTorch by reference.py."""
+"""Fast operations, one a file; reference.py, or `reference` in the file, defines each."""

@@ -1,6 +1,6 @@
 """Softmax attention that returns the masses too, with gradients of values and masses.
 
-R rows (independent products)   Q queries   K keys   D width of queries and keys   F width of values
+B batch, blocks folded in   N queries   M keys   D width of queries and keys   F width of values
 """
 
 from collections.abc import Iterator
@@ -9,28 +9,29 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels.autograd import register_backward
+from clusterformer.kernels.dispatch import use_cpu
 
 SLICE = 2**19
 """Number of logits computed at a time on CPU, where larger parts leave the cache."""
 
 
 def attention_and_masses(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply softmax attention to the keys of each row.
+    """Apply softmax attention within each block.
 
     Args:
-        q: (R, Q, D), the scale folded in.
-        k: (R, K, D).
-        v: (R, K, F).
-        bias: (R, 1, K), added to the logits of a key; finite. -1e30 hides a key; values where all
+        q: (B, N, D), the scale folded in.
+        k: (B, M, D).
+        v: (B, M, F).
+        bias: (B, 1, M), added to the logits of a key; finite. -1e30 hides a key; values where all
             are hidden are finite, and mean nothing.
 
     Returns:
-        Values (R, Q, F), and the mass of each query, the log of the sum of exp over its logits,
-        (R, Q, 1).
+        Values (B, N, F), and the mass of each query, the log of the sum of exp over its logits,
+        (B, N, 1).
 
-    Cost: O(R Q K (D + F)) time; on CPU no memory for logits, which are computed again backward.
+    Cost: O(B N M (D + F)) time; on CPU no memory for logits, which are computed again backward.
     """
-    if q.device.type == "cpu" and not torch.onnx.is_in_onnx_export():
+    if use_cpu(q.device):
         return _forward(q, k, v, bias)
     return reference(q, k, v, bias)
 
@@ -83,7 +84,7 @@ def _backward(
 
 
 def _slices(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Cut the rows into parts of `SLICE` logits."""
+    """Cut the batch into parts of `SLICE` logits."""
     step = max(1, SLICE // max(1, q.shape[1] * k.shape[1]))
     for first in range(0, q.shape[0], step):
         yield slice(first, first + step)

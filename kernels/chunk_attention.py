@@ -15,7 +15,7 @@ from clusterformer.kernels import (
 )
 from clusterformer.kernels.blocks import Blocks, window_mask
 from clusterformer.kernels.dense_attention import dense_attention, dense_prefix, is_dense
-from clusterformer.kernels.dispatch import forced, use_triton
+from clusterformer.kernels.dispatch import forced, use_cpu, use_triton
 
 LAST_RESORT = -5e4
 """Bias on a token's logit with itself that leaves it no weight unless it sees nothing else.
@@ -109,9 +109,7 @@ def _attend_in_blocks(
             q, k, v, blocks, mask=mask, causal=causal, within=within, scale=scale,
             self_bias=self_bias, extra=columns, more=more,
         )  # fmt: skip
-    use_reference = (
-        q.device.type != "cpu" or forced() == "reference" or torch.onnx.is_in_onnx_export()
-    )
+    use_reference = not use_cpu(q.device)
     kernel = reference if use_reference else _chunk_attention_cpu
     if mask is None:
         rows, batch = blocks.slot.shape[0], q.shape[0]  # len() would fix an exported batch

@@ -1,7 +1,7 @@
-"""The choice of an implementation: Triton on a GPU, plain PyTorch elsewhere.
+"""The choice of an implementation: Triton on a GPU, operations for CPU there, else the definition.
 
-CLUSTERFORMER_KERNELS=triton or =reference forces one; on CPU, Triton needs TRITON_INTERPRET=1 and
-is for tests.
+CLUSTERFORMER_KERNELS=triton or =reference forces Triton or the definition; on CPU, Triton needs
+TRITON_INTERPRET=1 and is for tests.
 """
 
 import os
@@ -38,3 +38,12 @@ def use_triton(device: torch.device) -> bool:
     if choice == "triton" and not installed:
         raise ValueError(f"{VARIABLE}=triton: triton is not installed: pip install triton")
     return installed
+
+
+def use_cpu(device: torch.device) -> bool:
+    """Tell whether an operation for CPU serves tensors on `device`; ONNX has none.
+
+    Raises:
+        ValueError: if the environment asks for an unknown implementation.
+    """
+    return device.type == "cpu" and forced() != "reference" and not torch.onnx.is_in_onnx_export()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.kernels.autograd import register_backward
+from clusterformer.kernels.dispatch import use_cpu
 from clusterformer.kernels.rows import add_rows, take_rows
 
 PIECE = 2**19
@@ -48,7 +49,7 @@ def gathered_attention(
 
     Cost: O(G S K D) time; O(N D) memory on CPU, O(G K D) elsewhere.
     """
-    if q.device.type != "cpu" or torch.onnx.is_in_onnx_export():
+    if not use_cpu(q.device):
         return reference(q, k, v, members, filled, seen, mask, more, scale=scale)
     further = more or (q.new_empty(0, 0, q.shape[2]), q.new_empty(0, 0, 1))
     sequence = torch.arange(q.shape[0])[:, None, None]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clusterformer.kernels.autograd import register_backward
 from clusterformer.kernels.causal_attention import gradients, values_and_masses
+from clusterformer.kernels.dispatch import use_cpu
 from clusterformer.kernels.merging import gradients_of_more, merge
 
 
@@ -23,7 +24,7 @@ def merged_attention(q: Tensor, k: Tensor, v: Tensor, far: Tensor, far_mass: Ten
 
     Cost: O(N^2 D) time, O(N D) memory on CPU.
     """
-    if q.device.type == "cpu" and not torch.onnx.is_in_onnx_export():
+    if use_cpu(q.device):
         return _forward(q, k, v, far, far_mass)[0]
     return reference(q, k, v, far, far_mass)
 

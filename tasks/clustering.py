@@ -63,8 +63,8 @@ class Clustering(LineTask):
         hidden: Number of units of a hidden layer; a linear W, as in eq. 2, by default.
         n_neighbors: Number of neighbours of a point, K.
         n_components: Number of principal components in which points are compared, F.
-        balance: Weight of balance in the loss: 1 for the likelihood, more for clusters of more
-            similar sizes.
+        balance: Exponent of the cluster sizes in the loss: 0 lets one cluster take all, 1 is the
+            likelihood, more makes clusters more equal in size.
         merge_at: Training step at which surplus clusters are merged, or below 1 a share of the
             training; 0 starts without any.
         batch_size: Number of points in a batch, over all processes.

@@ -331,8 +331,6 @@ class LabelledTexts(LineTask):
         """Tokenizer of the texts; available after `setup()` or `load_state()`."""
         return self.rows.tokenizer
 
-    # Checkpoints
-
     def state(self) -> dict[str, Any]:
         return {
             "tokenizer": self.rows.state(),

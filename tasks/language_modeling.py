@@ -84,8 +84,6 @@ class LanguageModeling(RunningText):
         if self._kind == "word":
             self.monitor = "val/word_perplexity"
 
-    # Data
-
     def setup(self, stage: str) -> None:
         if self._far is not None and sequence_size(self.trainer) > 1:
             raise InputError("data.far needs whole texts; leave it out with sequence_parallel")
@@ -127,8 +125,6 @@ class LanguageModeling(RunningText):
         if self._context == 1:  # there is no position to compare with
             return None
         return PositionReport(self._context)
-
-    # Network, loss and metrics
 
     def build(self, config: TransformerConfig) -> LanguageModel:
         self._num_positions = self._context if config.positions == "learned" else None

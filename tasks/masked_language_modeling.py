@@ -82,8 +82,6 @@ class MaskedLanguageModeling(RunningText):
         self._share, self._pairs, self.lowercase = mask_share, next_sentence, lowercase
         self._num_positions: int | None = None  # of a network with learned positions
 
-    # Data
-
     @property
     def row_tokenizer(self) -> RowTokenizer:
         """Tokenizer with the special tokens of rows."""
@@ -136,8 +134,6 @@ class MaskedLanguageModeling(RunningText):
         for part in before:
             row += [*self.tokenizer.encode(part), tokenizer.blank]
         return [*row, *self.tokenizer.encode(last), tokenizer.separator]
-
-    # Network, loss and metrics
 
     def build(self, config: TransformerConfig) -> MaskedLanguageModel:
         self._num_positions = self._context if config.positions == "learned" else None

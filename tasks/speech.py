@@ -66,14 +66,14 @@ class SpeechRecognition(SplitTask):
         valid: Own table of validation recordings; without it, a tenth of `train` validates.
         test: Own table of test recordings; without it, another tenth of `train` tests.
         audio_column: Column of the recordings' paths, by name or by number from 1.
-        text_column: Column of the transcripts, likewise.
-        units: What is recognised: characters, or the phones or words between spaces.
+        text_column: Column of the transcripts, by name or by number from 1.
+        units: Unit of recognition: characters, or the phones or words between spaces.
         features: Log-mel filter banks and their deltas; by default at 16,000 hertz, of fsdd 8,000.
         strings: Form and number of the strings of fsdd.
         subsampling: Frames that the encoder reads as one, by convolutions: 1, 2 or 4.
         context_convolutions: Number of convolutions over five such frames before the encoder, each
             with a residual connection: any attention then knows what stands near.
-        augment: What SpecAugment hides in training; null for nothing.
+        augment: Bands and spans that SpecAugment hides in training; null for none.
         beam: Number of beginnings of a text that are followed in a test and in prediction; 1 is
             greedy. Validation is greedy.
         batch_size: Maximum number of recordings in a batch, over all processes; 16 by default, or
@@ -115,7 +115,7 @@ class SpeechRecognition(SplitTask):
         require_at_least(0, context_convolutions=context_convolutions)
         require_at_least(1, beam=beam, batch_size=batch_size, frames_per_batch=frames_per_batch)
         if strings is not None and name != "fsdd":
-            raise InputError("strings are for name fsdd alone")
+            raise InputError(f"data.strings needs data.name fsdd, got {name or 'own tables'}")
         self._kind: UnitKind = units
         self._banks = features or FilterBanks(rate=RATE if name == "fsdd" else 16_000)
         if name == "fsdd" and self._banks.rate != RATE:
@@ -147,8 +147,6 @@ class SpeechRecognition(SplitTask):
         assert self._units is not None
         return self._units
 
-    # Data
-
     def setup(self, stage: str) -> None:
         """Read the parts that the stage needs; learn units and statistics unless restored."""
         if stage == "predict":
@@ -176,8 +174,6 @@ class SpeechRecognition(SplitTask):
     def loader(self, split: Split) -> DataLoader:
         part = self._part(split)
         return self.bucketed(split, part, part.lengths, self._batch_size, self._frames_per_batch)
-
-    # Network, loss and metrics
 
     def build(self, config: TransformerConfig) -> SpeechNetwork:
         network = SpeechNetwork(
@@ -222,8 +218,6 @@ class SpeechRecognition(SplitTask):
 
     def _decode(self, log_probs: Tensor, beam: int) -> Transcript:
         return best_path(log_probs) if beam == 1 else prefix_beam(log_probs, beam)
-
-    # Prediction
 
     def text_dataloader(self, lines: Iterable[str]) -> Iterable[RecordingBatch]:
         """Make batches of paths of recordings, one each."""
@@ -320,8 +314,6 @@ class SpeechRecognition(SplitTask):
             title="Words recognised" + ", clusters of frames" * bool(strips),
         )
         return [path]
-
-    # Checkpoints
 
     def state(self) -> dict[str, Any]:
         return {"units": self.units.state(), "longest": self._longest}

@@ -93,7 +93,8 @@ class Translation(LineTask):
         split_hyphens: Tokens of their own for hyphens within words, with Moses (its option -a).
         max_length: Maximum number of words in either sentence of a training pair.
         max_ratio: Maximum ratio of the lengths of both sentences of a training pair.
-        limit_unit: What these two count: words, or subwords, then of validation pairs too.
+        limit_unit: Unit of `max_length` and `max_ratio`: words, or subwords, which limit validation
+            pairs too.
         unfit: Treatment of training pairs beyond these limits or with an empty sentence: "drop" or
             "error".
         batch_size: Maximum number of pairs in a batch, over all processes.
@@ -165,7 +166,7 @@ class Translation(LineTask):
                 f"got name {name!r}, data_bin {data_bin!r} and {'own' if own else 'no own'} files"
             )
         if raw and name is None:
-            raise InputError("data.raw is for multi30k")
+            raise InputError("data.raw needs data.name multi30k, got own files")
         direction = translation_protocol(name).direction if name else (None, None)
         languages = (source_lang or direction[0], target_lang or direction[1])
         limits = Limits(max_length, max_ratio, unfit, limit_unit)
@@ -177,7 +178,7 @@ class Translation(LineTask):
         else:
             if name:
                 if tokenised:
-                    raise InputError("data.tokenised is for own files")
+                    raise InputError(f"data.tokenised needs own files, got data.name {name}")
                 tokenised = translation_protocol(name, raw=raw).tokenised
                 if tokenised and split_hyphens:
                     raise InputError(f"{name} holds Moses tokens without split_hyphens")
@@ -207,8 +208,6 @@ class Translation(LineTask):
         self.monitor, self.mode = (bleu, "max") if valid_sentences else ("val/loss", "min")
         self._tokenizer: Tokenizer | None = None
         self._pairs: dict[Split, TranslationDataset] = {}
-
-    # Data
 
     def prepare_data(self) -> None:
         """Fill the cache, in one process of a machine; the others read it in `setup`."""
@@ -255,8 +254,6 @@ class Translation(LineTask):
         """Tokenizer of the texts; available after `setup()` or `load_state()`."""
         assert self._tokenizer is not None
         return self._tokenizer
-
-    # Network, loss and metrics
 
     def build(self, config: TransformerConfig) -> Seq2Seq:
         size = self.tokenizer.vocab_size
@@ -359,8 +356,6 @@ class Translation(LineTask):
         read, written = one.mask[0], one.decoder_mask[0]
         weights = alignment(network, one)[0][written][:, read].float()
         return self.tokenizer.ids_to_tokens(one.target[0][written].tolist()), weights
-
-    # Checkpoints
 
     def state(self) -> dict[str, Any]:
         return {"tokenizer": self.tokenizer.state()}

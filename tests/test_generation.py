@@ -26,7 +26,7 @@ def test_a_long_prompt_that_is_read_token_by_token_is_announced(
     config = TransformerConfig(mechanism, d_model=16, num_heads=2, num_layers=1, d_ff=16)
     generator = TextGenerator(LanguageModel(config, vocab_size=258).eval(), ByteTokenizer())
     with caplog.at_level(logging.INFO, "clusterformer"):
-        assert "".join(generator.stream("a" * 99, Sampling(tokens=1))) is not None
+        "".join(generator.stream("a" * 99, Sampling(tokens=1)))
         assert not caplog.messages
         "".join(generator.stream("a" * 150, Sampling(tokens=1)))
     notes = [note for note in caplog.messages if "reading a prompt of 151 tokens, about" in note]
@@ -113,5 +113,5 @@ def test_a_long_prompt_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(NeuralClusteringAttention, "step", counted)
     sampling = Sampling(tokens=3, temperature=0)
-    assert "".join(generator().stream("some words " * 2000, sampling)) is not None
-    assert len(steps) <= 3 * 2  # drawn tokens by layers
+    "".join(generator().stream("some words " * 2000, sampling))
+    assert 0 < len(steps) <= 3 * 2  # drawn tokens by layers

@@ -19,9 +19,9 @@ from clusterformer.clustering.kmeans import (
     nearest,
 )
 from clusterformer.kernels.chunking import capped_blocks, cluster_chunks
+from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.merged_attention import merged_attention
 from clusterformer.kernels.multipole import NOTHING, Expansion, evaluate, expand
-from clusterformer.kernels.reference import sort
 from clusterformer.kernels.rows import gather_own, resort
 
 

@@ -1,6 +1,6 @@
 """Attention of heads in parts, each with blocks of its own, and to the ends of a text in all heads.
 
-B batch   H heads   N tokens   D head width   A additional columns   E tokens at the ends
+B batch   H heads   N tokens   D head width   A additional columns   L tokens at the ends
 Z rows: B times the clusterings that share the heads of a part
 """
 
@@ -82,7 +82,7 @@ def attend_in_parts(
     Returns:
         (B, H, N, D) in the dtype of q; 0 at padding.
 
-    Cost: that of `chunk_attention`, and O(N E D) for the ends.
+    Cost: that of `chunk_attention`, and O(N L D) for the ends.
     """
     batch, _, length, _ = q.shape
     cut = list(zip(parts, *(_cut(x, parts) for x in (q, k, v)), strict=True))
@@ -141,7 +141,7 @@ def _column_logits(
     """Compute what additional columns add to q . k of all heads, in float32; None without columns.
 
     Returns:
-        (B, H, N, E), where the ends are the keys, and (B, H, E, N), where they are the queries.
+        (B, H, N, L), where the ends are the keys, and (B, H, L, N), where they are the queries.
     """
     to_ends, from_ends = zip(*(_logits_of(part, ends, batch) for part in parts), strict=True)
     return _fill(to_ends, parts), _fill(from_ends, parts)

@@ -61,7 +61,7 @@ class IndexerAttention(DenseWarmUp, TextCaching):
         causal: Causal form: False or True.
         top_k: Number of keys that a token attends to; of blocks, with `block_size` above 1.
         index_heads: Number of heads of the indexer (I).
-        index_width: Width of its heads (F).
+        index_width: Width of the indexer's heads (F).
         block_size: Number of keys that are chosen together (S).
         target: Keys on which the indexer is compared with attention: "chosen" or "all".
         dense_steps: Number of first passes of training in which attention is dense. A training that

@@ -23,8 +23,8 @@ from clusterformer.attention.block_tree import (
 from clusterformer.clustering.kmeans import cluster_capacity, cluster_means, nearest
 from clusterformer.errors import require_at_least, require_whole
 from clusterformer.kernels.chunking import capped_blocks
+from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.multipole import Expansion, evaluate
-from clusterformer.kernels.reference import sort
 from clusterformer.kernels.rows import gather_own, resort
 from clusterformer.masks import mask_by_head
 from clusterformer.seeded import draw_seeded, register_drawn

@@ -1,13 +1,13 @@
 """Random keys in training, so that queries and keys learn beyond the few that are selected.
 
 A softmax over selected keys compares these with one another and with no others, so it does not
-teach whom to select. Here every query of a training batch attends to C random keys of its text as
-well, each of which stands for N / C: a sampled softmax (Jean et al., 2015, On Using Very Large
+teach whom to select. Here every query of a training batch attends to L random keys of its text as
+well, each of which stands for N / L: a sampled softmax (Jean et al., 2015, On Using Very Large
 Target Vocabulary for Neural Machine Translation, section 3) in which the selected keys are always
 in the sum. On average over the draws the sum is that over all keys.
 
 B batch   Z rows (heads of texts)   N tokens   G groups of queries   S slots
-K keys that a group sees   C random keys of a text
+K keys that a group sees   L random keys of a text
 """
 
 import torch
@@ -49,7 +49,7 @@ def sampled_attention(
         q, k, v: (Z, N, D).
         members: (Z, G, S) query in each slot. in_slot: (Z, G, S), True where there is one.
         seen: (Z, G, K) keys that a group sees. filled: (Z, G, K), True where there is one.
-        count: C; at most N are drawn.
+        count: L; at most N are drawn.
         key_mask: (B, N), True at real tokens; None means all real. Z is a multiple of B.
         causal: A token attends to itself and tokens before it only.
         scale: Factor on the logits.
@@ -58,7 +58,7 @@ def sampled_attention(
         values (Z, N, D), and masses (Z, N, 1): the log of the sum of exp over the logits, in which
         a key counts for all that it stands for; -1e30 without a key. Both in float32.
 
-    Cost: O(N C D) time, O(N C) memory.
+    Cost: O(N L D) time, O(N L) memory.
     """
     rows, length = k.shape[:2]
     drawn = random_tokens(length, min(count, length), key_mask, k.device)
@@ -70,7 +70,7 @@ def sampled_attention(
     chosen = seen.masked_fill(~filled, length).sort(-1).values
     wanted = drawn[:, None].expand(-1, seen.shape[1], -1).contiguous()
     at = torch.searchsorted(chosen, wanted).clamp(max=seen.shape[2] - 1)
-    new = chosen.gather(2, at) != wanted  # (Z, G, C), not among the selected
+    new = chosen.gather(2, at) != wanted  # (Z, G, L), not among the selected
     if real is not None:
         new = new & _for_rows(real, rows)[:, None]
     new = torch.cat([new, torch.zeros_like(new[:, :1])], 1)  # none for a query without a group

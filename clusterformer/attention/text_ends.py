@@ -1,6 +1,6 @@
 """Tokens at both ends of a text that all tokens see, and that see all: [CLS], [SEP].
 
-B batch   H heads   N tokens   D head width   A additional columns   E tokens at the ends
+B batch   H heads   N tokens   D head width   A additional columns   L tokens at the ends
 G blocks   S slots of a block   J blocks that a block sees
 """
 
@@ -20,8 +20,8 @@ class TextEnds(NamedTuple):
     """Tokens at the ends of each text.
 
     Attributes:
-        tokens: (B, E) their positions.
-        there: (B, E) bool, False where a text is too short for so many; its token is then any.
+        tokens: (B, L) their positions.
+        there: (B, L) bool, False where a text is too short for so many; its token is then any.
     """
 
     tokens: Tensor
@@ -33,7 +33,7 @@ def text_ends(like: Tensor, count: int, key_mask: Tensor | None) -> TextEnds:
 
     Args:
         like: Any tensor (B, N, ...), for sizes and device.
-        count: Number of tokens at each end; E is twice that.
+        count: Number of tokens at each end; L is twice that.
         key_mask: (B, N), True at real tokens; None means all real.
     """
     batch, length = like.shape[:2]
@@ -71,7 +71,7 @@ def attend_to_ends(
         q, k, v: (B, H, N, D). The logits are scale * (q . k + added).
         ends: Tokens at the ends.
         key_mask: (B, N), True at real tokens; None means all real.
-        added: (B, H, N, E), or None for none.
+        added: (B, H, N, L), or None for none.
         scale: Factor on the logits.
 
     Returns:
@@ -95,15 +95,15 @@ def attend_from_ends(
     added: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """Attend from the ends to all tokens of their text: (B, H, E, D) in float32.
+    """Attend from the ends to all tokens of their text: (B, H, L, D) in float32.
 
-    Arguments are those of `attend_to_ends`, but `added` is (B, H, E, N).
+    Arguments are those of `attend_to_ends`, but `added` is (B, H, L, N).
     """
     return _mix(_logits(pick_tokens(q, ends.tokens), k, added, key_mask, scale), v)
 
 
 def put_at_ends(values: Tensor, ends: TextEnds, found: Tensor) -> Tensor:
-    """Replace values (B, H, N, D) at the ends by what was found for them, (B, H, E, D)."""
+    """Replace values (B, H, N, D) at the ends by what was found for them, (B, H, L, D)."""
     length = values.shape[2]
     index = ends.tokens.masked_fill(~ends.there, length)  # what is not there goes nowhere
     index = index[:, None, :, None].expand_as(found)

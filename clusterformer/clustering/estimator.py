@@ -86,8 +86,8 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
             16 points it finds one.
         hidden: Number of units of a hidden layer before the clustering space: better clusters, more
             time. None is a linear map, as in eq. 2 of the paper.
-        balance: Strength of the pull to clusters of equal size; 1 is the likelihood of
-            `neighbor_loss`.
+        balance: Exponent of the cluster sizes in the loss: 0 lets one cluster take all, 1 is the
+            likelihood of `neighbor_loss`, more makes clusters more equal in size.
         augment: Function that returns equivalent variants of points (n, n_features), a tensor; it
             is called at each step. If its second argument is named `generator`, it gets the
             `torch.Generator` to draw from. For images:
@@ -233,8 +233,6 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         self.labels_ = back(self._conclude(X, weights, data, old))
         self.cluster_centers_ = back(self.cluster_centers_)
         return self
-
-    # Training
 
     def _batch(self) -> int:
         return max(self.batch_size, MIN_PER_CLUSTER * first_clusters(self))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from clusterformer.clustering.seeding import seeds
+from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.ordering import count_up_to, stable_order
-from clusterformer.kernels.reference import argmax_first, sort
+from clusterformer.kernels.reference import argmax_first
 from clusterformer.kernels.rows import pick_rows, sum_rows
 
 ROUNDING = 1e-6

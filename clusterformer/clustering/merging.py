@@ -25,8 +25,8 @@ class Merge(NamedTuple):
         gone: Index of the other one.
         loss: Information that the merge loses, in nats.
         split: Entropy of the choice between the two, in nats: what the merge could lose at most.
-        modularity: Of the clusters before the merge: the share of neighbours in one cluster, minus
-            the share of random pairs there (Newman and Girvan, 2004).
+        modularity: Share of neighbours in one cluster before the merge, minus the share of random
+            pairs there (Newman and Girvan, 2004).
     """
 
     kept: int

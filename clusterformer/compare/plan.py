@@ -99,18 +99,23 @@ def find_plan(name: str) -> Path:
 def read_plan(path: Path) -> Plan:
     """Read the file of a comparison.
 
-    The file holds `config` (one or several, for all runs), `options` (dotted keys, for all runs),
-    `rows` and `columns` (name to dotted keys, among them `config`; a row with `columns` stands in
-    those alone, and `rows` of a column holds further options of single rows in it), `first` (as
-    columns, but trained before, and not in the table: a column whose `after` names one goes on
-    from its weights, each run from that of its row and seed; rows whose options are the same in it
-    share one; the models of a column or first part that `trained_on` names are only tested, with
-    the options of the column), `grid` (dotted
-    key to a list of values; each combination makes further rows), `choose` (likewise, but
-    validation chooses one combination for each row and column; a row with `method` has no
-    validation, and one run without these values), `seeds`, `seed_options` (dotted
-    keys that get the seed too, such as data.fold), `skip_absent` (whether to leave out columns
-    whose data set is not here), and for the table `title`, `metric`, `baseline` and `paper`.
+    Its keys:
+
+    - `config`: one configuration or several, for all runs.
+    - `options`: dotted keys, for all runs.
+    - `rows`, `columns`: name to dotted keys, among them `config`. A row with `columns` stands in
+      these only. `rows` of a column holds further options of single rows in it.
+    - `first`: like `columns`, but trained before, and not in the table. A column whose `after`
+      names one goes on from its weights, each run from that of its row and seed. Rows whose
+      options are the same in it share one.
+    - `trained_on`, in a column: the column or first part whose models it tests, untrained, with
+      its own options.
+    - `grid`: dotted key to a list of values; each combination makes further rows.
+    - `choose`: likewise, but validation chooses one combination for each row and column. A row
+      with `method` has no validation, and one run without these values.
+    - `seeds`; `seed_options`: dotted keys that get the seed too, such as data.fold.
+    - `skip_absent`: whether to leave out columns whose data set is not here.
+    - `title`, `metric`, `baseline` and `paper`, for the table.
 
     Raises:
         InputError: if it holds anything else, no run, too many, or two runs of one name.

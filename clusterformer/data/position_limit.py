@@ -22,7 +22,7 @@ class PositionLimit:
 
     @property
     def is_set(self) -> bool:
-        """Whether the network has learned positions."""
+        """Tell whether the network has learned positions."""
         return self._num_positions is not None
 
     def set(self, num_positions: int | None) -> None:

@@ -131,8 +131,8 @@ def calibrating(
             f"got {others or 'a model without a mechanism'}{windows}"
         )
     cores: list[Any] = [slot.core for slot in attached]
-    if any(core.similarity != "cosine" for core in cores):
-        raise InputError('calibrate needs similarity="cosine"')
+    if other := next((c.similarity for c in cores if c.similarity != "cosine"), None):
+        raise InputError(f'calibrate needs similarity="cosine", got {other!r}')
     fits = [_Fit(core, steps, seed) for core in cores]
     report: list[Calibrated] = []
     for slot, fit in zip(attached, fits, strict=True):

@@ -86,9 +86,9 @@ def distill(
     require_positive(lr=lr, mechanism_lr=mechanism_lr)
     if not is_attached(model):
         raise InputError("distill needs a model with a mechanism attached")
-    teacher = detach(copy.deepcopy(model)).base_model.eval()
     if model.dtype == torch.float16:
         raise InputError("distill cannot train in float16; give model.float() or bfloat16")
+    teacher = detach(copy.deepcopy(model)).base_model.eval()
     new: list[Tensor] = []
     own: list[Tensor] = []
     for name, parameter in model.base_model.named_parameters():

@@ -66,7 +66,7 @@ def make_clustering(
         return NeuralClustering(num_clusters, random_state=seed, **neural)
     if method == "neural-augmented":
         if image is None:
-            raise InputError("neural-augmented is for pictures: mnist or digits")
+            raise InputError("neural-augmented needs pictures (mnist, digits), got points")
         neural["augment"] = RandomAffine(*image)
     if method.startswith("neural"):
         return NeuralClustering(num_clusters, hidden=hidden, random_state=seed, **neural)

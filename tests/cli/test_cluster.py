@@ -208,7 +208,7 @@ def test_options_reach_the_neural_methods(points: Path, tmp_path: Path) -> None:
         (["--n_clusters", "1000"], "1000 is more than the 120 points"),
         (["--methods", "dbscan"], "invalid choice: 'dbscan'"),
         (["--data", "none.npy"], "none.npy: no such file"),
-        (["--methods", "neural-augmented"], "neural-augmented is for pictures"),
+        (["--methods", "neural-augmented"], "neural-augmented needs pictures"),
         (["--what"], "no option --what; --help lists all"),
         (["--balance", "nan"], "--balance must be finite, got nan"),
         (["--hidden", "9" * 12, "--methods", "neural-hidden"], "'hidden' parameter"),

@@ -116,7 +116,7 @@ def test_a_run_keeps_its_features_and_exchange_searches_as_test_does(tmp_path, c
     assert "--data.features: " in capsys.readouterr().err
     exchange = ["bench", "exchange", "--runs", str(run), "--with", "full", "--stage", "test"]
     assert main(exchange) == 0
-    assert f"with own: error_rate {rates[0]}\n" in capsys.readouterr().out
+    assert f"with own: error_rate {rates[0]}, keys seen 1\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -318,8 +318,8 @@ def test_pictures_show_the_weights_of_the_last_layer(files):
         ({"name": "multi30k", "source_lang": "xx"}, "no language 'xx'"),
         ({"name": "multi30k", "vocab_size": 258}, "vocab_size must be at least 259, got 258"),
         ({"moses": True, **OWN}, r"Moses tokens need data\.source_lang and data\.target_lang"),
-        ({"raw": True, **OWN}, r"data\.raw is for multi30k"),
-        ({"name": "tatoeba", "tokenised": True}, r"data\.tokenised is for own files"),
+        ({"raw": True, **OWN}, r"data\.raw needs data\.name multi30k, got own files"),
+        ({"name": "tatoeba", "tokenised": True}, r"tokenised needs own files"),
         ({"name": "multi30k", "moses": False}, "hold Moses tokens"),
         (
             {"name": "multi30k", "split_hyphens": True},
