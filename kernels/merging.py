@@ -10,6 +10,9 @@ D width
 import torch
 from torch import Tensor
 
+NO_MASS = -1e30
+"""Mass of no keys, and logit of a hidden key: finite, so that differences and gradients are too."""
+
 
 def merge(
     values: Tensor, masses: Tensor, more: Tensor, more_masses: Tensor

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels.attention_and_masses import attention_and_masses
-
-NOTHING = -1e30
-"""Log-mass of no keys: finite, so that differences and gradients are finite."""
+from clusterformer.kernels.merging import NO_MASS
 
 
 class Expansion(NamedTuple):
@@ -62,7 +60,7 @@ def expand(
     Cost: O(P C S D) time, and O(C S D^2) for the dipoles; O(P (C + K S) D) memory.
     """
     width = k.shape[-1]
-    bias = torch.zeros_like(k[..., 0]).masked_fill_(~filled, NOTHING)
+    bias = torch.zeros_like(k[..., 0]).masked_fill_(~filled, NO_MASS)
     of_clusters = points[:, None].expand(-1, k.shape[1], -1, -1)
     tilted, mass = _attend(of_clusters, k, torch.cat([k, v], -1), bias)
     tilted, mass = tilted.transpose(1, 2), mass.transpose(1, 2)  # (B, P, C, ...)
@@ -77,7 +75,7 @@ def expand(
         top = mass.detach().topk(min(exact, k.shape[1]), sorted=False).indices  # (B, P, K)
         kept, kept_values, kept_bias = (x[row, top].flatten(2, 3) for x in (k, v, bias))
         scores = (kept @ points[..., None])[..., 0] + kept_bias
-        mass = torch.cat([mass.scatter(-1, top, NOTHING), scores], -1)
+        mass = torch.cat([mass.scatter(-1, top, NO_MASS), scores], -1)
         keys, values = torch.cat([keys, kept], 2), torch.cat([values, kept_values], 2)
     if dipole:
         weights = mass.softmax(-1)[..., : k.shape[1]]

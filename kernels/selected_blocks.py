@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clusterformer.kernels.chunking import cluster_chunks
 from clusterformer.kernels.grouping import sort
+from clusterformer.kernels.merging import NO_MASS
 from clusterformer.kernels.rows import gather_own, pick_rows, resort
 
 GROUP = 32
@@ -77,14 +78,14 @@ def selected_block_attention(
         held = table.gather(1, position.clamp(max=length - 1).flatten(1)).view_as(position)
         within = within & (held & (position < length))[:, :, None]
     logits = scale * of_pairs(q) @ of_blocks(k).transpose(2, 3)
-    logits = logits.masked_fill(~within, LOWEST)
+    logits = logits.masked_fill(~within, NO_MASS)
     largest = logits.detach().amax(-1, keepdim=True)
     weights = (logits - largest).exp().masked_fill(~within, 0.0)
     mass = weights.sum(-1, keepdim=True)
     values = weights @ of_blocks(v)
     columns = torch.cat([values, mass, largest], -1)
     parts = resort(columns, pairs).unflatten(1, (length, choices))  # (B * H, N, T, D + 2)
-    largest = parts[..., -1].masked_fill(~seen.flatten(0, 1), LOWEST).detach()
+    largest = parts[..., -1].masked_fill(~seen.flatten(0, 1), NO_MASS).detach()
     share = (largest - largest.amax(-1, keepdim=True)).exp()[..., None]
     total = (parts[..., :-1] * share).sum(2)
     return (total[..., :-1] / total[..., -1:].clamp(min=TINY)).unflatten(0, (batch, heads))
@@ -112,13 +113,10 @@ def _dense(
         mask = mask & (position <= position[:, None])
     if key_mask is not None:
         mask = mask & key_mask[:, None, None]
-    logits = (scale * q.float() @ k.float().transpose(2, 3)).masked_fill(~mask, LOWEST)
+    logits = (scale * q.float() @ k.float().transpose(2, 3)).masked_fill(~mask, NO_MASS)
     weights = (logits - logits.amax(-1, keepdim=True)).exp().masked_fill(~mask, 0.0)
     return weights @ v.float() / weights.sum(-1, keepdim=True).clamp(min=TINY)
 
-
-LOWEST = -1e30
-"""Logit of a key that is not seen; finite, so that no difference of two is NaN."""
 
 TINY = 1e-30
 """Least denominator: a query without a key gets 0."""

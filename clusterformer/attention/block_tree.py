@@ -21,7 +21,8 @@ from clusterformer.clustering.kmeans import (
 from clusterformer.kernels.chunking import capped_blocks, cluster_chunks
 from clusterformer.kernels.grouping import sort
 from clusterformer.kernels.merged_attention import merged_attention
-from clusterformer.kernels.multipole import NOTHING, Expansion, evaluate, expand
+from clusterformer.kernels.merging import NO_MASS
+from clusterformer.kernels.multipole import Expansion, evaluate, expand
 from clusterformer.kernels.rows import gather_own, resort
 
 
@@ -125,12 +126,12 @@ def _tree(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, settings: Settings) -
         summary = summarize_blocks(behind, keys, values, offset, settings)
         seen, mass = _attend_to_summary(looking, summary)
         seen = F.pad(seen, (0, 0, size, 0)).view(batch, -1, width)
-        mass = F.pad(mass, (0, 0, size, 0), value=NOTHING).view(batch, -1, 1)
-        levels.append((_fit(seen, length), _fit(mass, length, NOTHING)))
+        mass = F.pad(mass, (0, 0, size, 0), value=NO_MASS).view(batch, -1, 1)
+        levels.append((_fit(seen, length), _fit(mass, length, NO_MASS)))
         size *= 2
     size = min(settings.block_size, length)
     if not levels:
-        levels.append((torch.zeros_like(q), q.new_full((batch, length, 1), NOTHING)))
+        levels.append((torch.zeros_like(q), q.new_full((batch, length, 1), NO_MASS)))
     far, far_mass = reduce(lambda a, b: merge(*a, *b), levels)
     near = (_blocks(x, -(-length // size), size) for x in (q, k, v, far, far_mass))
     return merged_attention(*near).view(batch, -1, width)[:, :length]

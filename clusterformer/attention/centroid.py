@@ -14,6 +14,7 @@ from clusterformer.attention.block_selection import Compaction
 from clusterformer.attention.text_cache import TextCaching, extend
 from clusterformer.clustering.unit_vectors import unit_vectors
 from clusterformer.errors import require_at_least, require_positive, require_whole
+from clusterformer.kernels.merging import NO_MASS
 from clusterformer.kernels.reference import argmax_first
 
 _SINKHORN_ROUNDS = 3
@@ -173,7 +174,7 @@ def _imbalance(scores: Tensor, mask: Tensor | None) -> Tensor:
         target = scores - scores.amax((1, 2), keepdim=True)
         for _ in range(_SINKHORN_ROUNDS):  # Sinkhorn: equal groups, then one membership a token
             if mask is not None:
-                target = target.masked_fill(~mask[..., None], -1e30)
+                target = target.masked_fill(~mask[..., None], NO_MASS)
             target = target - target.logsumexp(1, keepdim=True)
             target = target.log_softmax(2)
         target = target.exp()

@@ -18,6 +18,7 @@ from clusterformer.attention.softmax import full_attention
 from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
 from clusterformer.errors import require_one_of, require_whole
 from clusterformer.kernels.index_scores import attention_mass, index_scores, select_keys
+from clusterformer.kernels.merging import NO_MASS
 from clusterformer.kernels.top_k import top_k_indices
 
 
@@ -207,7 +208,7 @@ class IndexerAttention(DenseWarmUp, TextCaching):
             scores = index_scores(queries, weights, keys[row, position])
         scale = self.head_width**-0.5
         mass = attention_mass(query.detach(), key.detach(), position, mask, scale)
-        scores = scores.masked_fill(~mask, -1e30)
+        scores = scores.masked_fill(~mask, NO_MASS)
         if self.block_size > 1 and chosen is not None:
             size = min(self.block_size, length)
             scores = scores.unflatten(2, (-1, size)).amax(-1)

@@ -21,6 +21,7 @@ from clusterformer.attention.block_selection import (
 from clusterformer.attention.softmax import window_attention
 from clusterformer.attention.text_cache import TextCaching, attend_rows, extend
 from clusterformer.errors import require_whole
+from clusterformer.kernels.merging import NO_MASS
 from clusterformer.kernels.selected_blocks import selected_block_attention
 
 
@@ -115,7 +116,9 @@ class NativeSparseAttention(TextCaching):
             )
             scores = scale * query @ keys.transpose(2, 3)  # (B, H, N, G)
             there = self._compressed(scores, size, mask)
-            short = scores.masked_fill(~there, -1e30).softmax(-1).masked_fill(~there, 0.0) @ values
+            short = (
+                scores.masked_fill(~there, NO_MASS).softmax(-1).masked_fill(~there, 0.0) @ values
+            )
             chosen, seen = choose_blocks(scores, size, self.top_k, mask, causal=causal)
             best = selected_block_attention(
                 query, key, value, chosen, seen,

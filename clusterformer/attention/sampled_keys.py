@@ -13,6 +13,7 @@ K keys that a group sees   L random keys of a text
 import torch
 from torch import Tensor
 
+from clusterformer.kernels.merging import NO_MASS
 from clusterformer.kernels.ordering import stable_order
 from clusterformer.kernels.rows import repeat_rows
 
@@ -83,7 +84,7 @@ def sampled_attention(
     with torch.autocast(k.device.type, enabled=False):
         keys, values = (x.gather(1, index).float() for x in (k, v))
         logits = scale * q.float() @ keys.mT + stands_for[..., None]
-        logits = logits.masked_fill(~allowed, -1e30)
+        logits = logits.masked_fill(~allowed, NO_MASS)
         return logits.softmax(-1) @ values, logits.logsumexp(-1, keepdim=True)
 
 

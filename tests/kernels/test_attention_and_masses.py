@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels import attention_and_masses as kernel
-from clusterformer.kernels.multipole import NOTHING
+from clusterformer.kernels.merging import NO_MASS
 
 ROWS, QUERIES, KEYS = 7, 3, 5
 
 
 def draw(width_of_values: int) -> list[Tensor]:
     bias = torch.randn(ROWS, 1, KEYS)
-    bias[1, :, 2:] = NOTHING  # empty slots
+    bias[1, :, 2:] = NO_MASS  # empty slots
     q, k = torch.randn(ROWS, QUERIES, 8), torch.randn(ROWS, KEYS, 8)
     return [q, k, torch.randn(ROWS, KEYS, width_of_values), bias]
 
@@ -36,10 +36,10 @@ def test_equals_the_definition_with_all_gradients(part: int, width_of_values: in
 
 def test_a_row_without_keys_has_no_mass_and_finite_numbers() -> None:
     q, k, v, _ = draw(4)
-    bias = torch.full((ROWS, 1, KEYS), NOTHING)
+    bias = torch.full((ROWS, 1, KEYS), NO_MASS)
     leaves = [x.requires_grad_() for x in (q, k, v, bias)]
     values, masses = kernel.attention_and_masses(*leaves)
-    assert (masses == NOTHING).all()
+    assert (masses == NO_MASS).all()
     values.sum().backward()
     assert all(x.isfinite().all() for x in (values, *(x.grad for x in leaves)))
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from clusterformer.kernels import merged_attention as kernel
-from clusterformer.kernels.multipole import NOTHING
+from clusterformer.kernels.merging import NO_MASS
 
 
-@pytest.mark.parametrize("mass", [0.0, 4.0, -20.0, NOTHING])
+@pytest.mark.parametrize("mass", [0.0, 4.0, -20.0, NO_MASS])
 @pytest.mark.parametrize("neighbours", [True, False], ids=["rows", "columns"])
 def test_equals_the_definition_with_all_gradients(mass: float, neighbours: bool) -> None:
     """Also where the numbers of a row are no neighbours in memory."""
