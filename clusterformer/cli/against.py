@@ -39,6 +39,11 @@ class Outcome(NamedTuple):
     seconds: float
     examples: int | None = None
 
+    @property
+    def keys_seen(self) -> float | None:
+        """Share of its text that a token attends to; None where the mechanism does not say it."""
+        return self.results.get("test/keys_seen")
+
     @classmethod
     def of_training(cls, trained: FittedRun) -> Outcome:
         run, fitted = trained
@@ -87,6 +92,7 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
     if measure not in first.results:
         return
     rows = [("this run", first.results[measure], first.seconds)]
+    seen = [first.keys_seen]
     steps = [first.steps]
     others: dict[str, Any] = options.config["against"] or {}
     for name, model in others.items():
@@ -96,6 +102,7 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
         begun = _begun(resumed.folder / "against" / slug(name)) if resumed else None
         other = _train(_likewise(options, model, *runs), slug(name), begun)
         rows.append((name, other.results[measure], other.seconds))
+        seen.append(other.keys_seen)
         steps.append(other.steps)
     if not first.run:
         return
@@ -107,8 +114,12 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
             rows.append((name, value, time.monotonic() - start))
     if len(rows) == 1:
         return
-    cells = [[name, formatted(measure, value), f"{taken:.0f}"] for name, value, taken in rows]
-    print(f"\n{aligned([['', measure, 'seconds'], *cells])}")
+    seen += [None] * (len(rows) - len(seen))
+    cells = [
+        [name, formatted(measure, value), "-" if keys is None else f"{keys:.3g}", f"{taken:.0f}"]
+        for (name, value, taken), keys in zip(rows, seen, strict=True)
+    ]
+    print(f"\n{aligned([['', measure, 'keys seen', 'seconds'], *cells])}")
     if first.examples:
         print(f"{first.examples:,} test examples")
     if baselines and limits_test(options.config["trainer"]["limit_test_batches"]):
@@ -155,7 +166,7 @@ def _verdict(
     if len(set(steps)) > 1:  # one lost patience
         taken = f"{', '.join(f'{number:,}' for number in steps)} steps"
     sentence = f"{', '.join(parts)}, after {taken}"
-    seen = first.results.get("test/keys_seen", 1.0)
+    seen = 1.0 if first.keys_seen is None else first.keys_seen
     return f"{sentence}; a token sees {100 * seen:.2g} % of its text" if seen < 0.995 else sentence
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clusterformer.cli.arguments import Arguments, available_device, set_threads
+from clusterformer.cli.output import announce_replacement
 from clusterformer.errors import InputError
 from clusterformer.wording import counted
 
@@ -88,6 +89,7 @@ def report_file(name: str) -> Path:
     path = Path(name)
     if path.suffix.lower() == ".png" or path.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file for JSON, got {name}")
+    announce_replacement("--out", path)
     return path
 
 

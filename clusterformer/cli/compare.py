@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterformer.cli.arguments import Arguments
+from clusterformer.cli.output import announce_replacement
 from clusterformer.errors import InputError
 from clusterformer.whole_files import write_text
 from clusterformer.wording import duration, suggested
@@ -186,6 +187,9 @@ def _compare(options: argparse.Namespace) -> None:
     if options.sweep:
         from clusterformer.compare.sweep import sweep
 
+        if options.sweep.exists() and options.sweep.samefile(path):
+            raise InputError(f"--sweep {options.sweep}: the file of the comparison itself")
+        announce_replacement("--sweep", options.sweep)
         write_text(options.sweep, sweep(plan, path.stem))
         print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
         return

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from clusterformer.api import TrainedModel
 from clusterformer.cli.options import Options, pop_option
+from clusterformer.cli.output import announce_replacement
 from clusterformer.data.named_sets import Split
 from clusterformer.errors import InputError, making
 from clusterformer.training.as_trained import refuse_other_options, refuse_other_split
@@ -89,10 +90,13 @@ def evaluate(arguments: list[str], stage: Literal["validate", "test"]) -> None:
         if outputs.report:
             with naming(outputs.report):
                 findings.write(outputs.report)
-    for name, signature in model.task.signatures().items():
+    signatures = model.task.signatures()
+    for name, signature in signatures.items():
         print(f"{name}\t{signature}")
     seconds, environment = time.monotonic() - begun, describe_environment()
     measured = {"results": results, "seconds": seconds, "environment": environment}
+    if signatures:
+        measured["signatures"] = signatures
     if tested:
         log_test(tested, options.resolved(), measured)
     if outputs.out:
@@ -126,6 +130,8 @@ def _pop_outputs(arguments: list[str], stage: str) -> tuple[_Outputs, list[str]]
         raise InputError("--report is for test; validate has none")
     if report and report.exists() and not report.is_dir():
         raise InputError(f"--report {report}: a file, allowed is a folder to write into")
+    if out:
+        announce_replacement("--out", out)
     if wandb:
         wandb_mode()
     return _Outputs(report, out, wandb), [given for given in arguments if given != "--wandb"]

@@ -85,3 +85,9 @@ def restored_streams() -> Iterator[None]:
             if isinstance(stream, LastingOutput):
                 stream.flush()
         sys.stdout, sys.stderr = streams
+
+
+def announce_replacement(option: str, path: Path) -> None:
+    """Say that a file of the user's is there and will be replaced; nothing if there is none."""
+    if path.is_file():
+        print(f"{option}: {path} is there, and will be replaced", file=sys.stderr, flush=True)

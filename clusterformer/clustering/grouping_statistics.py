@@ -50,7 +50,8 @@ def grouping_statistics(
     if assignment.dim() == 3:
         mask = mask[:, None].expand_as(assignment).flatten(0, 1)
         assignment = assignment.flatten(0, 1)
-        blocks = None
+        if blocks is not None and len(blocks.slot) != len(assignment):  # blocks of hash rounds
+            blocks = None
     real = mask.any(-1)
     counts = cluster_sizes(assignment, num_clusters, mask)
     sizes = counts.sum(-1, keepdim=True)

@@ -228,6 +228,8 @@ def _conclude(
         "device": str(model.device),
         "environment": describe_environment(),
     }
+    if signatures := task.signatures():
+        outcome["signatures"] = signatures
     if model.start:
         outcome["init_from"] = model.start._asdict()
     if run and model.findings:

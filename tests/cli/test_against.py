@@ -38,9 +38,11 @@ def table(output: str) -> dict[str, float]:
     """Names and results of the last lines."""
     table, _ = output.rsplit("\n\n", 2)[1:]
     header, *rows = table.splitlines()
-    assert header.split() == ["test/accuracy", "seconds"]
-    cells = [row.rsplit(maxsplit=2) for row in rows]
-    return {name.strip(): float(result) for name, result, _ in cells}
+    assert header.split() == ["test/accuracy", "keys", "seen", "seconds"]
+    cells = [row.rsplit(maxsplit=3) for row in rows]
+    for name, _, seen, _ in cells:
+        assert {"full attention": "1", "always with": "-"}.get(name.strip(), seen) == seen
+    return {name.strip(): float(result) for name, result, _, _ in cells}
 
 
 def result_of(run: Path) -> float:

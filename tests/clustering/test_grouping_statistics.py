@@ -4,6 +4,8 @@ import pytest
 import torch
 from default_dtype import default_dtype
 
+from clusterformer.attention import NeuralClusteringAttention
+from clusterformer.attention.weights import attention_weights
 from clusterformer.clustering.grouping_statistics import cluster_sizes, grouping_statistics
 from clusterformer.kernels import reference
 from clusterformer.kernels.chunking import equal_blocks
@@ -79,3 +81,16 @@ def test_statistics_are_the_same_in_half_precision() -> None:
     with default_dtype(torch.bfloat16):
         assert cluster_sizes(assignment, 5, mask).sum() == 6000
         assert grouping_statistics(assignment, 5, mask, blocks) == expected
+
+
+@torch.no_grad()
+def test_the_purity_of_heads_with_clusters_of_their_own_is_that_of_the_pairs_that_meet() -> None:
+    core = NeuralClusteringAttention(8, 2, num_clusters=4, num_clusterings=2, dense_length=0).eval()
+    q, hidden = torch.zeros(3, 2, 40, 4), torch.randn(3, 40, 8)
+    _, grouping = core(q, q, q, hidden=hidden)
+    mask = torch.ones(3, 40, dtype=torch.bool)
+    found = grouping_statistics(grouping.assignment, 4, mask, grouping.blocks).purity
+    meet = attention_weights(core, q, q, hidden=hidden) > 0  # (B, H, N, N)
+    same = grouping.assignment[..., None] == grouping.assignment[..., None, :]
+    shares = (meet & same).sum((2, 3)) / meet.sum((2, 3))
+    torch.testing.assert_close(found, shares.mean())

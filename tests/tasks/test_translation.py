@@ -130,6 +130,7 @@ def test_it_learns_and_then_filters_text(files, tmp_path, monkeypatch, capsys):
     assert "clusterformer translate --checkpoint runs/translation/1" in printed
     results = json.loads(Path("runs/translation/1/results.json").read_text())
     assert 0 < results["seconds_validating"] < results["seconds"]
+    assert "tok:13a" in results["signatures"]["sacrebleu"]
     Path("in").write_text("ein hund\nrot rot haus\n", encoding="utf-8")
     run = ["--checkpoint", "runs/translation/1", "--input", "in"]
     assert main(["predict", *run, "--format", "jsonl"]) == 0

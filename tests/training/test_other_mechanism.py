@@ -47,6 +47,15 @@ def test_an_approximation_has_the_weights_of_full_attention(run: Path, tmp_path:
     assert exact["test/loss"] == pytest.approx(own["test/loss"], abs=1e-5)
 
 
+def test_a_file_that_is_there_is_not_replaced_silently(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "own.json"
+    for told in (False, True):
+        measured(run, out)
+        assert (f"--out: {out} is there, and will be replaced\n" in capsys.readouterr().err) == told
+
+
 def test_a_mechanism_with_weights_of_its_own_is_refused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
