@@ -1,9 +1,10 @@
-"""Attention of each token to all before it, on CPU: without the later half, backward too.
+"""Attention of each token to all before it, on CPU: without the later half of short texts too.
 
 B batch   H heads   N tokens   D head width
 
-PyTorch's kernel for CPU leaves out later keys forward, and computes all of them backward (torch
-2.13). Here the queries are cut into strips, and a strip gets only the keys up to its own end.
+PyTorch's kernel for CPU leaves out later keys in large blocks: its causal form takes the time of
+all pairs at 512 tokens, 0.8 of it at 1,024 and half of it at 4,096, backward too (torch 2.13). Here
+the queries are cut into strips, and a strip gets only the keys up to its own end.
 """
 
 from collections.abc import Iterator
