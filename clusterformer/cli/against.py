@@ -91,30 +91,27 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
     measure = options.task.monitor.replace("val/", "test/")
     if measure not in first.results:
         return
-    rows = [("this run", first.results[measure], first.seconds)]
-    seen = [first.keys_seen]
-    steps = [first.steps]
+    trained = [("this run", first)]
     others: dict[str, Any] = options.config["against"] or {}
     for name, model in others.items():
         if first.run:
             print(f"\nthe same with {name}:", flush=True)
         runs = ["--runs", str(first.run.folder / "against")] if first.run else []
         begun = _begun(resumed.folder / "against" / slug(name)) if resumed else None
-        other = _train(_likewise(options, model, *runs), slug(name), begun)
-        rows.append((name, other.results[measure], other.seconds))
-        seen.append(other.keys_seen)
-        steps.append(other.steps)
+        trained.append((name, _train(_likewise(options, model, *runs), slug(name), begun)))
     if not first.run:
         return
+    rows = [(name, each.results[measure], each.seconds) for name, each in trained]
+    seen = [each.keys_seen for _, each in trained]
     baselines = options.task.baselines(cheap=True) if options.config["baselines"] else {}
     for name, baseline in baselines.items():
         start = time.monotonic()
         value = baseline().measures.get(measure.removeprefix("test/"))
         if value is not None:
             rows.append((name, value, time.monotonic() - start))
+            seen.append(None)
     if len(rows) == 1:
         return
-    seen += [None] * (len(rows) - len(seen))
     cells = [
         [name, formatted(measure, value), "-" if keys is None else f"{keys:.3g}", f"{taken:.0f}"]
         for (name, value, taken), keys in zip(rows, seen, strict=True)
@@ -125,7 +122,8 @@ def fit_against(options: Options, first: Outcome, resumed: Run | None) -> None:
     if baselines and limits_test(options.config["trainer"]["limit_test_batches"]):
         print("the simple methods are tested on all examples, whatever trainer.limit_test_batches")
     if others:
-        print(f"\n{_verdict(options, first, rows[: len(others) + 1], steps)}")
+        steps = [each.steps for _, each in trained]
+        print(f"\n{_verdict(options, first, rows[: len(trained)], steps)}")
 
 
 def _begun(folder: Path) -> tuple[Run, Path] | None:
