@@ -43,6 +43,20 @@ def test_cross_entropy_is_summed_over_the_targets_that_count(smoothing: float) -
         assert count == 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cross_entropy_of_many_logits_is_the_same_in_pieces(dtype: torch.dtype) -> None:
+    target = torch.tensor([[7, IGNORE], [300_000, 1], [IGNORE, 299_999], [0, 5]])
+    logits = torch.randn(4, 2, 400_000, dtype=dtype, requires_grad=True)  # two rows make a piece
+    whole = logits.detach().clone().requires_grad_()
+    found, _ = cross_entropy(logits, target)
+    expected = F.cross_entropy(
+        whole.flatten(0, 1).float(), target.flatten(), ignore_index=IGNORE, reduction="sum"
+    )
+    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, whole)[0])
+
+
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_bare_loss_is_equation_6(similarity: str) -> None:
     g, mask = grouping(similarity)
