@@ -1,7 +1,7 @@
 """Attention of queries to the latest keys of their cluster, with clusters of queries and of keys.
 
 B batch   H heads   L local heads   Z rows: B * (H - L)   N tokens   D head width   E model width
-C clusters   P clusters of a key   S chunk size   G groups of queries   K keys that a group sees
+C clusters   P clusters of a key   S chunk size
 """
 
 from functools import partial
@@ -14,15 +14,12 @@ from torch import Tensor, nn
 from clusterformer.attention.base import Causal, Grouping, without_training
 from clusterformer.attention.dense_warm_up import DenseWarmUp
 from clusterformer.attention.query_key_decoding import QueryKeyDecoding
+from clusterformer.attention.query_key_selection import select_keys
 from clusterformer.attention.sampled_keys import random_tokens, sampled_attention
 from clusterformer.attention.softmax import full_attention, replace_prefix, replace_short_texts
 from clusterformer.attention.visibility import share_of_tokens
 from clusterformer.errors import require_one_of, require_positive, require_whole
-from clusterformer.kernels.blocks import Sorted, window_mask, windows
-from clusterformer.kernels.chunking import cluster_chunks
 from clusterformer.kernels.gathered_attention import gathered_attention
-from clusterformer.kernels.grouping import sort
-from clusterformer.kernels.ordering import ceil_div, count_up_to
 from clusterformer.kernels.rows import repeat_rows
 from clusterformer.seeded import draw_seeded
 
@@ -211,35 +208,14 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
         Returns:
             Values (B, H - L, N, D + 1), and the grouping, with the number of keys of each token.
         """
-        causal = bool(self.causal)
-        mask = None if key_mask is None else repeat_rows(key_mask, self.num_clusterings)
-        wanted = self.nearest(z_q)[..., 0]
-        offered = self.nearest(z_k, self.key_clusters)  # (Z, N, P)
-        each = None if mask is None else mask[..., None].expand_as(offered).flatten(1)
-        grouped = sort(offered.flatten(1), self.num_clusters, each)
-        chunks = cluster_chunks(grouped, self.chunk_size, each, look_ahead=0 if causal else 1)
-        size = chunks.members.shape[-1]
-        met = _keys_before(grouped, offered, wanted, each)
-        chunk = (met.clamp(min=1) - 1) // size  # of its cluster
-        held = grouped.counts.gather(1, wanted)
-        last = met if causal else torch.minimum(held, (chunk + 2) * size)
-        counts = last - (chunk - 1).clamp(min=0) * size
-        none = counts < 1  # of the keys of its cluster has come yet
-
-        taken = ceil_div(grouped.counts, size)  # chunks of each cluster
-        owner = ((taken.cumsum(1) - taken).gather(1, wanted) + chunk).masked_fill(none, 0)
-        number, reach = chunks.visible.shape[1:]
-        slots = max(4, size // self.key_clusters)  # a chunk of S keys meets about S / P queries
-        groups = cluster_chunks(sort(owner, number, mask), slots, mask, look_back=0)
-        members = groups.members  # (Z, G, S)
-        index = owner.gather(1, members[..., 0])[..., None].expand(-1, -1, reach * size)
-        seen = windows(chunks.members // self.key_clusters, reach).gather(1, index)
-        filled = window_mask(chunks)[:, :, 0].gather(1, index)
-        allowed = filled[:, :, None].expand(-1, -1, members.shape[2], -1)
-        if causal:
-            allowed = allowed & (seen[:, :, None] <= members[..., None])
-        keyless = none.gather(1, members.flatten(1)).view_as(members) | ~groups.filled
-        allowed = allowed | keyless[..., None]
+        causal, mask = bool(self.causal), None
+        if key_mask is not None:
+            mask = repeat_rows(key_mask, self.num_clusterings)
+        wanted, offered = self.nearest(z_q)[..., 0], self.nearest(z_k, self.key_clusters)
+        selection = select_keys(
+            wanted, offered, self.num_clusters, self.chunk_size, mask, causal=causal
+        )
+        members, in_slot, seen, filled, allowed, counts, keyless = selection
         sampling = self.training and self.sampled_keys > 0
         if self.clusters != "random" and not sampling:
             far_q, far_k = far_q.detach(), far_k.detach()
@@ -248,13 +224,11 @@ class QueryKeyClusteringAttention(DenseWarmUp, QueryKeyDecoding):
         more = None
         if sampling:
             more = sampled_attention(
-                q, k, v, members, groups.filled, seen, filled, self.sampled_keys, key_mask,
+                q, k, v, members, in_slot, seen, filled, self.sampled_keys, key_mask,
                 causal=causal, scale=scale,
             )  # fmt: skip
-        mixed = gathered_attention(
-            q, k, v, members, groups.filled, seen, allowed, more, scale=scale
-        )
-        mixed = torch.where(none[..., None], v, mixed)
+        mixed = gathered_attention(q, k, v, members, in_slot, seen, allowed, more, scale=scale)
+        mixed = torch.where(keyless[..., None], v, mixed)
         by_text = z_q.shape[:2]
         assignment, counts = (x.unflatten(0, by_text) for x in (wanted, counts.clamp(min=1)))
         return mixed.unflatten(0, by_text), Grouping(assignment, self.num_clusters, counts=counts)
@@ -305,24 +279,3 @@ def _axes(heads: int, count: int, width: int, generator: torch.Generator) -> Ten
     axes = torch.linalg.qr(drawn).Q.mT.to(made)  # rows
     ends = torch.stack([axes, -axes], 3).transpose(0, 1)  # (heads, rotations, width, 2, width)
     return ends.flatten(1, 3)[:, :count].contiguous()
-
-
-def _keys_before(
-    grouped: Sorted, offered: Tensor, wanted: Tensor, key_mask: Tensor | None
-) -> Tensor:
-    """Count, (Z, N), the keys up to each token that its cluster as a query holds.
-
-    Args:
-        grouped: The N * P copies of keys in the order of their clusters.
-        offered: (Z, N, P) clusters of each key.
-        wanted: (Z, N) cluster of each query.
-        key_mask: (Z, N * P), True at copies of real tokens; None means all real.
-    """
-    copies, total = offered.shape[2], offered.shape[1] * offered.shape[2]
-    index = torch.arange(total, device=offered.device)
-    rank = offered.flatten(1) * total + index  # by cluster, then by token
-    if key_mask is not None:
-        rank = rank.masked_fill(~key_mask, grouped.counts.shape[1] * total)
-    last = wanted * total + index[copies - 1 :: copies]
-    start = (grouped.counts.cumsum(1) - grouped.counts).gather(1, wanted)
-    return count_up_to(rank.gather(1, grouped.order), last) - start
