@@ -8,7 +8,8 @@ and views; a token may attend to the keys of its window up to its own, whatever 
 index, no mask and no slot is made for each chunk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +28,16 @@ LIGHT = 2**21
 """Maximum product of queries, keys and model width of small clusters that are one piece."""
 
 
+class _Span(NamedTuple):
+    """Tokens of one cluster, in sorted rows: keys `first_key` to `end`, queries from `first` on."""
+
+    first_key: int
+    first: int
+    end: int
+
+
 class _Piece(NamedTuple):
-    """Queries, keys, in sorted rows, and the bias on their logits, (queries, keys)."""
+    """Queries, by number, keys, in sorted rows, and the bias on their logits, (queries, keys)."""
 
     queries: slice
     keys: slice
@@ -228,54 +237,68 @@ def _pieces(
     look_back: int,
     query: Tensor,
 ) -> Iterator[_Piece]:
-    """Cut the clusters into pieces.
-
-    The first chunks of a cluster, of which each sees all before it, are one piece; each later
-    chunk is one. Small neighbouring clusters are one piece together, under a mask.
-    """
-    window, light, at = (look_back + 1) * chunk_size, LIGHT // (query.shape[1] * query.shape[2]), 0
+    """Cut all clusters into pieces: one span each, or those of small neighbouring clusters."""
+    light, at = LIGHT // (query.shape[1] * query.shape[2]), 0
     for row, (sizes, without) in enumerate(zip(counts.tolist(), skipped.tolist(), strict=True)):
-        end, joined = row * length, list[tuple[int, int, int]]()
-        for size, first in zip(sizes, without, strict=True):
-            start, end = end, end + size
-            origin = _window_start(first, chunk_size, look_back)
-            if first == size:
-                continue
-            own = start + origin, start + first, end
-            together = sum(b - a for _, a, b in (*joined, own)) * (end - [*joined, own][0][0])
-            if joined and (together > light or origin + window < size):
-                yield (piece := _join(joined, bias, at))
-                at, joined = piece.queries.stop, []
-            if origin + window >= size:
-                joined.append(own)
-                continue
-            while first < size:
-                origin = _window_start(first, chunk_size, look_back)
-                last = min(origin + window, size)
-                queries, keys = slice(at, at + last - first), slice(start + origin, start + last)
-                yield _Piece(queries, keys, bias[first - origin : last - origin, : last - origin])
-                first, at = last, queries.stop
-        if joined:
-            yield (piece := _join(joined, bias, at))
+        starts = accumulate(sizes, initial=row * length)
+        clusters = (
+            list(_spans(start, size, skip, chunk_size, look_back))
+            for start, size, skip in zip(starts, sizes, without, strict=False)
+        )
+        for spans in _joined(clusters, light):
+            yield (piece := _piece(spans, bias, at))
             at = piece.queries.stop
 
 
-def _join(clusters: list[tuple[int, int, int]], bias: Tensor, at: int) -> _Piece:
-    """Make one piece of clusters, each from its first key over its first query to its end."""
-    first_key, last_key = clusters[0][0], clusters[-1][2]
-    queries = sum(end - first for _, first, end in clusters)
-    mask = bias.new_full((queries, last_key - first_key), float("-inf"))
-    query = 0
-    for origin, first, end in clusters:
-        part = bias[first - origin : end - origin, : end - origin]
-        mask[query : query + len(part), origin - first_key : end - first_key] = part
-        query += len(part)
-    return _Piece(slice(at, at + queries), slice(first_key, last_key), mask)
+def _spans(start: int, size: int, skip: int, chunk_size: int, look_back: int) -> Iterator[_Span]:
+    """Cut a cluster of `size` tokens into spans, without its first `skip` queries.
+
+    The first chunks, of which each sees all before it, are one span; each later chunk is one.
+    """
+    while skip < size:
+        first_key = max(skip // chunk_size - look_back, 0) * chunk_size
+        end = min(first_key + (look_back + 1) * chunk_size, size)
+        yield _Span(start + first_key, start + skip, start + end)
+        skip = end
 
 
-def _window_start(rank: int, chunk_size: int, look_back: int) -> int:
-    """Return the first rank within its cluster that a token of this rank sees."""
-    return max(rank // chunk_size - look_back, 0) * chunk_size
+def _joined(clusters: Iterable[list[_Span]], light: int) -> Iterator[list[_Span]]:
+    """Join clusters of one span while their queries times keys stay `light`; the rest are alone."""
+    small: list[_Span] = []
+    for spans in clusters:
+        if small and (len(spans) > 1 or _area(small + spans) > light):
+            yield small
+            small = []
+        if len(spans) > 1:
+            yield from ([span] for span in spans)
+        else:
+            small = small + spans
+    if small:
+        yield small
+
+
+def _area(spans: list[_Span]) -> int:
+    """Count the logits of spans in a row as one piece."""
+    return sum(span.end - span.first for span in spans) * (spans[-1].end - spans[0].first_key)
+
+
+def _piece(spans: list[_Span], bias: Tensor, at: int) -> _Piece:
+    """Make one piece of spans in a row, whose first query is number `at`."""
+    first_key, end = spans[0].first_key, spans[-1].end
+    parts = [
+        bias[span.first - span.first_key : span.end - span.first_key, : span.end - span.first_key]
+        for span in spans
+    ]
+    queries = sum(map(len, parts))
+    if len(parts) == 1:
+        mask = parts[0]
+    else:
+        mask, query = bias.new_full((queries, end - first_key), float("-inf")), 0
+        for span, part in zip(spans, parts, strict=True):
+            keys = slice(span.first_key - first_key, span.end - first_key)
+            mask[query : query + len(part), keys] = part
+            query += len(part)
+    return _Piece(slice(at, at + queries), slice(first_key, end), mask)
 
 
 def _causal_bias(counts: Tensor, chunk_size: int, look_back: int, self_bias: float) -> Tensor:
