@@ -39,7 +39,9 @@ def measure(
         repeats: Steps that are measured; the median counts.
 
     Yields:
-        One row for each mechanism and length: `step_ms`, and `cache_mib` behind the last step.
+        One row for each mechanism and length: `step_ms`, `cache_mib` behind the last step, and
+        `keys_seen`, the share of the text that the first further token attends to, None where a
+        mechanism does not say.
     """
     kinds = {name: kind for name, kind in kinds.items() if True in kind.causal_forms}
     for length in lengths:
@@ -57,6 +59,7 @@ def measure(
                 "step_ms": statistics.median(samples[name]),
                 "samples_ms": samples[name],
                 "cache_mib": subject.cache_bytes / 2**20,
+                "keys_seen": subject.keys_seen(),
             }
 
 
@@ -73,10 +76,10 @@ class _Text:
         torch.manual_seed(0)
         self._layer = MultiHeadAttention(core).eval()
         generator = torch.Generator().manual_seed(1)
-        x = torch.randn(batch, length, core.d_model, generator=generator)
+        self._read = torch.randn(batch, length, core.d_model, generator=generator)
         self._next = torch.randn(batch, 1, core.d_model, generator=generator)
         with torch.no_grad():
-            _, self._cache = self._layer.prefill(x, self._layer.cache(x))
+            _, self._cache = self._layer.prefill(self._read, self._layer.cache(self._read))
 
     def step(self) -> Cache:
         """Read one more token."""
@@ -88,3 +91,11 @@ class _Text:
     def cache_bytes(self) -> int:
         """Size of the cache, room for further tokens included."""
         return sum(x.numel() * x.element_size() for x in self._cache)
+
+    @torch.no_grad()
+    def keys_seen(self) -> float | None:
+        """Measure the share of the text, itself included, that the first further token sees."""
+        text = torch.cat([self._read, self._next], 1)
+        grouping = self._layer(text).grouping
+        seen = self._layer.core.keys_seen(grouping, torch.ones(text.shape[:2], dtype=torch.bool))
+        return None if seen is None else float(seen[:, -1].mean())

@@ -43,7 +43,8 @@ def measure(
     Yields:
         One row for each model. "attention_ms" and "optimizer_ms" are parts of its step (see
         `PartTimes`), the former None where a pretrained model keeps its own attention. "data_ms"
-        is the mean time of making a batch, which is no part of it.
+        is the mean time of making a batch, which is no part of it. "keys_seen" is the share of the
+        tokens of its text that a token attends to, mean over layers; None where no layer says.
     """
     made = {name: TrainingStep(*make(), dtype) for name, make in makers.items()}
     samples = time_in_turns(made, repeats, "cpu", report=report)
@@ -58,6 +59,7 @@ def measure(
             "samples_ms": times,
             **step.median_parts(repeats),
             "data_ms": step.data_ms,
+            "keys_seen": step.keys_seen(),
             "peak_mib": (
                 step_memory(_warm_up, partial(_make_step, makers[name], dtype), "cpu")
                 if memory
@@ -107,6 +109,18 @@ class TrainingStep:
         last = self._taken[-steps:]
         parts = {f"{part}_ms": statistics.median(row[part] for row in last) for part in last[0]}
         return parts if self.parts.sees_attention else parts | {"attention_ms": None}
+
+    @torch.no_grad()
+    def keys_seen(self) -> float | None:
+        """Measure the share of its text that a token of the batch attends to, in a training pass.
+
+        None where no layer says what it sees.
+        """
+        parts = self.model.objective(self.task, self.batch, measure=True)
+        if "keys_seen" not in parts:
+            return None
+        total, count, _ = parts["keys_seen"]
+        return float(total / count)
 
 
 def _make_step(make: Maker, dtype: str) -> TrainingStep:

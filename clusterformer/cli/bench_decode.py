@@ -9,8 +9,8 @@ HELP = """
 usage: clusterformer bench decode [options]
 
 Measure one further token of a text, by the length of the text: the time of a cached step of one
-attention layer, projections included, and the size of its cache. All mechanisms with a strictly
-causal form take turns.
+attention layer, projections included, the size of its cache, and the share of the text that the
+token attends to ("keys"). All mechanisms with a strictly causal form take turns.
 
   --lengths 512 2048 8192
                         tokens read before
@@ -41,8 +41,10 @@ def run(arguments: list[str]) -> None:
     for name, kind in kinds.items():
         if options.mechanisms and True not in kind.causal_forms:
             raise InputError(f"{name} has no strictly causal form, so it cannot decode")
-    print(f"{'length':>7}  {'mechanism':<28}{'ms':>9}{'cache MiB':>11}")
+    print(f"{'length':>7}  {'mechanism':<28}{'ms':>9}{'cache MiB':>11}{'keys':>8}")
     sizes = {name: getattr(options, name) for name in ("batch", "d_model", "num_heads", "repeats")}
     for *_, row in kept(options, decoding.measure(kinds, options.lengths, **sizes)):
         time, size = row["step_ms"], row["cache_mib"]
-        print(f"{row['length']:>7}  {row['mechanism']:<28}{time:>9.3f}{size:>11.2f}", flush=True)
+        seen = "-" if row["keys_seen"] is None else f"{row['keys_seen']:.3g}"
+        figures = f"{time:>9.3f}{size:>11.2f}{seen:>8}"
+        print(f"{row['length']:>7}  {row['mechanism']:<28}{figures}", flush=True)

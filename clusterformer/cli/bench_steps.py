@@ -19,8 +19,9 @@ usage: clusterformer bench steps --config FILE [options]
 
 Measure whole training steps of a configuration, optimizer included, on the CPU, on a batch of its
 longest texts. "attention" (without projections) and "optimizer" are parts of the step; "data", the
-mean time of making a batch, is not. All take turns, and the table follows the last turn; the times
-of a turn that takes over 5 seconds are printed at once.
+mean time of making a batch, is not. "keys" is the share of its text that a token attends to. All
+take turns, and the table follows the last turn; the times of a turn that takes over 5 seconds are
+printed at once.
 
   --config FILE         a configuration, as for fit; more options of fit change it, such as
                         --data.max_length 2048

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterformer.attention import FullAttention, NeuralClusteringAttention
+from clusterformer.attention import FullAttention, LocalAttention, NeuralClusteringAttention
 from clusterformer.bench import decoding
 from clusterformer.cli.main import main
 
@@ -19,6 +19,17 @@ def test_the_cache_of_full_attention_grows_and_that_of_clusters_does_not() -> No
     assert size[full, 9216] > 3.5 * size[full, 2304]
     assert size[clusters, 9216] < 1.5 * size[clusters, 2304]
     assert all(row["step_ms"] > 0 for row in rows)
+    seen = {(row["mechanism"], row["length"]): row["keys_seen"] for row in rows}
+    assert seen[full, 2304] == seen[full, 9216] == 1
+    assert 0 < seen[clusters, 9216] <= 128 / 9216  # two chunks of 64
+
+
+def test_keys_seen_are_those_that_the_further_token_attends_to() -> None:
+    kinds = {"LocalAttention": LocalAttention}
+    sizes = {"d_model": 16, "num_heads": 2, "repeats": 1}
+    (row,) = decoding.measure(kinds, [600], **sizes)
+    window = LocalAttention(16, 2, causal=True).window
+    assert row["keys_seen"] == pytest.approx(window / 601)
 
 
 def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,8 @@ def test_more_options_change_the_configuration_of_steps_and_are_kept(tmp_path, c
     for row in report["rows"]:
         assert min(row["attention_ms"], row["optimizer_ms"], row["data_ms"]) > 0
         assert row["attention_ms"] + row["optimizer_ms"] < row["median_ms"]
+    full, clusters = report["rows"]
+    assert clusters["keys_seen"] < full["keys_seen"] == 1
     assert report["settings"]["changes"] == ["--data.num_tokens", "128"]
     assert main(["bench", "steps", *arguments, "--repeat", "2"]) != 0
     assert "--repeat" in capsys.readouterr().err
