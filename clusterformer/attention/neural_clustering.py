@@ -233,23 +233,17 @@ class NeuralClusteringAttention(ClusterDecoding):
     ) -> tuple[Tensor, Grouping | None]:
         is_causal, limit = bool(self.causal), self.dense_length
         exporting = torch.compiler.is_exporting()  # a graph for any length
-        means = self.means if self.training else None
-        if means is not None:
-            means.move()
+        if self.means is not None and self.training:
+            self.means.move()
         if limit and not exporting and q.shape[2] <= limit:
-            if means is not None:
-                means.observe_nothing(hidden)
+            self._count_points(hidden, key_mask, None)
             return full_attention(q, k, v, key_mask, causal=is_causal), None
         with torch.autocast(hidden.device.type, enabled=False):
             grouping = self.grouping_of(hidden.float(), key_mask, previous)
+        self._count_points(hidden, key_mask, grouping)
         blocks, points = grouping.blocks, grouping.points
         assert blocks is not None
         assert points is not None
-        if means is not None:
-            by_text = (len(hidden), self.num_clusterings, -1)
-            labels = grouping.assignment.view(by_text)
-            mask = None if key_mask is None else grouping.clustered(key_mask)
-            means.observe(points.view(*by_text, points.shape[-1]), labels, mask, hidden)
         local, parts, heads = self.local_heads, [], q.shape[1]  # a process may hold some heads
         if local:
             parts.append(Part(local, self.near_blocks(hidden, key_mask)))
@@ -268,6 +262,21 @@ class NeuralClusteringAttention(ClusterDecoding):
         if limit and (exporting or key_mask is not None):
             mixed = replace_short_texts(mixed, q, k, v, key_mask, limit, causal=is_causal)
         return mixed, grouping
+
+    def _count_points(
+        self, hidden: Tensor, key_mask: Tensor | None, grouping: Grouping | None
+    ) -> None:
+        """Let k-means count the points of this batch, from which its centroids move in the next."""
+        if self.means is None or not self.training:
+            return
+        if grouping is None:
+            self.means.observe_nothing(hidden)
+            return
+        assert grouping.points is not None
+        by_text = len(hidden), self.num_clusterings, -1
+        points = grouping.points.view(*by_text, self.width)
+        mask = None if key_mask is None else grouping.clustered(key_mask)
+        self.means.observe(points, grouping.assignment.view(by_text), mask, hidden)
 
     def keys_seen(self, grouping: Grouping | None, mask: Tensor) -> Tensor:
         if grouping is None:  # short texts
