@@ -29,7 +29,8 @@ from clusterformer.data.spoken_digits import RATE, DigitStrings
 from clusterformer.data.tables import Column
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.config import TransformerConfig
-from clusterformer.models.speech import SpecAugment, SpeechNetwork
+from clusterformer.models.spec_augment import SpecAugment
+from clusterformer.models.speech import SpeechNetwork
 from clusterformer.plots import spectrogram_clusters
 from clusterformer.task import Output
 from clusterformer.tasks.split_task import STAGE_SPLITS, SplitTask, require_one_source

@@ -8,7 +8,8 @@ from clusterformer.attention import FullAttention
 from clusterformer.data.speech_batches import make_batch
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
-from clusterformer.models.speech import SpecAugment, SpeechNetwork
+from clusterformer.models.spec_augment import SpecAugment
+from clusterformer.models.speech import SpeechNetwork
 from clusterformer.training.learnt import Learnt, start_from
 
 WIDTH = 12

@@ -17,7 +17,7 @@ from clusterformer.data.long_audio import read_windows
 from clusterformer.data.speech_batches import compute
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
-from clusterformer.models.speech import SpecAugment
+from clusterformer.models.spec_augment import SpecAugment
 from clusterformer.tasks import speech
 from clusterformer.tasks.speech import SpeechRecognition
 from clusterformer.training.evaluation import Evaluation
