@@ -30,7 +30,7 @@ from clusterformer.data.tables import Column
 from clusterformer.errors import InputError, require_at_least
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.spec_augment import SpecAugment
-from clusterformer.models.speech import SpeechNetwork
+from clusterformer.models.speech import Convolutions, SpeechNetwork
 from clusterformer.plots import spectrogram_clusters
 from clusterformer.task import Output
 from clusterformer.tasks.split_task import STAGE_SPLITS, SplitTask, require_one_source
@@ -72,9 +72,11 @@ class SpeechRecognition(SplitTask):
         features: Log-mel filter banks and their deltas; by default at 16,000 hertz, of fsdd 8,000.
         strings: Form and number of the strings of fsdd.
         subsampling: Frames that the encoder reads as one, by convolutions: 1, 2 or 4.
+        convolutions: Whether the convolutions before the encoder are over time, "1d", or over time
+            and frequency, "2d": these read a spectrogram as a picture, also without subsampling.
         context_convolutions: Number of convolutions over five such frames before the encoder, each
             with a residual connection: any attention then knows what stands near.
-        augment: Bands and spans that SpecAugment hides in training; null for none.
+        augment: What SpecAugment hides and changes in training; null for nothing.
         beam: Number of beginnings of a text that are followed in a test and in prediction; 1 is
             greedy. Validation is greedy.
         batch_size: Maximum number of recordings in a batch, over all processes; 16 by default, or
@@ -104,6 +106,7 @@ class SpeechRecognition(SplitTask):
         features: FilterBanks | None = None,
         strings: DigitStrings | None = None,
         subsampling: int = 1,
+        convolutions: Convolutions = "1d",
         context_convolutions: int = 0,
         augment: SpecAugment | None = _AUGMENT,
         beam: int = 1,
@@ -131,7 +134,8 @@ class SpeechRecognition(SplitTask):
             subsampling,
         )
         self._own_test = test is not None
-        self._subsampling, self._context_convolutions = subsampling, context_convolutions
+        self._subsampling, self._convolutions = subsampling, convolutions
+        self._context_convolutions = context_convolutions
         self._augment, self._beam = augment, beam
         if batch_size is None and frames_per_batch is None:
             batch_size = 16
@@ -183,6 +187,7 @@ class SpeechRecognition(SplitTask):
             num_mels=self._banks.num_mels,
             num_units=len(self.units),
             subsampling=self._subsampling,
+            convolutions=self._convolutions,
             context_convolutions=self._context_convolutions,
             augment=self._augment,
         )

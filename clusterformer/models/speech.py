@@ -5,6 +5,8 @@ B batch   N frames   F features   M frames after subsampling   E model width   V
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,7 +17,15 @@ from clusterformer.models.dropout import Dropout
 from clusterformer.models.embeddings import sinusoidal_positions
 from clusterformer.models.inputs import SpeechInput
 from clusterformer.models.spec_augment import SpecAugment
+from clusterformer.models.subsampling import (
+    FrequencyConvolutions,
+    TimeConvolutions,
+    without_padding,
+)
 from clusterformer.models.transformer import Encoder, Output
+
+Convolutions = Literal["1d", "2d"]
+"""Convolutions before the encoder: over time, or over time and frequency."""
 
 
 class ContextConvolution(nn.Module):
@@ -35,7 +45,7 @@ class ContextConvolution(nn.Module):
 
     def forward(self, x: Tensor, frames: Tensor) -> Tensor:
         """Frames (B, M, E), of which (B,) are real -> (B, M, E)."""
-        near = _without_padding(self.norm(x), frames).transpose(1, 2)
+        near = without_padding(self.norm(x), frames).transpose(1, 2)
         return x + self.dropout(F.relu(self.convolution(near).transpose(1, 2)))
 
 
@@ -48,9 +58,11 @@ class SpeechNetwork(nn.Module):
         num_mels: Number of filters; the features are these and their differences.
         num_units: V - 1.
         subsampling: Frames that the encoder reads as one: 1, 2 or 4.
+        convolutions: Whether the convolutions before the encoder are over time alone, "1d", or over
+            time and frequency, "2d".
         context_convolutions: Number of convolutions over five frames between subsampling and
             encoder.
-        augment: What is hidden and warped in training; None for nothing.
+        augment: What is hidden and changed in training; None for nothing.
 
     Attributes:
         mean, scale: Mean of each feature over the training data, and 1 / its deviation, (F,).
@@ -70,6 +82,7 @@ class SpeechNetwork(nn.Module):
         num_mels: int,
         num_units: int,
         subsampling: int = 1,
+        convolutions: Convolutions = "1d",
         context_convolutions: int = 0,
         augment: SpecAugment | None = None,
     ) -> None:
@@ -81,11 +94,12 @@ class SpeechNetwork(nn.Module):
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("scale", torch.ones(num_features))
         self.num_mels, self.augment = num_mels, augment
-        widths = [num_features] + [config.d_model] * (subsampling.bit_length() - 1)
-        self.convolutions = nn.ModuleList(
-            nn.Conv1d(width, config.d_model, 3, stride=2, padding=1) for width in widths[:-1]
-        )
-        self.project = nn.Linear(widths[-1], config.d_model)
+        self.subsampling: TimeConvolutions | FrequencyConvolutions
+        shape = {"num_features": num_features, "width": config.d_model, "subsampling": subsampling}
+        if convolutions == "1d":
+            self.subsampling = TimeConvolutions(**shape)
+        else:
+            self.subsampling = FrequencyConvolutions(num_mels=num_mels, **shape)
         self.context = nn.ModuleList(
             ContextConvolution(config) for _ in range(context_convolutions)
         )
@@ -99,16 +113,11 @@ class SpeechNetwork(nn.Module):
         features, frames = batch.features, batch.frames
         augment = self.augment if self.training else None
         if augment is not None:
-            features = augment.warped(features, self.num_mels)
+            features = augment.changed(features, self.num_mels)
         features = ((features - self.mean) * self.scale).to(self.mean.dtype)
         if augment is not None:
             features = augment(features, frames, self.num_mels)
-        x = _without_padding(features, frames)
-        for convolution in self.convolutions:
-            frames = (frames + 1) // 2
-            x = F.relu(convolution(x.transpose(1, 2)).transpose(1, 2))
-            x = _without_padding(x, frames)
-        x = self.project(x)
+        x, frames = self.subsampling(features, frames)
         for convolution in self.context:
             x = convolution(x, frames)
         if self.sinusoidal:
@@ -116,9 +125,3 @@ class SpeechNetwork(nn.Module):
             x = x + sinusoidal_positions(positions, x.shape[-1]).to(x.dtype)
         encoded = self.encoder(self.dropout(x), batch.mask)
         return Output(self.head(encoded.hidden), encoded)
-
-
-def _without_padding(x: Tensor, frames: Tensor) -> Tensor:
-    """Set what stands behind the end of a recording to 0, so that no convolution reads it."""
-    real = torch.arange(x.shape[1], device=x.device) < frames[:, None]
-    return x.masked_fill(~real[..., None], 0.0)

@@ -1,5 +1,7 @@
 """The network of speech: padding changes nothing, and SpecAugment hides what it says."""
 
+import math
+
 import pytest
 import torch
 from default_dtype import default_dtype
@@ -9,26 +11,37 @@ from clusterformer.data.speech_batches import make_batch
 from clusterformer.errors import InputError
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.spec_augment import SpecAugment
-from clusterformer.models.speech import SpeechNetwork
+from clusterformer.models.speech import Convolutions, SpeechNetwork
+from clusterformer.models.subsampling import FrequencyConvolutions
 from clusterformer.training.learnt import Learnt, start_from
 
 WIDTH = 12
 
 
 def network(
-    subsampling: int = 1, augment: SpecAugment | None = None, context: int = 0, **options
+    subsampling: int = 1,
+    augment: SpecAugment | None = None,
+    context: int = 0,
+    convolutions: Convolutions = "1d",
+    **options,
 ) -> SpeechNetwork:
     config = TransformerConfig(FullAttention, d_model=16, d_ff=16, dropout=0.0, **options)
     return SpeechNetwork(
         config, num_features=WIDTH, num_mels=4, num_units=3, subsampling=subsampling,
-        context_convolutions=context, augment=augment,
+        convolutions=convolutions, context_convolutions=context, augment=augment,
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("convolutions", ["1d", "2d"])
 @pytest.mark.parametrize(("subsampling", "context"), [(1, 0), (2, 0), (4, 0), (2, 3)])
-def test_padding_changes_nothing(subsampling: int, context: int) -> None:
-    made = network(subsampling, context=context).eval()
+def test_padding_changes_nothing(
+    subsampling: int, context: int, convolutions: Convolutions
+) -> None:
+    made = network(subsampling, context=context, convolutions=convolutions).eval()
     made.mean.normal_()
+    with torch.no_grad():
+        for weight in made.subsampling.parameters():
+            weight.normal_()
     features = [torch.randn(length, WIDTH) for length in (29, 16, 5, 1)]
     nothing = [[]] * 4, [""] * 4
     batch = make_batch(features, *nothing, subsampling, WIDTH)
@@ -53,6 +66,33 @@ def test_convolutions_read_what_is_near() -> None:
         seen.append(y)
     moved = (seen[0] != seen[1]).any(-1)[0].nonzero().flatten()
     assert moved.tolist() == list(range(5, 14))
+
+
+@pytest.mark.parametrize(("subsampling", "reach"), [(1, 3), (2, 5), (4, 8)])
+def test_frames_of_frequency_convolutions_read_their_neighbours(
+    subsampling: int, reach: int
+) -> None:
+    made = FrequencyConvolutions(num_features=12, num_mels=4, width=16, subsampling=subsampling)
+    x, frames = torch.randn(1, 32, 12, requires_grad=True), torch.tensor([32])
+    y, left = made(x, frames)
+    assert left.tolist() == [32 // subsampling]
+    frame = y.shape[1] // 2
+    (gradient,) = torch.autograd.grad(y[0, frame].sum(), x)
+    read = gradient[0].any(-1).nonzero().flatten()
+    first, last = frame * subsampling, frame * subsampling + subsampling - 1
+    assert first - reach <= read.min() <= first
+    assert last <= read.max() <= last + reach
+
+
+def test_recordings_are_amplified_by_smooth_curves() -> None:
+    features = torch.randn(1000, 5, 120)
+    added = SpecAugment(gain=3.0).amplified(features, num_mels=40) - features
+    torch.testing.assert_close(added, added[:, :1].expand_as(added), atol=1e-5, rtol=0)
+    assert added[..., 40:].abs().max() == 0  # a gain changes no difference in time
+    decibels = added[:, 0, :40] * 10 / math.log(10)
+    assert decibels[:, [0, -1]].std(0).tolist() == pytest.approx([3.0, 3.0], rel=0.1)
+    assert decibels.diff(dim=1).abs().max() < 0.25 * decibels.abs().max()
+    assert SpecAugment().amplified(features, num_mels=40) is features
 
 
 @pytest.mark.parametrize("same", [False, True])
@@ -137,7 +177,7 @@ def test_filters_are_stretched_and_compressed() -> None:
 
 def test_nothing_is_hidden_in_evaluation() -> None:
     batch = make_batch([torch.randn(20, WIDTH)], [[]], [""], 1, WIDTH)
-    made = network(augment=SpecAugment(warp=0.2))
+    made = network(augment=SpecAugment(warp=0.2, gain=3.0))
     assert not torch.equal(made.train()(batch).logits, made(batch).logits)
     assert torch.equal(made.eval()(batch).logits, made(batch).logits)
 
