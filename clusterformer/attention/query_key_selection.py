@@ -83,7 +83,7 @@ def select_keys(
     index = chunk.gather(1, members[..., 0])[..., None].expand(-1, -1, reach * size)
     seen = windows(chunks.members // copies, reach).gather(1, index)
     filled = window_mask(chunks)[:, :, 0].gather(1, index)
-    allowed = filled[:, :, None].expand(-1, -1, slots, -1)
+    allowed = filled[:, :, None].expand(-1, -1, members.shape[2], -1)
     if causal:
         allowed = allowed & (seen[:, :, None] <= members[..., None])
     unused = keyless.gather(1, members.flatten(1)).view_as(members) | ~in_slot
