@@ -76,7 +76,7 @@ class SpeechRecognition(SplitTask):
             and frequency, "2d": these read a spectrogram as a picture, also without subsampling.
         context_convolutions: Number of convolutions over five such frames before the encoder, each
             with a residual connection: any attention then knows what stands near.
-        augment: What SpecAugment hides and changes in training; null for nothing.
+        augment: What SpecAugment hides and warps in training; null for nothing.
         beam: Number of beginnings of a text that are followed in a test and in prediction; 1 is
             greedy. Validation is greedy.
         batch_size: Maximum number of recordings in a batch, over all processes; 16 by default, or

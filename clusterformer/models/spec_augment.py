@@ -5,11 +5,9 @@ B batch   N frames   F features
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from clusterformer.errors import require_at_least, require_share
@@ -20,8 +18,7 @@ class SpecAugment:
     """Bands of frequencies and stretches of time that are hidden in training (Park et al., 2019).
 
     With `warp`, each recording's filters are stretched or compressed too, as by a shorter or a
-    longer vocal tract: about what Jaitly and Hinton (2013) do in hertz, here in filters. With
-    `gain`, they are amplified by a smooth random curve, as by another microphone.
+    longer vocal tract: about what Jaitly and Hinton (2013) do in hertz, here in filters.
 
     Attributes:
         bands: Number of bands of filters; 0 for none.
@@ -30,7 +27,6 @@ class SpecAugment:
         stretch_frames: Most frames of a stretch.
         stretch_share: Most frames of a stretch as a share of the recording, from 0 to below 1.
         warp: Largest share by which filters are stretched or compressed, from 0 to below 1.
-        gain: Standard deviation of the gain of a filter, decibels; 0 for none.
     """
 
     bands: int = 2
@@ -39,16 +35,11 @@ class SpecAugment:
     stretch_frames: int = 20
     stretch_share: float = 0.05
     warp: float = 0.0
-    gain: float = 0.0
 
     def __post_init__(self) -> None:
         require_at_least(0, bands=self.bands, stretches=self.stretches)
-        require_at_least(0, stretch_frames=self.stretch_frames, gain=self.gain)
+        require_at_least(0, stretch_frames=self.stretch_frames)
         require_share(band_share=self.band_share, stretch_share=self.stretch_share, warp=self.warp)
-
-    def changed(self, features: Tensor, num_mels: int) -> Tensor:
-        """Warp and amplify the filters of features (B, N, F), before they are normalised."""
-        return self.amplified(self.warped(features, num_mels), num_mels)
 
     def warped(self, features: Tensor, num_mels: int) -> Tensor:
         """Read filter m of features (B, N, F) at m (1 + w), w of each recording in -warp..warp.
@@ -67,19 +58,6 @@ class SpecAugment:
             for side in (frequency.floor(), frequency.ceil())
         )
         return torch.lerp(below, above, frequency.frac().to(features)).flatten(2)
-
-    def amplified(self, features: Tensor, num_mels: int) -> Tensor:
-        """Add a gain to each filter's log energy, the same in all frames of a recording.
-
-        Six gains are drawn, at equal distances; between them they are interpolated. Differences in
-        time stay as they are.
-        """
-        if not self.gain:
-            return features
-        drawn = torch.randn(len(features), 1, 6, dtype=torch.float32, device=features.device)
-        curve = F.interpolate(drawn, num_mels, mode="linear", align_corners=True)
-        gain = F.pad(self.gain * math.log(10) / 10 * curve, (0, features.shape[2] - num_mels))
-        return features + gain.to(features)
 
     def __call__(self, features: Tensor, frames: Tensor, num_mels: int) -> Tensor:
         """Set hidden features to 0, their mean: (B, N, F), the deltas of a filter with it."""

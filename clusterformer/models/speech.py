@@ -62,7 +62,7 @@ class SpeechNetwork(nn.Module):
             time and frequency, "2d".
         context_convolutions: Number of convolutions over five frames between subsampling and
             encoder.
-        augment: What is hidden and changed in training; None for nothing.
+        augment: What is hidden and warped in training; None for nothing.
 
     Attributes:
         mean, scale: Mean of each feature over the training data, and 1 / its deviation, (F,).
@@ -113,7 +113,7 @@ class SpeechNetwork(nn.Module):
         features, frames = batch.features, batch.frames
         augment = self.augment if self.training else None
         if augment is not None:
-            features = augment.changed(features, self.num_mels)
+            features = augment.warped(features, self.num_mels)
         features = ((features - self.mean) * self.scale).to(self.mean.dtype)
         if augment is not None:
             features = augment(features, frames, self.num_mels)
