@@ -1,4 +1,4 @@
-"""What is hidden and changed in the recordings that train a speech recogniser.
+"""What is hidden and warped in the recordings that train a speech recogniser.
 
 B batch   N frames   F features
 """

@@ -5,13 +5,13 @@ B batch   N frames   F features   M frames after subsampling   E model width   V
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clusterformer.errors import InputError
+from clusterformer.errors import InputError, require_one_of
 from clusterformer.models.config import TransformerConfig
 from clusterformer.models.dropout import Dropout
 from clusterformer.models.embeddings import sinusoidal_positions
@@ -68,7 +68,7 @@ class SpeechNetwork(nn.Module):
         mean, scale: Mean of each feature over the training data, and 1 / its deviation, (F,).
 
     Raises:
-        InputError: for another subsampling, or learned positions.
+        InputError: for another subsampling or other convolutions, or learned positions.
     """
 
     mean: Tensor
@@ -89,6 +89,7 @@ class SpeechNetwork(nn.Module):
         super().__init__()
         if subsampling not in (1, 2, 4):
             raise InputError(f"subsampling must be 1, 2 or 4, got {subsampling}")
+        require_one_of(get_args(Convolutions), convolutions=convolutions)
         if config.positions == "learned":
             raise InputError("positions must be sinusoidal, rotary or none for speech, got learned")
         self.register_buffer("mean", torch.zeros(num_features))

@@ -172,6 +172,8 @@ def test_nothing_is_hidden_in_evaluation() -> None:
 def test_bad_options_are_refused() -> None:
     with pytest.raises(InputError, match="subsampling must be 1, 2 or 4, got 3"):
         network(3)
+    with pytest.raises(InputError, match="convolutions must be one of 1d, 2d"):
+        network(convolutions="3d")
     with pytest.raises(InputError, match="rotary or none for speech, got learned"):
         network(positions="learned")
     with pytest.raises(InputError, match="band_share must be from 0 to below 1"):
