@@ -116,7 +116,8 @@ class TrainingStep:
 
         None where no layer says what it sees.
         """
-        parts = self.model.objective(self.task, self.batch, measure=True)
+        with self.autocast:
+            parts = self.model.objective(self.task, self.batch, measure=True)
         if "keys_seen" not in parts:
             return None
         total, count, _ = parts["keys_seen"]
