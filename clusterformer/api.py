@@ -23,7 +23,6 @@ from clusterformer.task import Task
 from clusterformer.tasks.labelling import Labelling
 from clusterformer.tasks.language_modeling import LanguageModeling
 from clusterformer.tasks.similarity import Similarity
-from clusterformer.tasks.speech import SpeechRecognition
 from clusterformer.tasks.translation import Translation
 from clusterformer.training.saved import Saved, averaged, fill, make, open_saved
 from clusterformer.training.saved_clustering import is_clustering, open_clustering
@@ -162,7 +161,7 @@ class TrainedModel:
 
     def _check(self, number: int, line: str) -> None:
         try:
-            if not isinstance(self.task, SpeechRecognition):  # which reads a path
+            if self.task.reads != "recording":  # whose path may be any bytes
                 require_unicode(line)
             self.task.check_text(line)
         except InputError as error:

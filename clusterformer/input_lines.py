@@ -8,15 +8,6 @@ from typing import Any
 
 from clusterformer.errors import InputError
 from clusterformer.task import Task
-from clusterformer.tasks.labelling import Labelling
-from clusterformer.tasks.language_modeling import LanguageModeling
-from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
-from clusterformer.tasks.pairs import PairLabelling
-from clusterformer.tasks.speech import SpeechRecognition
-from clusterformer.tasks.translation import Translation
-
-ONE_TEXT = (Labelling, LanguageModeling, MaskedLanguageModeling, SpeechRecognition, Translation)
-"""Tasks whose input is one text; of pairs it is two."""
 
 
 def input_lines(task: Task, inputs: Iterable[Any]) -> list[str]:
@@ -41,8 +32,8 @@ def _line(task: Task, number: int, given: Any) -> str:
     if not isinstance(found, Iterable) or isinstance(found, bytes | Mapping):
         raise InputError(f"input {number}: got {given!r:.80}, allowed are texts, pairs and points")
     columns = list(found)
-    if isinstance(task, ONE_TEXT):
-        if len(columns) > 1 and not isinstance(task, PairLabelling):
+    if task.reads in ("text", "pair", "recording"):
+        if len(columns) > 1 and task.reads != "pair":
             raise InputError(f"input {number}: {len(columns)} columns, allowed is one text")
         for column in columns:
             if not isinstance(column, str):

@@ -6,9 +6,9 @@ B batch   N tokens   M tokens of the source
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
@@ -81,6 +81,10 @@ class Task(LightningDataModule, ABC):
         kept_options: Names of options that a trained run keeps: they say what the network reads, or
             the checkpoint holds what was learnt with them.
         decodes: Whether `update` runs the network again, as decoding does, and on some rows only.
+        reads: What a line for `predict` is: a text, a pair of texts with a tab between, the path of
+            a recording, or the coordinates of a point; None if the task alone knows.
+        commands: Commands that use a trained run, by what they do, without the program's name;
+            `{run}` stands for the run. `fit` prints them at its end if the task reads lines.
         usage: Python that uses a trained `model` of the task, for the card of an export; "" if it
             reads nothing.
         smooths_labels: Whether its loss is over labels, which `label_smoothing` can smooth.
@@ -95,6 +99,8 @@ class Task(LightningDataModule, ABC):
     state_type: Any = dict[str, Any]
     sizes: tuple[str, ...] = ()
     kept_options: tuple[str, ...] = ()
+    reads: Literal["text", "pair", "recording", "point"] | None = None
+    commands: Mapping[str, str] = {"label lines": "predict --checkpoint {run} --input FILE"}
     usage: str = ""
     smooths_labels: bool = True
     reads_pretrained: bool = False

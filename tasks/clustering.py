@@ -5,7 +5,7 @@ B batch   P points   F features   K neighbours   C clusters
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
@@ -75,6 +75,8 @@ class Clustering(LineTask):
     monitor = "val/loss"
     mode = "min"
     state_type = ClusteringState
+    reads = "point"
+    commands: Mapping[str, str] = {"label points": "predict --checkpoint {run} --input FILE"}
     usage = "model.predict([POINT])"
     kept_options = ("n_clusters", "hidden", "n_components")
     smooths_labels = False

@@ -66,6 +66,8 @@ class LabelledTexts(LineTask):
     """
 
     reads_pretrained = True
+    reads = "text"
+    commands: Mapping[str, str] = {"label text": "predict --checkpoint {run} --input FILE"}
     usage = "model.predict([TEXT])"
     kept_options: tuple[str, ...] = ("tokenizer", "lowercase", "min_count", "vocab_size", "vectors")
     joint = False

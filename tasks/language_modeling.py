@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +63,8 @@ class LanguageModeling(RunningText):
 
     monitor = "val/bits_per_byte"
     causal_input = "tokens"
+    reads = "text"
+    commands: Mapping[str, str] = {"continue": "generate --checkpoint {run} --prompt TEXT"}
     usage = "model.generate(TEXT)"
 
     def __init__(

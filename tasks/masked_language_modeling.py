@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,6 +60,11 @@ class MaskedLanguageModeling(RunningText):
     """
 
     monitor = "val/bits_per_masked_token"
+    reads = "text"
+    commands: Mapping[str, str] = {
+        "fill each <mask>": "predict --checkpoint {run} --input FILE",
+        "start a task": "fit --config NAME --model.init_from {run}",
+    }
     usage = "model.predict([TEXT])"
     kept_options: tuple[str, ...] = (*RunningText.kept_options, "lowercase")
 

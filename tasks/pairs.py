@@ -5,7 +5,7 @@ B pairs   N tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -67,6 +67,8 @@ class PairLabelling(Labelling):
     """
 
     scored = False
+    reads = "pair"
+    commands: Mapping[str, str] = {"label pairs": "predict --checkpoint {run} --input FILE"}
     usage = "model.predict([(TEXT, TEXT)])"
     kept_options: tuple[str, ...] = (*Labelling.kept_options, "joint")
 

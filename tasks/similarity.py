@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -57,6 +57,7 @@ class Similarity(PairLabelling):
     monitor = "val/spearman"
     state_type: Any = SimilarityState
     scored = True
+    commands: Mapping[str, str] = {"score pairs": "predict --checkpoint {run} --input FILE"}
     smooths_labels = False
 
     def __init__(self, name: SimilarityCorpus | None = None, **options: Any) -> None:

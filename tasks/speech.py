@@ -6,7 +6,7 @@ B batch   N frames   F features   M frames after subsampling   V units and blank
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -87,6 +87,8 @@ class SpeechRecognition(SplitTask):
     monitor = "val/error_rate"
     mode = "min"
     state_type = SpeechState
+    reads = "recording"
+    commands: Mapping[str, str] = {"recognise": "predict --checkpoint {run} --input FILE.wav"}
     usage = "model.predict([RECORDING])"
     sizes = ("longest",)
     kept_options = ("features",)

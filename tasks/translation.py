@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -109,6 +109,8 @@ class Translation(LineTask):
 
     causal_input = "decoder_input"
     decodes = True
+    reads = "text"
+    commands: Mapping[str, str] = {"translate": "translate --checkpoint {run} --input FILE"}
     usage = "model.translate([TEXT])"
     state_type = TranslationState
     kept_options = ("vocab_size",)

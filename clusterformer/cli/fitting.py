@@ -16,12 +16,6 @@ from clusterformer.compare.configs import flatten
 from clusterformer.compare.tables import aligned
 from clusterformer.errors import InputError, making
 from clusterformer.task import Task
-from clusterformer.tasks.clustering import Clustering
-from clusterformer.tasks.language_modeling import LanguageModeling
-from clusterformer.tasks.masked_language_modeling import MaskedLanguageModeling
-from clusterformer.tasks.similarity import Similarity
-from clusterformer.tasks.speech import SpeechRecognition
-from clusterformer.tasks.translation import Translation
 from clusterformer.training.as_trained import (
     refuse_former_parts,
     refuse_other_options,
@@ -38,6 +32,11 @@ from clusterformer.training.selection import selected_nothing
 from clusterformer.training.simple_method import fit_simple
 from clusterformer.training.trusted import foreign_packages
 from clusterformer.wording import counted, duration, formatted
+
+_LINES = {
+    "point": "a point a line: numbers with spaces, commas or tabs",
+    "pair": "a pair a line, with a tab between its texts",
+}  # of FILE, where it is not just a text a line
 
 
 class FittedRun(NamedTuple):
@@ -239,22 +238,15 @@ def _summarise(run: Run, task: Task, fitted: Fitted) -> None:
         fitted.findings.warn()
     foreign = ",".join(foreign_packages(read_yaml(run.config)))
     used = f"{run.folder} --trust {foreign}" if foreign else str(run.folder)
-    print(f"test it:     clusterformer test --checkpoint {used}")
-    if isinstance(task, Translation):
-        print(f"translate:   clusterformer translate --checkpoint {used} --input FILE")
-    elif isinstance(task, LanguageModeling):
-        print(f"continue:    clusterformer generate --checkpoint {used} --prompt TEXT")
-    elif isinstance(task, MaskedLanguageModeling):
-        print(f"fill blanks: clusterformer predict --checkpoint {used} --input FILE")
-        print("              (a text a line, with <mask> for each hidden token)")
-        print(f"start a task: clusterformer fit --config NAME --model.init_from {run.folder}")
-    elif isinstance(task, Clustering):
-        print(f"label points: clusterformer predict --checkpoint {used} --input FILE")
-        print("              (a point a line: numbers with spaces, commas or tabs)")
-    elif isinstance(task, SpeechRecognition):
-        print(f"recognise:   clusterformer predict --checkpoint {used} --input FILE.wav")
-    elif isinstance(task, Similarity):
-        print(f"score pairs: clusterformer predict --checkpoint {used} --input FILE")
-        print("              (a pair a line, with a tab between its texts)")
-    elif is_overridden("text_dataloader", task, Task):
-        print(f"label text:  clusterformer predict --checkpoint {used} --input FILE")
+    _print_commands(task, used)
+
+
+def _print_commands(task: Task, run: str) -> None:
+    told = {"test it": "test --checkpoint {run}"}
+    if is_overridden("text_dataloader", task, Task):
+        told |= task.commands
+    width = max(map(len, told)) + len(": ")
+    for purpose, command in told.items():
+        print(f"{purpose + ':':<{width}}clusterformer {command.format(run=run)}")
+    if task.reads in _LINES:
+        print(f"{'':<{width}}({_LINES[task.reads]})")

@@ -112,7 +112,7 @@ def predict_lines(
         opened = stack.enter_context(Path(source).open("rb")) if source else None
         model, _ = load_model(arguments)
         predict(model, [])  # refuses a run of another task, whatever the lines
-        check, are_paths = model.task.check_text, _reads_recordings(model)
+        check, are_paths = model.task.check_text, model.task.reads == "recording"
         file, name = opened.fileno() if opened else 0, source or "standard input"
         if is_recording := are_paths and Path(name).suffix.lower() in _RECORDINGS:
             check(name)
@@ -124,13 +124,6 @@ def predict_lines(
             for records in _predicted(model, lines, predict, [empty or {}], where):
                 for record in records:
                     print(_formatted(record, layout or layouts[0]), flush=True)
-
-
-def _reads_recordings(model: TrainedModel) -> bool:
-    """Tell whether a model's texts are paths of recordings."""
-    from clusterformer.tasks.speech import SpeechRecognition
-
-    return isinstance(model.task, SpeechRecognition)
 
 
 def _most(are_paths: bool) -> int:
@@ -167,24 +160,22 @@ def _predict_table(
 ) -> None:
     from clusterformer.cli.evaluation import load_model
     from clusterformer.cli.predict_table import LAYOUTS, Table
-    from clusterformer.tasks.clustering import Clustering
-    from clusterformer.tasks.pairs import PairLabelling
 
     allowed = dict.fromkeys((*LAYOUTS, *layouts))
     if layout not in (None, *allowed):
         raise InputError(f"--format is {' or '.join(allowed)}, got {layout!r}")
     model, _ = load_model(arguments)
-    if isinstance(model.task, Clustering):
+    if model.task.reads == "point":
         raise InputError(
             f"{source}: a table, allowed are points in a file of another ending, such as .txt: a "
             "point a line, numbers with spaces, commas or tabs, and no header"
         )
     predict(model, [])  # refuses a run of another task, whatever the table
-    options = _COLUMNS[1:] if isinstance(model.task, PairLabelling) else _COLUMNS[:1]
+    options = _COLUMNS[1:] if model.task.reads == "pair" else _COLUMNS[:1]
     odd = [option for option in _COLUMNS if columns[option] and option not in options]
     if odd:
         raise InputError(f"--{odd[0]} is not for {type(model.task).__name__}: --{options[0]} is")
-    are_paths = _reads_recordings(model)
+    are_paths = model.task.reads == "recording"
     if are_paths:
         columns["text_column"] = columns["text_column"] or "audio"
     table = Table(source, {option: columns[option] for option in options}, are_paths=are_paths)

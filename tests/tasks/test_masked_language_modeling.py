@@ -55,7 +55,7 @@ def test_it_trains_and_fills_blanks(folder: Path, capsys: pytest.CaptureFixture[
     for measure in ("bits_per_masked_token", "masked_accuracy", "next_sentence_accuracy"):
         assert f"test/{measure}" in told
     assert "test/keys_seen" in told
-    assert "fill blanks: clusterformer predict --checkpoint" in told
+    assert "fill each <mask>: clusterformer predict --checkpoint" in told
     model = clusterformer.load("runs/maskedlanguagemodeling/1")
     [record] = model.predict(["the cat <mask> on a mat"])
     assert record["text"].startswith("the cat")

@@ -48,7 +48,7 @@ def test_tones_are_learnt_and_recordings_told(tmp_path, capsys, caplog, epochs: 
     (found,) = [line for line in lines if "test/error_rate" in line]
     assert not learnt or float(found.split()[-1]) < 0.1
     (run,) = (tmp_path / "runs").glob("*/1")
-    assert f"recognise:   clusterformer predict --checkpoint {run} --input FILE.wav" in lines
+    assert f"recognise: clusterformer predict --checkpoint {run} --input FILE.wav" in lines
 
     words = "low high high mid"
     path = write_wav(tmp_path / "new.wav", tones(words))
