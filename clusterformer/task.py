@@ -25,11 +25,14 @@ from clusterformer.training.shared_sequences import sequence_size
 __all__ = [
     "IGNORE",
     "Batch",
+    "InputLine",
     "Output",
     "SimpleResult",
     "Task",
     "TrainingPosition",
 ]
+
+InputLine = Literal["text", "pair", "recording", "point"]
 
 
 class Batch(NamedTuple):
@@ -99,7 +102,7 @@ class Task(LightningDataModule, ABC):
     state_type: Any = dict[str, Any]
     sizes: tuple[str, ...] = ()
     kept_options: tuple[str, ...] = ()
-    reads: Literal["text", "pair", "recording", "point"] | None = None
+    reads: InputLine | None = None
     commands: Mapping[str, str] = {"label lines": "predict --checkpoint {run} --input FILE"}
     usage: str = ""
     smooths_labels: bool = True

@@ -25,6 +25,7 @@ from clusterformer.data.text_rows import LabelledDataset, TextRows, row_tokenize
 from clusterformer.data.tokenizers import Tokenizer, TokenizerKind, WordTokenizer, learn_tokenizer
 from clusterformer.data.word_vectors import word_vectors
 from clusterformer.errors import InputError, require_at_least, require_memory
+from clusterformer.task import InputLine
 from clusterformer.tasks.split_task import STAGE_SPLITS, LineTask, require_one_source
 from clusterformer.training.learnt import open_learnt
 
@@ -66,7 +67,7 @@ class LabelledTexts(LineTask):
     """
 
     reads_pretrained = True
-    reads = "text"
+    reads: InputLine = "text"
     commands: Mapping[str, str] = {"label text": "predict --checkpoint {run} --input FILE"}
     usage = "model.predict([TEXT])"
     kept_options: tuple[str, ...] = ("tokenizer", "lowercase", "min_count", "vocab_size", "vectors")
