@@ -29,6 +29,10 @@ SLOT = "clusterformer"
 """Name of the `AttachedMechanism` inside an attention module, and in the names of its weights."""
 
 
+_CACHES = ("cache", "past_key_values", "layer_past")
+"""Names of the KV cache among an attention layer's arguments: of transformers since 5.24, of older
+ones, and of their GPT-NeoX."""
+
 _OTHER_MASK = (
     "a mask other than of padding cannot be combined with a mechanism; "
     "give one sequence a row, and an attention_mask"
@@ -152,7 +156,7 @@ def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Forward pre-hook of an attention layer."""
     given = kwargs.get("hidden_states")
     hidden = next(x for x in (given, *args, *kwargs.values()) if isinstance(x, Tensor))
-    past = kwargs.get("past_key_values", kwargs.get("layer_past"))  # GPT-NeoX's name
+    past = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
     getattr(module, SLOT).store_input(hidden, past)
 
 
