@@ -130,7 +130,7 @@ def forward_kernel(
         j = step // passes
         k_rank = (step % passes) * BLOCK_KV + tl.arange(0, BLOCK_KV)
         k_valid, k_token = _load_tokens(p_members, (row * entries + block + j) * S, k_rank, S, LONG)
-        k_valid &= tl.load(p_visible + j) != 0
+        k_valid = tl.where(tl.load(p_visible + j) != 0, k_valid, False)
         b_k = _load_rows(p_k, k_token, k_stride, WIDTH, BLOCK_D, k_valid)
         b_v = _load_rows(p_v, k_token, v_stride, WIDTH, BLOCK_D, k_valid)
         b_k_extra = b_k
@@ -149,7 +149,7 @@ def forward_kernel(
         b_o = b_o * alpha[:, None]
         b_o += tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION)
         m_i = m_new
-    stored = q_valid & live
+    stored = tl.where(live, q_valid, False)
     b_o = b_o / tl.where(l_i > 0, l_i, 1.0)[:, None]
     out_start = (hash_round.to(tl.int64) * bh + batch * H + head) * N
     _store_rows(p_out + out_start * WIDTH, q_token, WIDTH, BLOCK_D, stored, b_o)
@@ -191,7 +191,8 @@ def dq_kernel(
     b_do = _load_rows(p_do, q_token, do_stride, WIDTH, BLOCK_D, q_valid)
     b_o = _load_rows(p_out + row_start * WIDTH, q_token, WIDTH, WIDTH, BLOCK_D, q_valid)
     b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
-    tl.store(p_delta + row_start + q_token, b_delta, mask=q_valid & (hash_round == 0))
+    if hash_round == 0:
+        tl.store(p_delta + row_start + q_token, b_delta, mask=q_valid)
     b_q_extra = b_q
     if EXTRA:
         b_q_extra = _load_rows(p_q_extra, q_token, q_extra_stride, EXTRA, BLOCK_A, q_valid)
@@ -207,7 +208,7 @@ def dq_kernel(
         j = step // passes
         k_rank = (step % passes) * BLOCK_KV + tl.arange(0, BLOCK_KV)
         k_valid, k_token = _load_tokens(p_members, (row * entries + block + j) * S, k_rank, S, LONG)
-        k_valid &= tl.load(p_visible + j) != 0
+        k_valid = tl.where(tl.load(p_visible + j) != 0, k_valid, False)
         b_k = _load_rows(p_k, k_token, k_stride, WIDTH, BLOCK_D, k_valid)
         b_v = _load_rows(p_v, k_token, v_stride, WIDTH, BLOCK_D, k_valid)
         b_k_extra = b_k
@@ -224,7 +225,7 @@ def dq_kernel(
         b_dq += tl.dot(b_ds, b_k, input_precision=PRECISION)
         if EXTRA:
             b_dextra += tl.dot(b_ds, b_k_extra, input_precision=PRECISION)
-    stored = q_valid & live
+    stored = tl.where(live, q_valid, False)
     out_start = (hash_round.to(tl.int64) * bh + batch * H + head) * N
     _store_rows(p_dq + out_start * WIDTH, q_token, WIDTH, BLOCK_D, stored, b_dq)
     if EXTRA:
@@ -284,7 +285,7 @@ def dkv_kernel(
             q_rank = (step % passes) * BLOCK_Q + tl.arange(0, BLOCK_Q)
             first = (row * entries + LOOK_BACK + block) * S
             q_valid, q_token = _load_tokens(p_members, first, q_rank, S, LONG)
-            q_valid &= exists
+            q_valid = tl.where(exists, q_valid, False)
             b_q = _load_rows(p_q, q_token, q_stride, WIDTH, BLOCK_D, q_valid)
             b_do = _load_rows(p_do, q_token, do_stride, WIDTH, BLOCK_D, q_valid)
             b_q_extra = b_q
@@ -304,7 +305,7 @@ def dkv_kernel(
             b_dk += tl.dot(b_ds, b_q, input_precision=PRECISION)
             if EXTRA:
                 b_dextra += tl.dot(b_ds, b_q_extra, input_precision=PRECISION)
-    stored = k_valid & (tl.load(p_own_entries) >= 0)
+    stored = tl.where(tl.load(p_own_entries) >= 0, k_valid, False)
     out_start = (hash_round.to(tl.int64) * bh + batch * H + head) * N
     _store_rows(p_dk + out_start * WIDTH, k_token, WIDTH, BLOCK_D, stored, b_dk)
     _store_rows(p_dv + out_start * WIDTH, k_token, WIDTH, BLOCK_D, stored, b_dv)

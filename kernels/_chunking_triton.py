@@ -58,9 +58,9 @@ def _circle_kernel(
     before = tl.minimum(used - 1, LOOK_BACK)
     after = tl.minimum(used - 1 - before, LOOK_AHEAD)
     visible = (block < used) & (offset >= -before) & (offset <= after)
-    own = (block >= 0) & (block < G) & (offset <= LOOK_AHEAD)
-    at = (batch * G + block) * (LOOK_BACK + 1 + LOOK_AHEAD) + LOOK_BACK + offset
-    tl.store(p_visible + at, visible, mask=own)
+    if (block >= 0) & (block < G):
+        at = (batch * G + block) * (LOOK_BACK + 1 + LOOK_AHEAD) + LOOK_BACK + offset
+        tl.store(p_visible + at, visible, mask=offset <= LOOK_AHEAD)
 
 
 @triton.jit
@@ -130,9 +130,9 @@ def _chunks_kernel(
     offset = tl.arange(0, BLOCK_J) - LOOK_BACK
     seen = within + offset
     visible = (count > 0) & (seen >= 0) & (seen < chunks)
-    own = (block >= 0) & (block < G) & (offset <= LOOK_AHEAD)
-    at = (batch * G + block) * (LOOK_BACK + 1 + LOOK_AHEAD) + LOOK_BACK + offset
-    tl.store(p_visible + at, visible, mask=own)
+    if (block >= 0) & (block < G):
+        at = (batch * G + block) * (LOOK_BACK + 1 + LOOK_AHEAD) + LOOK_BACK + offset
+        tl.store(p_visible + at, visible, mask=offset <= LOOK_AHEAD)
 
 
 @triton.jit

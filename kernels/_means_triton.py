@@ -87,8 +87,8 @@ def _means_kernel(
     cluster = c_first + tl.arange(0, BLOCK_C)
     divisor = tl.where(l_i > 0, l_i, 1.0)
     row = (batch * segments + index) * C + cluster
-    is_first_part = (cluster < C) & (tl.program_id(0) % tl.cdiv(width, BLOCK_COLUMNS) == 0)
-    tl.store(p_lse + row, m_i + tl.log(divisor), mask=is_first_part)
+    if tl.program_id(0) % tl.cdiv(width, BLOCK_COLUMNS) == 0:  # the first part of the columns
+        tl.store(p_lse + row, m_i + tl.log(divisor), mask=cluster < C)
     at = p_partial + row[:, None] * width + column[None, :]
     inside = (cluster < C)[:, None] & (column < width)[None, :]
     tl.store(at, total / divisor[:, None], mask=inside)
