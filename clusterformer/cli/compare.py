@@ -345,9 +345,8 @@ def _list(jobs: Sequence[Job], num_parallel: int) -> None:
     from clusterformer.compare.listing import absent_columns, list_runs
     from clusterformer.compare.remaining import count_work, seconds_left
 
-    for name, state, parameters in list_runs(jobs, make_model_and_task):
-        size = "?" if parameters is None else f"{parameters:,}"
-        print(f"{state:<9} {size:>12} parameters  {name}")
+    for name, state, size in list_runs(jobs, make_model_and_task):
+        print(f"{state:<9} {size:>23}  {name}")
     for column, message in absent_columns(jobs, make_model_and_task).items():
         print(f"no data for {column or 'these runs'}: {message}", file=sys.stderr)
     unfinished = [job for job in jobs if not job.finished]

@@ -31,13 +31,13 @@ class ListedRuns(NamedTuple):
     Attributes:
         name: Row and column, and the seeds and number of choices.
         state: "finished", "begun", "to do" or, where not all are in one, such as "2 of 5" finished.
-        parameters: Number of weights that each trains; None where its data is not here, and of a
-            simple method, which has no network.
+        size: Number of weights that each trains, "? parameters" where its data is not here, or
+            "simple method", which has no network.
     """
 
     name: str
     state: str
-    parameters: int | None
+    size: str
 
 
 def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRuns]:
@@ -56,26 +56,30 @@ def list_runs(jobs: Sequence[Job], make: Maker) -> Iterator[ListedRuns]:
         choices.setdefault(job.planned.choice, []).append(job)
     ready: dict[str, Task | None] = {}
     for choices in cells.values():
-        alike: dict[int | None, list[Job]] = {}
+        alike: dict[str, list[Job]] = {}
         for seeds in choices.values():
             alike.setdefault(_size(seeds, make, ready), []).extend(seeds)
         for size, found in alike.items():
             yield ListedRuns(_name(found), _state(found), size)
 
 
-def _size(seeds: Sequence[Job], make: Maker, ready: dict[str, Task | None]) -> int | None:
-    """Count the weights of runs that differ in their seeds; `ready` holds the tasks set up."""
+def _size(seeds: Sequence[Job], make: Maker, ready: dict[str, Task | None]) -> str:
+    """Tell the weights of runs that differ in their seeds; `ready` holds the tasks set up."""
     if results := next(filter(None, (job.outcome for job in seeds)), None):
-        return int(results["parameters"])
+        return _told(int(results["parameters"]))
     planned = seeds[0].planned
     if "method" in planned.options:
-        return None
+        return "simple method"
     model, task = make(planned.arguments_of_model())
     data = _describe_data(planned)
     if data not in ready:
         ready[data] = _set_up(task)
     with making(planned.name):
-        return _parameters(model, ready[data])
+        return _told(_parameters(model, ready[data]))
+
+
+def _told(parameters: int | None) -> str:
+    return "? parameters" if parameters is None else f"{parameters:,} parameters"
 
 
 def _name(jobs: Sequence[Job]) -> str:

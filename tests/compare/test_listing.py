@@ -20,7 +20,7 @@ def test_clusters_of_points_and_simple_methods_are_listed(tmp_path: Path, capfd)
     assert main(["compare", str(path), "--dry-run"]) == 0
     network, method, _ = capfd.readouterr().out.splitlines()
     assert re.fullmatch(r"to do +[\d,]+ parameters  a network, seed 0", network)
-    assert re.fullmatch(r"to do +\? parameters  k-means, seed 0", method)
+    assert re.fullmatch(r"to do +simple method  k-means, seed 0", method)
 
 
 def test_rows_of_one_data_set_are_listed_after_one_reading(tmp_path: Path, capfd, caplog) -> None:
