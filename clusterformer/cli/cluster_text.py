@@ -120,7 +120,7 @@ def _cluster(
         vectorizer = EncoderVectors(
             SentenceEncoder(options.encoder, max_length=options.max_length, device=options.device)
         )
-    vectors = vectorizer.fit(texts)
+    vectors = vectorizer.fit_transform(texts)
     _warn_of_unknown(texts, vectors, options.text)
     different = len(set(texts))  # equal ones count as one point
     if options.n_clusters == "auto" and different < 2 * MIN_PER_CLUSTER:

@@ -28,24 +28,16 @@ class TfidfVectors:
     """TF-IDF reduced to singular vectors, of unit length; no model is needed.
 
     Args:
-        vocabulary: Number of each word; None until `fit`.
-        idf: Weight of each word, (V,).
-        components: Singular vectors, (V, F).
         stop_words: "english", or None to keep all words.
     """
 
-    def __init__(
-        self,
-        vocabulary: dict[str, int] | None = None,
-        idf: NDArray | None = None,
-        components: NDArray | None = None,
-        *,
-        stop_words: str | None = "english",
-    ) -> None:
-        self._vocabulary, self._idf, self._components = vocabulary, idf, components
+    def __init__(self, *, stop_words: str | None = "english") -> None:
         self._stop_words = stop_words
+        self._vocabulary: dict[str, int] | None = None
+        self._idf: NDArray | None = None  # (V,)
+        self._components: NDArray | None = None  # (V, F)
 
-    def fit(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def fit_transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Learn words and components of texts; returns their vectors, (P, F).
 
         Raises:
@@ -96,10 +88,16 @@ class TfidfVectors:
         )
 
     def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Compute the vectors of texts, (P, F); a text without a known word is 0."""
+        """Compute the vectors of texts, (P, F); a text without a known word is 0.
+
+        Raises:
+            ValueError: before `fit_transform`.
+        """
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.preprocessing import normalize
 
+        if self._vocabulary is None:
+            raise ValueError("no words are known yet; call fit_transform first")
         vectorizer = TfidfVectorizer(
             vocabulary=self._vocabulary, sublinear_tf=True, stop_words=self._stop_words
         )
@@ -122,7 +120,7 @@ class EncoderVectors:
     def __init__(self, encoder: SentenceEncoder) -> None:
         self._encoder = encoder
 
-    def fit(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def fit_transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Compute the vectors of texts, (P, F); nothing is learnt. The cache keeps them."""
         return self._encoder.encode_once(texts)
 
@@ -147,12 +145,10 @@ def load_vectors_of(folder: Path, device: str) -> TfidfVectors | EncoderVectors:
         if "encoder" in described:
             encoder = described["encoder"], described["max_length"]
         else:
-            return TfidfVectors(
-                described["vocabulary"],
-                file["idf"],
-                file["components"],
-                stop_words=described["stop_words"],
-            )
+            vectors = TfidfVectors(stop_words=described["stop_words"])
+            vectors._vocabulary = described["vocabulary"]
+            vectors._idf, vectors._components = file["idf"], file["components"]
+            return vectors
     return EncoderVectors(SentenceEncoder(encoder[0], max_length=encoder[1], device=device))
 
 
