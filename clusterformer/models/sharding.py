@@ -22,6 +22,14 @@ from clusterformer.models.transformer import EncoderLayer
 def shard_layers(network: nn.Module, mesh: DeviceMesh) -> dict[str, nn.Parameter]:
     """Divide the weights of a network, in place, among the processes of a mesh.
 
+    It is FSDP2's `fully_shard`, layer by layer, for networks with weights without dimensions, such
+    as the strength of a coupling: that function refuses them.
+
+    Args:
+        network: One of a task, or a model of transformers with a mechanism.
+        mesh: One dimension of processes, as `torch.distributed.device_mesh.init_device_mesh` makes
+            it.
+
     Returns:
         The weights that had no dimensions and now have one, by name.
     """
