@@ -54,7 +54,7 @@ Predict = Callable[["TrainedModel", list[str]], Sequence[list[dict[str, Any]]]]
 
 _COLUMNS = ("text_column", "first_column", "second_column")
 _MAX_LINES = 64  # lines a batch
-_ANY_TEXT = "<mask>\t<mask>"  # a text for every task, for the names of a record's values
+_ANY_TEXT = "<mask>\t<mask>"  # for every task of texts or pairs: the names of a record's values
 _RECORDINGS = (".wav", ".wave", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
 
 
@@ -181,19 +181,23 @@ def _predict_table(
     table = Table(source, {option: columns[option] for option in options}, are_paths=are_paths)
     layout = layout or table.layout
     check = partial(_check_row, table, model.task.check_text)
-    blank: dict[str, Any] = {"text": "", "times": ""}
-    if not are_paths:
-        blank = dict.fromkeys(predict(model, [_ANY_TEXT])[0][0], "")
-    if layout in LAYOUTS and (line := table.header(layout, list(blank))):
-        print(line)
-    for first, texts in _table_chunks(table, check, _most(are_paths)):
-        where = table.where(first) if are_paths else ""
-        found = _predicted(model, texts, predict, [blank], where)
-        for row, records in enumerate(found, first):
-            for record in records:
-                is_field = layout in LAYOUTS
-                line = table.line(layout, row, record) if is_field else _formatted(record, layout)
-                print(line, flush=True)
+
+    def rows() -> Iterator[tuple[int, dict[str, Any]]]:
+        for first, texts in _table_chunks(table, check, _most(are_paths)):
+            where = table.where(first) if are_paths else ""
+            found = _predicted(model, texts, predict, [{}], where)
+            for row, records in enumerate(found, first):
+                for record in records:
+                    yield row, record
+
+    if layout not in LAYOUTS:
+        for _, record in rows():
+            print(_formatted(record or {"text": ""}, layout), flush=True)
+        return
+    known = model.task.reads in ("text", "pair")
+    names = list(predict(model, [_ANY_TEXT])[0][0]) if known else None
+    for line in table.lines(layout, rows(), names):
+        print(line, flush=True)
 
 
 def _check_row(table: Table, check: Callable[[str], None], row: int) -> None:

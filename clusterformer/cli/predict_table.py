@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,31 +85,58 @@ class Table:
         found = ", ".join(map(repr, self._header[:20]))
         raise InputError(f"{path}:1: no column {column!r}, there are {found:.500}")
 
-    def header(self, layout: str, names: list[str]) -> str:
-        """Return the header line of the output, empty if it has none.
+    def lines(
+        self,
+        layout: str,
+        rows: Iterable[tuple[int, Mapping[str, Any]]],
+        names: Iterable[str] | None,
+    ) -> Iterator[str]:
+        """Yield the output: its header if it has one, then the columns of each row and its record.
+
+        Args:
+            layout: One of `LAYOUTS`.
+            rows: Numbers of rows, and their records; empty ones are of empty texts.
+            names: Names of a record's values. None to take those of the first record; rows before
+                it wait for them.
 
         Raises:
             InputError: if two columns share a name, of which JSON would keep one.
         """
+        blank = None if names is None else dict.fromkeys(names, "")
+        if blank is not None:
+            yield from self._header_lines(layout, blank)
+        waiting: list[int] = []
+        for row, record in rows:
+            if blank is None and not record:
+                waiting.append(row)
+                continue
+            if blank is None:
+                blank = dict.fromkeys(record, "")
+                yield from self._header_lines(layout, blank)
+                yield from (self._line(layout, each, blank) for each in waiting)
+            yield self._line(layout, row, record or blank)
+        if blank is None:
+            yield from self._header_lines(layout, ())
+            yield from (self._line(layout, each, {}) for each in waiting)
+
+    def _header_lines(self, layout: str, names: Iterable[str]) -> Iterator[str]:
         if layout == "jsonl" and self._has_header:
             for name in self._header:
                 require_one(self._path, self._header, name)
-        if layout == "jsonl" or not self._has_header:
-            return ""
-        return _line(layout, [*self._header, *self._new(names)])
+        if layout != "jsonl" and self._has_header:
+            yield _line(layout, [*self._header, *self._new(names)])
 
-    def line(self, layout: str, row: int, record: Mapping[str, Any]) -> str:
-        """Return a line of the output: the columns of a row, then a record."""
+    def _line(self, layout: str, row: int, record: Mapping[str, Any]) -> str:
         values = self._rows[row]
         if layout == "jsonl":
             names = self._header if self._has_header else map(str, range(1, len(values) + 1))
             own = zip(names, values, strict=True)
-            added = zip(self._new(list(record)), record.values(), strict=True)
+            added = zip(self._new(record), record.values(), strict=True)
             kept = {name: value for name, value in own if value is not _ABSENT}
             return json.dumps(kept | dict(added), ensure_ascii=False)
         return _line(layout, [*map(_plain, values), *map(cell, record.values())])
 
-    def _new(self, names: list[str]) -> Iterator[str]:
+    def _new(self, names: Iterable[str]) -> Iterator[str]:
         """Yield names for the columns of a record that the table does not have."""
         for name in names:
             while self._has_header and name in self._header:

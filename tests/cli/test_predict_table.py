@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_command import error_of
+from toy_command import TOY, error_of
 
 import clusterformer
 from clusterformer.cli.main import main
@@ -79,6 +79,24 @@ def test_a_table_without_a_text_has_the_columns_of_predictions(
     path.write_text("id,review,note\n" + rows)
     out = predicted(run, path, capsys, "--text_column=review")
     assert out == "id,review,note,label,probability\n" + rows.replace("\n", ",,\n")
+
+
+@pytest.mark.parametrize(
+    ("rows", "records"),
+    [("7,\n8,1 2\n9,\n", [["7", "", "", ""], ["8", "1 2"], ["9", "", "", ""]]), ("", [])],
+)
+def test_lines_that_the_task_alone_knows_name_the_columns(
+    tmp_path: Path, capsys, rows: str, records: list[list[str]]
+) -> None:
+    assert main([*TOY, f"--runs={tmp_path}", "--trainer.max_steps=1"]) == 0
+    (tmp_path / "in.csv").write_text("id,text\n" + rows)
+    options = ["--trust=toy_task", "--text_column=text"]
+    out = predicted(tmp_path / "toy/1", tmp_path / "in.csv", capsys, *options)
+    header, *lines = csv.reader(io.StringIO(out))
+    assert header == ["id", "text", *(["label", "probability"] if rows else [])]
+    for line, record in zip(lines, records, strict=True):
+        assert len(line) == len(header)
+        assert line[: len(record)] == record
 
 
 def test_a_csv_keeps_its_columns(run: Path, tmp_path: Path, capsys) -> None:
