@@ -1,16 +1,32 @@
-"""The choice of an implementation: Triton on a GPU, operations for CPU there, else the definition.
+"""The choice of an implementation: Triton on a GPU, code for CPU there where it is, else PyTorch.
 
-CLUSTERFORMER_KERNELS=triton or =reference forces Triton or the definition; on CPU, Triton needs
-TRITON_INTERPRET=1 and is for tests.
+CLUSTERFORMER_KERNELS=triton or =reference forces Triton or PyTorch; on a CPU, Triton needs
+TRITON_INTERPRET=1 and is for tests. Full attention, causal or not, has no Triton, and does not ask.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import torch
 
 VARIABLE = "CLUSTERFORMER_KERNELS"
 CHOICES = ("triton", "reference")
+
+
+@contextmanager
+def forcing(choice: str) -> Iterator[None]:
+    """Force an implementation, one of `CHOICES`, for a while, as the environment does."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = choice
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def forced() -> str | None:

@@ -52,9 +52,11 @@ class MultiHeadAttention(nn.Module):
         rotary_base: Base of rotary positions in self-attention; None for no positions.
         short_convolution: Number of tokens, the token itself and those before it, that a
             convolution mixes before self-attention (`short_convolution`); 0 for none.
-        query_scale: Factor on the queries of self-attention, so on their logits. In texts longer
-            than those of training log(length) / log(length in training) keeps attention from
-            spreading over the further tokens (Chiang and Cholak, 2022).
+        query_scale: Factor on the queries of self-attention, so on q . k. In texts longer than
+            those of training log(length) / log(length in training) keeps attention from spreading
+            over the further tokens (Chiang and Cholak, 2022). It does nothing where logits are not
+            of q . k: in the far heads of `QueryKeyClusteringAttention`, whose `alpha` takes its
+            place, and in the coupling of neural clustering.
     """
 
     def __init__(

@@ -5,7 +5,6 @@ The device need not be here. B batch   H heads   N tokens   D head width   S slo
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from clusterformer.errors import InputError, missing
-from clusterformer.kernels.dispatch import VARIABLE
+from clusterformer.kernels.dispatch import forcing
 from clusterformer.kernels.tiles import Device
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def _launches(shape: Shape, device: Device) -> list[Launch]:
         ):  # fmt: skip
             stack.enter_context(patch.object(kernel, "run", recorder(kernel)))
         stack.enter_context(patch.object(Device, "of", staticmethod(lambda where: device)))
-        stack.enter_context(patch.dict(os.environ, {VARIABLE: "triton"}))
+        stack.enter_context(forcing("triton"))
         chosen, means = grouping.assign(points, anchors)
         means.sum().backward()
         grouping.sort(chosen, GROUPS)

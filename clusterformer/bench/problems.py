@@ -5,12 +5,10 @@ B batch   H heads   N tokens   D head width   E model width   C clusters   S slo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +24,7 @@ from clusterformer.bench.roofline import FORMS, Size, Work
 from clusterformer.kernels import reference
 from clusterformer.kernels.blocks import Blocks, Sorted, window_mask
 from clusterformer.kernels.chunk_attention import chunk_attention
-from clusterformer.kernels.dispatch import VARIABLE
+from clusterformer.kernels.dispatch import forcing
 from clusterformer.kernels.grouping import assign, sort
 from clusterformer.kernels.rows import pick_tokens
 
@@ -232,7 +230,7 @@ class Problem:
         chosen = self._assign()[:1]
         found = scores.gather(1, chosen[:, None])[:, 0]
         ours = self._means(self.points[:1])
-        with patch.dict(os.environ, {VARIABLE: "reference"}):
+        with forcing("reference"):
             pairs = zip(ours, self._means(self.points[:1]), strict=True)
         distances = [relative_error(x, y) ** 0.5 for x, y in pairs]
         return max(float((scores.amax(1) - found).max()), *distances), 1e-3
@@ -275,7 +273,7 @@ def _check_mechanism(mix: Callable[[], Tensor]) -> tuple[float, float]:
     """Compare a mechanism's values with those of plain PyTorch."""
     with torch.no_grad():
         found = mix()
-        with patch.dict(os.environ, {VARIABLE: "reference"}):
+        with forcing("reference"):
             return relative_error(found, mix()), MECHANISM_LIMIT
 
 

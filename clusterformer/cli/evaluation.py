@@ -124,6 +124,8 @@ def _pop_outputs(arguments: list[str], stage: str) -> tuple[_Outputs, list[str]]
     file, arguments = pop_option(arguments, "--out")
     report, out = (Path(name) if name else None for name in (folder, file))
     wandb = "--wandb" in arguments
+    if any(given.startswith("--wandb=") for given in arguments):
+        raise InputError("--wandb takes no value")
     if out and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"--out {out}: must be a file in a folder that is there")
     if report and stage == "validate":

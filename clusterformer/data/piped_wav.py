@@ -41,10 +41,10 @@ def _offset_of_unsized_samples(file: IO[bytes]) -> int | None:
         file.seek(offset)
         name, size = _chunk(file)
         offset += 8
+        if offset > length:  # cut within this header
+            return None
         if name == b"data":
             break
-        if offset >= length:
-            return None
         offset += size + size % 2
     # an empty recording has a size of 0, too, but then the size of the whole file is right
     unsized = size >= _UNKNOWN_SIZE or (not size and whole + 8 != length) or not whole

@@ -47,7 +47,8 @@ class TransformerConfig:
         rotary_base: Longest wavelength of rotary positions over 2 pi, tokens.
         short_convolution: Number of tokens, the token itself and those before it, that a
             convolution mixes before each self-attention; 0 for none.
-        query_scale: Factor on the queries of self-attention, for texts longer than in training.
+        query_scale: Factor on the queries of self-attention, for texts longer than in training
+            (`MultiHeadAttention`).
         pooling: "mean", "max" or "first": how a text becomes one vector.
         recompute: Compute self-attention again in the backward pass instead of keeping what is
             inside it: less memory for the time of one more forward pass.

@@ -68,6 +68,17 @@ def test_a_wav_without_its_sizes_as_a_pipe_leaves_it_is_read_to_its_end(
     np.testing.assert_allclose(read_audio(path, 8000, 50, 90), samples[50:90], atol=1e-4)
 
 
+@pytest.mark.parametrize("whole", [0, 36, 2**32 - 1])
+def test_a_wav_cut_within_its_header_is_refused_by_its_name(tmp_path, whole: int) -> None:
+    path = write_wav(tmp_path / "a.wav", tones("low"))
+    data = path.read_bytes()
+    for length in range(44):
+        path.write_bytes((data[:4] + whole.to_bytes(4, "little") + data[8:])[:length])
+        for read in (read_header, lambda path: read_audio(path, 8000)):
+            with pytest.raises(InputError, match=r"a\.wav"):
+                read(path)
+
+
 def test_what_follows_an_empty_recording_is_no_sound(tmp_path) -> None:
     path = write_wav(tmp_path / "a.wav", tones("low")[:0])
     data = path.read_bytes() + b"LIST\x04\0\0\0abcd"
