@@ -22,8 +22,9 @@ class SphericalMeans(nn.Module):
     as in a plain mean, so that the random start is soon forgotten.
 
     A forward pass adds its tokens to a buffer. They move the centroids at the first forward pass
-    after its backward pass. So every forward pass of a step, also one that is repeated in the
-    backward pass to save memory, uses the same centroids, and a checkpoint holds the whole state.
+    after its backward pass. So a forward pass that is repeated in the backward pass, to save
+    memory, uses the same centroids, and a checkpoint holds the whole state. They move between
+    accumulated batches too.
 
     Centroids and sums stay as they are, in float32, when a model is cast to half precision or made
     in it: small moves would be rounded away there.

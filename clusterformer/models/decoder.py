@@ -220,9 +220,15 @@ def _check_mechanisms(cores: list[AttentionCore], crosses: list[AttentionCore]) 
     for core in cores:
         if not core.causal:
             raise ValueError(f"a decoder needs causal=True, got {type(core).__name__} without")
+        if crosses and core.causal is not True:
+            raise ValueError(
+                "a decoder that reads a memory writes token by token, which needs causal=True, "
+                f"got {type(core).__name__}(causal={core.causal!r})"
+            )
     for cross in crosses:
-        if not cross.cross:
-            raise ValueError(f"{type(cross).__name__} has no cross-attention")
+        if not cross.cross or cross.causal:
+            name = f"{type(cross).__name__}(causal={cross.causal!r})"
+            raise ValueError(f"{name} has no cross-attention")
         if not cross.independent_queries:
             raise ValueError(
                 f"{type(cross).__name__} groups queries, so a decoder that read its memory by "

@@ -48,7 +48,13 @@ class Patience(EarlyStopping):
 
     A run that it has ended stays so when it is resumed, unless with more patience. It has another
     name than Lightning's, or `--trainer.callbacks EarlyStopping` would name two classes.
+
+    Of several validations of the same weights, as within accumulated batches, it counts the first.
+    It ends a run behind a step, where `last.ckpt` can be written.
     """
+
+    _validated = _begun = -1  # the global step of the latest validation, and before the batch
+    _waiting = False  # for a step, to end the run
 
     @property
     def state_key(self) -> str:
@@ -70,8 +76,32 @@ class Patience(EarlyStopping):
         if self.wait_count >= self.patience:
             trainer.should_stop = True
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._begun = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._waiting and trainer.global_step != self._begun:
+            self._waiting, trainer.should_stop = False, True
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        step, was_ending = trainer.global_step, trainer.should_stop
+        if trainer.sanity_checking or step == self._validated:
+            return
+        self._validated = step
+        super().on_validation_end(trainer, pl_module)
+        if trainer.should_stop and not was_ending and step == self._begun:
+            self._waiting, trainer.should_stop = True, False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "validated": self._validated}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({**state_dict, "patience": self.patience})
+        self._validated = state_dict.get("validated", -1)  # older runs have none
 
 
 class MonitorCheck(Callback):

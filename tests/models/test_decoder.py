@@ -187,6 +187,20 @@ def test_a_mechanism_without_causal_form_says_what_to_set(cls) -> None:
     assert Decoder(config(cls, decoder_attention=FullAttention))
 
 
+@pytest.mark.parametrize("cls", [c for c in mechanisms() if "masked" in c.causal_forms], ids=name)
+def test_a_form_that_cannot_write_token_by_token_is_for_language_models(cls) -> None:
+    masked = partial(cls, causal="masked")
+    Decoder(TransformerConfig(masked, d_model=WIDTH))
+    with pytest.raises(ValueError, match=r"writes token by token, .* got \w+\(causal='masked'\)"):
+        Decoder(TransformerConfig(masked, d_model=WIDTH), cross=True)
+
+
+def test_a_causal_reader_is_refused() -> None:
+    causal = partial(FullAttention, causal=True)
+    with pytest.raises(ValueError, match=r"FullAttention\(causal=True\) has no cross-attention"):
+        Decoder(config(cross_attention=causal), cross=True)
+
+
 def test_a_memory_must_come_where_it_is_read_and_nowhere_else() -> None:
     x = torch.randn(1, 3, WIDTH)
     with pytest.raises(ValueError, match="reads a memory"):

@@ -132,6 +132,9 @@ def test_a_last_epoch_is_validated_where_not_every_epoch_is(
         ([], 10, 20),
         (["--trainer.val_check_interval=2"], 4, 9),
         (["--trainer.val_check_interval=1"], 2, 4),
+        # steps behind batches 3 and 5
+        (["--trainer.val_check_interval=1", "--trainer.accumulate_grad_batches=3"], 1, 3),
+        (["--trainer.val_check_interval=2", "--trainer.accumulate_grad_batches=3"], 2, 4),
     ],
 )
 def test_a_run_that_patience_ended_has_ended(
