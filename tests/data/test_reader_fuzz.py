@@ -72,10 +72,9 @@ def columns(path: Path) -> None:
 
 def table(path: Path) -> None:
     read = Table(str(path), {"text_column": "first"})
-    read.header("csv", ["label"])
-    for row in range(len(read.texts)):
-        read.line("jsonl", row, {"label": "x"})
-        read.line("tsv", row, {"label": "x"})
+    rows = [(row, {"label": "x"}) for row in range(len(read.texts))]
+    for layout in ("csv", "tsv", "jsonl"):
+        list(read.lines(layout, rows, ["label"]))
 
 
 def bitext(path: Path) -> None:
