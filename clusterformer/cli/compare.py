@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterformer.cli.arguments import Arguments
-from clusterformer.cli.output import announce_replacement
+from clusterformer.cli.compare_plan import compare_plan
+from clusterformer.cli.compare_table import write_table
 from clusterformer.errors import InputError
-from clusterformer.whole_files import write_text
-from clusterformer.wording import duration, suggested
-
-if TYPE_CHECKING:
-    from clusterformer.compare.choosing import Choice
-    from clusterformer.compare.jobs import Job
-    from clusterformer.compare.plan import Plan
-    from clusterformer.compare.planned_run import PlannedRun
-    from clusterformer.compare.results import Result
 
 HELP = """
 usage: clusterformer compare FILE.yaml [options]
@@ -86,28 +73,34 @@ def run(arguments: list[str]) -> None:
     """Train the runs that are not finished, then write and print the comparison."""
     options = _parse(arguments)
     if not options.from_wandb and len(options.sources) == 1 and _names_plan(options.sources[0]):
-        _compare(options)
+        compare_plan(options)
         return
     _refuse_options_of_files(options)
-    from clusterformer.compare.output import refuse_planned
-
     if options.from_wandb:
-        from clusterformer.compare.wandb_runs import fetch_results, folder_of
-
-        folder = options.out or folder_of(options.group)
-        refuse_planned(folder)
-        _write(fetch_results(options.from_wandb, options.group), options, folder)
+        _compare_wandb(options)
     else:
-        from clusterformer.compare.results import read_results
+        _compare_runs(options)
 
-        if files := [s for s in options.sources if s.endswith(".yaml") or _names_shipped(s)]:
-            raise InputError(
-                f"{files[0]}: a file of a comparison; give one such file, or only runs"
-            )
-        folder = options.out or _next_folder()
-        refuse_planned(folder)
-        results = read_results(options.sources, lambda line: print(line, file=sys.stderr))
-        _write(results, options, folder)
+
+def _compare_wandb(options: argparse.Namespace) -> None:
+    from clusterformer.compare.output import refuse_planned
+    from clusterformer.compare.wandb_runs import fetch_results, folder_of
+
+    folder = options.out or folder_of(options.group)
+    refuse_planned(folder)
+    write_table(fetch_results(options.from_wandb, options.group), options, folder)
+
+
+def _compare_runs(options: argparse.Namespace) -> None:
+    from clusterformer.compare.output import refuse_planned
+    from clusterformer.compare.results import read_results
+
+    if files := [s for s in options.sources if s.endswith(".yaml") or _names_shipped(s)]:
+        raise InputError(f"{files[0]}: a file of a comparison; give one such file, or only runs")
+    folder = options.out or _next_folder()
+    refuse_planned(folder)
+    results = read_results(options.sources, lambda line: print(line, file=sys.stderr))
+    write_table(results, options, folder)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -167,190 +160,3 @@ def _next_folder() -> Path:
     first = Path("comparisons") / "runs"
     numbered = (first.with_name(f"runs-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([first], numbered) if not folder.exists())
-
-
-def _compare(options: argparse.Namespace) -> None:
-    from clusterformer.compare.listing import missing_starts, missing_vectors, slow_precision
-    from clusterformer.compare.model_tests import make_jobs
-    from clusterformer.compare.plan import find_plan, read_plan
-    from clusterformer.compare.runner import (
-        explain,
-        lock_comparison,
-        lock_page,
-        select_shard,
-        train_jobs,
-    )
-
-    path = find_plan(options.sources[0])
-    plan = read_plan(path).part(options.rows, options.columns, options.seeds)
-    _refuse_unknown_baseline(options, {planned.row for planned in plan.runs})
-    if options.sweep:
-        from clusterformer.compare.sweep import sweep
-
-        if options.sweep.exists() and options.sweep.samefile(path):
-            raise InputError(f"--sweep {options.sweep}: the file of the comparison itself")
-        announce_replacement("--sweep", options.sweep)
-        write_text(options.sweep, sweep(plan, path.stem))
-        print(f"written: {options.sweep}; start it with: wandb sweep {options.sweep}")
-        return
-    folder = options.out or Path("comparisons") / path.stem
-    jobs = make_jobs(folder, plan.all_runs)
-    if plan.skip_absent:
-        plan = _present(jobs, plan)
-        jobs = make_jobs(folder, plan.all_runs)
-    for row, start in missing_starts(jobs).items():
-        told = f"{row}: model.init_from: no {start} here; these runs will fail without it"
-        print(f"{told}; train it first", file=sys.stderr)
-    if absent := missing_vectors(jobs):
-        print(f"{absent}; these runs will fail without them", file=sys.stderr)
-    if not options.slurm and (slow := slow_precision(jobs)):
-        print(slow, file=sys.stderr)
-    if options.dry_run or options.slurm:
-        for job in jobs:
-            job.refuse_other()
-    if options.dry_run:
-        _list(select_shard(jobs, options.shard), options.jobs)
-        return
-    if options.slurm:
-        _submit(jobs, options, folder)
-        return
-    mine = select_shard(jobs, options.shard)
-    with lock_comparison(folder, options.shard):
-        for job in jobs:
-            job.record()
-        failures = train_jobs(
-            mine,
-            num_parallel=options.jobs,
-            wandb=options.wandb,
-            group=path.stem,
-            report=partial(print, flush=True),
-        )
-    with lock_page(folder):
-        number = _write_finished(jobs, options, folder, plan)
-    if failures:
-        raise InputError(f"{len(failures)} of {len(mine)} runs failed: {explain(failures)}")
-    if number < len(jobs):
-        print(f"{number} of {len(jobs)} runs are finished; the same command resumes")
-
-
-def _write_finished(
-    jobs: Sequence[Job], options: argparse.Namespace, folder: Path, plan: Plan
-) -> int:
-    """Write and print the table of the runs that are finished by now; return their number."""
-    from clusterformer.compare.choosing import choose_by_validation
-
-    results_of = {job.planned.subfolder: job.result for job in jobs}
-    finished = [(planned, results_of[planned.subfolder]) for planned in plan.runs]
-    results, choices = choose_by_validation(finished)
-    for choice in choices:
-        if choice.missing:
-            without = f"chosen without {', '.join(choice.missing)}, which has no finished run"
-            print(f"{choice.cell}: {without}", file=sys.stderr)
-    for job in jobs:
-        if damage := job.damage:
-            print(f"left out: {job.planned.name}: {damage}", file=sys.stderr)
-    if results:
-        unfinished = [planned for planned, result in finished if result is None]
-        _write(results, options, folder, plan, choices, unfinished)
-    return sum(job.finished for job in jobs)
-
-
-def _present(jobs: Sequence[Job], plan: Plan) -> Plan:
-    """Leave out the columns whose data set is not here, and say which."""
-    from clusterformer.cli.options import make_model_and_task
-    from clusterformer.compare.listing import absent_columns
-
-    absent = absent_columns(jobs, make_model_and_task)
-    for column, message in absent.items():
-        print(f"left out: column {column}: {message}", file=sys.stderr)
-    present = [planned for planned in plan.runs if planned.column not in absent]
-    if not present:
-        raise InputError("no column has its data set here; the lines above say what brings them")
-    return replace(plan, runs=present)
-
-
-def _submit(jobs: Sequence[Job], options: argparse.Namespace, folder: Path) -> None:
-    """Hand the unfinished runs to Slurm."""
-    from clusterformer.compare.runner import split_into_shards
-    from clusterformer.compare.slurm import submit, write_script
-
-    total = min(options.slurm, len(jobs))
-    dealt = split_into_shards(jobs, total)
-    shards = [i for i, shard in enumerate(dealt, 1) if not all(job.finished for job in shard)]
-    if not shards:
-        print(f"all {len(jobs)} runs are finished; without --slurm the table is made")
-        return
-    arguments = [*options.sources, "--out", str(folder), "--jobs", str(options.jobs)]
-    arguments += ["--rows", *options.rows] if options.rows else []
-    arguments += ["--columns", *options.columns] if options.columns else []
-    arguments += ["--seeds", str(options.seeds)] if options.seeds else []
-    arguments += ["--wandb"] if options.wandb else []
-    for name in ("metric", "baseline", "title"):
-        arguments += [f"--{name}={value}"] if (value := getattr(options, name)) else []
-    script = write_script(folder, arguments, shards, total, options.sbatch)
-    print(submit(script))
-    print(f"{len(shards)} of {total} tasks have runs to train; logs: {folder / 'slurm'}")
-
-
-def _write(
-    results: Sequence[Result],
-    options: argparse.Namespace,
-    folder: Path,
-    plan: Plan | None = None,
-    choices: Sequence[Choice] = (),
-    unfinished: Sequence[PlannedRun] = (),
-) -> None:
-    """Write and print the table; the command line goes before the plan."""
-    from clusterformer.cli.options import pop_option
-    from clusterformer.compare.output import write_files
-    from clusterformer.compare.statistics import summarise
-    from clusterformer.compare.tables import text
-    from clusterformer.compare.verdict import verdict
-
-    if plan is None:
-        _refuse_unknown_baseline(options, {result.row for result in results})
-    summary = summarise(
-        results,
-        options.metric or (plan.metric if plan else None),
-        options.baseline or (plan.baseline if plan else None),
-        plan.paper if plan else None,
-        plan.also if plan else (),
-        choices,
-        unfinished,
-    )
-    for note in summary.notes:
-        print(note, file=sys.stderr)
-    title = options.title or (plan.title if plan else folder.resolve().name)
-    _, words = pop_option(sys.argv[1:], "--shard")  # the page is of the runs of all shards
-    command = shlex.join(["clusterformer", *words])
-    names = write_files(summary, folder, title=title, command=command)
-    if "index.html" not in names:
-        print("no page: pip install 'clusterformer[plots]'")
-    print(f"\n{text(summary)}\n\n{verdict(summary)}\n\nwritten: {folder}: {', '.join(names)}")
-    if plan and options.wandb:
-        from clusterformer.compare.plan import find_plan
-        from clusterformer.compare.wandb_runs import log_comparison
-
-        log_comparison(summary, folder, find_plan(options.sources[0]).stem)
-
-
-def _refuse_unknown_baseline(options: argparse.Namespace, rows: set[str]) -> None:
-    name = options.baseline
-    if name and name not in rows:
-        raise InputError(f"no row {name!r}; {suggested(name, sorted(rows))}")
-
-
-def _list(jobs: Sequence[Job], num_parallel: int) -> None:
-    from clusterformer.cli.options import make_model_and_task
-    from clusterformer.compare.listing import absent_columns, list_runs
-    from clusterformer.compare.remaining import count_work, seconds_left
-
-    for name, state, size in list_runs(jobs, make_model_and_task):
-        print(f"{state:<9} {size:>23}  {name}")
-    for column, message in absent_columns(jobs, make_model_and_task).items():
-        print(f"no data for {column or 'these runs'}: {message}", file=sys.stderr)
-    unfinished = [job for job in jobs if not job.finished]
-    told = f"{len(jobs) - len(unfinished):,} of {len(jobs):,} are finished"
-    seconds = seconds_left(jobs)
-    estimate = "" if seconds is None else f", about {duration(seconds / num_parallel)}"
-    print(f"{told}; {count_work(unfinished)}{estimate}" if unfinished else told)
