@@ -27,7 +27,7 @@ from clusterformer.compare.plan_entries import (
     refuse_unused,
 )
 from clusterformer.compare.plan_file import PlanFile, shorten
-from clusterformer.compare.planned_run import PlannedRun, with_runs_before
+from clusterformer.compare.planned_run import FitOptions, PlannedRun, with_runs_before
 from clusterformer.compare.run_options import RunOptions
 from clusterformer.errors import InputError, reading
 from clusterformer.training.config_files import comparisons, find
@@ -122,9 +122,7 @@ def read_plan(path: Path) -> Plan:
     """
     file = PlanFile(path)
     check_forms(file)
-    content = file.content
-    seeds = read_seeds(file)
-    follow = read_seed_options(file)
+    content, seeds, seeded = file.content, read_seeds(file), read_seed_options(file)
     rows = read_named(file, "rows", "run")
     cells = read_cells(file, rows)
     columns = read_named(file, "columns", "")
@@ -133,37 +131,28 @@ def read_plan(path: Path) -> Plan:
     after = read_after(file, first, columns)
     refuse_unused(file, first, columns, {*after.values(), *trained_on.values()})
     grid, choose = read_values(file, "grid"), read_values(file, "choose")
-    all_columns = {**first, **columns}
-    number = len(rows) * len(all_columns) * len(seeds)
+    number = len(rows) * (len(first) + len(columns)) * len(seeds)
     number *= math.prod(len(values) for values in (*grid.values(), *choose.values()))
     if number > MAX_RUNS:
         file.refuse(f"{number:,} runs are more than {MAX_RUNS:,}; split the file", "grid")
+    follow = dict.fromkeys(seeded)
+    settings = _settings(rows, columns, first, cells)
+    _refuse_twice(file, "grid", grid, {"choose": choose, "seed_options": follow, **settings})
+    _refuse_twice(file, "choose", choose, {"seed_options": follow, **settings})
+    _refuse_twice(file, "seed_options", follow, settings)
     stands_in = {row: read_columns_of(file, row, rows[row], list(columns)) for row in rows}
-    seeded = dict.fromkeys(follow)
-    single = {
-        **{f"rows: {row}": keys for row, keys in rows.items()},
-        **{f"columns: {column}": keys for column, keys in columns.items()},
-        **{f"first: {name}": keys for name, keys in first.items()},
-        **{
-            f"{'first' if column in first else 'columns'}: {column}: rows: {row}": keys
-            for (column, row), keys in cells.items()
-        },
-    }
-    _refuse_twice(file, "grid", grid, {"choose": choose, "seed_options": seeded, **single})
-    _refuse_twice(file, "choose", choose, {"seed_options": seeded, **single})
-    _refuse_twice(file, "seed_options", seeded, single)
     shared = {**content.get("options", {}), "config": content.get("config", [])}
     check_options(file, content.get("options", {}), "options")
     check_configurations(file, shared["config"], "config")
     options = RunOptions(
-        shared,
-        expand(file, rows, grid),
-        all_columns,
-        cells,
-        combinations(file, choose, "choose"),
-        follow,
-        after,
-        trained_on,
+        shared=shared,
+        rows=expand(file, rows, grid),
+        columns={**first, **columns},
+        cells=cells,
+        choices=combinations(file, choose, "choose"),
+        seeded=seeded,
+        after=after,
+        trained_on=trained_on,
     )
     with reading(path, "a comparison"):
         runs = [
@@ -175,18 +164,48 @@ def read_plan(path: Path) -> Plan:
         ]
     _refuse_duplicates(file, runs)
     _refuse_duplicates(file, with_runs_before(runs))
+    return _plan_of(file, runs, list(options.rows), list(columns))
+
+
+def _plan_of(
+    file: PlanFile, runs: list[PlannedRun], rows: Sequence[str], columns: Sequence[str]
+) -> Plan:
+    """Join the runs and what the file says of their table."""
+    content = file.content
     baseline = content.get("baseline")
-    if baseline is not None and baseline not in options.rows:
-        names = suggested(str(baseline), options.rows)
+    if baseline is not None and baseline not in rows:
+        names = suggested(str(baseline), rows)
         file.refuse(f"no row {shorten(baseline)} for a baseline; {names}", "baseline")
-    title = content.get("title", path.stem.replace("-", " "))
+    title = content.get("title", file.path.stem.replace("-", " "))
     check_name(file, title, "title")
     also = content.get("also", [])
     if not all(isinstance(name, str) for name in also):
         file.refuse(f"also must be names of measures, got {shorten(also)}", "also")
-    skip = content.get("skip_absent", False)
-    paper = read_paper(file, options.rows, columns)
-    return Plan(title, runs, content.get("metric"), also, baseline, paper, skip)
+    return Plan(
+        title=title,
+        runs=runs,
+        metric=content.get("metric"),
+        also=also,
+        baseline=baseline,
+        paper=read_paper(file, rows, columns),
+        skip_absent=content.get("skip_absent", False),
+    )
+
+
+def _settings(
+    rows: Mapping[str, FitOptions],
+    columns: Mapping[str, FitOptions],
+    first: Mapping[str, FitOptions],
+    cells: Mapping[tuple[str, str], FitOptions],
+) -> dict[str, FitOptions]:
+    """Name each set of options of a row, a column or their cell by where it is in the file."""
+    settings = {f"rows: {name}": options for name, options in rows.items()}
+    settings |= {f"columns: {name}": options for name, options in columns.items()}
+    settings |= {f"first: {name}": options for name, options in first.items()}
+    for (column, row), options in cells.items():
+        kind = "first" if column in first else "columns"
+        settings[f"{kind}: {column}: rows: {row}"] = options
+    return settings
 
 
 def _refuse_twice(
