@@ -230,35 +230,39 @@ def _unit(q: Tensor) -> Tensor:
 def _mask_repeated_keys(mask: Tensor, blocks: Blocks, rounds: int) -> Tensor:
     """Mask the keys that the same query has seen in an earlier round, except its own.
 
+    In a round, the chunks that a token sees as a query are a range of entries: its own, and the one
+    before unless that is invisible. It has seen a key there if an entry of the key is among them.
+
     Args:
         mask: (R * B * H, G, S or 1, 2 S), as from `window_mask`.
         blocks: Chunks of each round, sequence and head.
         rounds: R.
     """
     width = blocks.members.shape[-1]
+
+    def by_round(x: Tensor) -> Tensor:  # (R * B * H, ...) -> (R, B * H, ...)
+        return x.unflatten(0, (rounds, -1))
+
+    def look_up(of_token: Tensor, tokens: Tensor) -> Tensor:  # (B * H, N), any shape of tokens
+        return of_token.int().gather(1, tokens.flatten(1)).view(tokens.shape)
+
     own = blocks.slot.div(width, rounding_mode="floor")  # (R * B * H, N) entry of each token
     sees_back = blocks.visible[..., 0].long().gather(1, (own - 1).clamp(min=0))
-    first = own - sees_back  # first entry that each token sees
-    copies = list(blocks.copies[..., :2].div(width, rounding_mode="floor").unbind(-1))
-    queries, keys = blocks.members[:, blocks.own], windows(blocks.members, 2)
-    empty = ~blocks.own_filled[..., None]
-    own, first, queries, keys, mask, empty, *copies = (
-        x.unflatten(0, (rounds, -1)) for x in (own, first, queries, keys, mask, empty, *copies)
-    )
-
-    def look_up(table: Tensor, tokens: Tensor) -> Tensor:
-        return table.int().gather(1, tokens.flatten(1)).view(tokens.shape)
-
-    diagonal = torch.eye(width, dtype=torch.bool, device=mask.device)
-    diagonal = F.pad(diagonal, (width, 0))
+    first_seen, last_seen = by_round(own - sees_back), by_round(own)
+    entries = by_round(blocks.copies[..., :2].div(width, rounding_mode="floor")).unbind(-1)
+    queries = by_round(blocks.members[:, blocks.own])  # (R, B * H, G, S)
+    keys = by_round(windows(blocks.members, 2))  # (R, B * H, G, 2 S)
+    empty = by_round(~blocks.own_filled[..., None])
+    mask = by_round(mask)
+    itself = F.pad(torch.eye(width, dtype=torch.bool, device=mask.device), (width, 0))
     masks = [mask[0].expand(-1, -1, width, -1)]
     for later in range(1, rounds):
         repeated = torch.zeros_like(masks[0])
         for earlier in range(later):
-            low = look_up(first[earlier], queries[later])[..., None]
-            high = look_up(own[earlier], queries[later])[..., None]
-            for copy in copies:
-                entry = look_up(copy[earlier], keys[later])[:, :, None]
-                repeated |= (low <= entry) & (entry <= high)
-        masks.append(mask[later] & (~repeated | diagonal) | empty[later])  # no row is empty
+            first = look_up(first_seen[earlier], queries[later])[..., None]
+            last = look_up(last_seen[earlier], queries[later])[..., None]
+            for entry_of in entries:
+                entry = look_up(entry_of[earlier], keys[later])[:, :, None]
+                repeated |= (first <= entry) & (entry <= last)
+        masks.append(mask[later] & (~repeated | itself) | empty[later])  # no row is empty
     return torch.cat(masks)
