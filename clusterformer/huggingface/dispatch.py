@@ -260,17 +260,12 @@ def padding_mask(
 
     In the signature of `AttentionMaskInterface`. Causality is the mechanism's own matter.
     """
-    causal = "allow_is_bidirectional_skip" not in kwargs
-    other = causal and not allow_is_causal_skip and q_length > 1
-    if other and not use_vmap and mask_function and torch.compiler.is_compiling():
-        # compiled, every row without a mask counts as packed; whether it is, the run tells
-        rows = torch.arange(batch_size, device=device)[:, None]
-        tokens = torch.arange(q_length, device=device)
-        back = mask_function(rows, 0, tokens[1:], tokens[:-1])
-        ahead = mask_function(rows, 0, tokens[:-1], tokens[1:])
-        torch._assert_async((back & ~ahead).all(), _OTHER_MASK)
-    elif other or use_vmap:
-        raise ValueError(_OTHER_MASK)
+    causal = "allow_is_bidirectional_skip" not in kwargs  # which transformers gives to others
+    may_be_packed = causal and not allow_is_causal_skip and q_length > 1
+    if use_vmap or may_be_packed:
+        if use_vmap or mask_function is None or not torch.compiler.is_compiling():
+            raise ValueError(_OTHER_MASK)
+        _assert_causal(mask_function, batch_size, q_length, device)
     if attention_mask is None:
         return None
     mask = attention_mask[:, -kv_length:]
@@ -283,6 +278,20 @@ def padding_mask(
         if bool((begins > 1).any()):
             _warn_once(_PADDING_INSIDE)
     return mask
+
+
+def _assert_causal(
+    mask_function: Callable[..., Any], batch_size: int, length: int, device: torch.device | None
+) -> None:
+    """Let a compiled graph fail in its run where tokens are not behind one another in one text.
+
+    Compiled, transformers takes every batch without a mask for a packed one.
+    """
+    rows = torch.arange(batch_size, device=device)[:, None]
+    tokens = torch.arange(length, device=device)
+    back = mask_function(rows, 0, tokens[1:], tokens[:-1])
+    ahead = mask_function(rows, 0, tokens[:-1], tokens[1:])
+    torch._assert_async((back & ~ahead).all(), _OTHER_MASK)
 
 
 def register() -> None:
