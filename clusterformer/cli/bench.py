@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from clusterformer.cli.arguments import Arguments, available_device, set_threads
-from clusterformer.cli.output import announce_replacement
+from clusterformer.cli.arguments import available_device
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import print_times, report_each, save_plot
 from clusterformer.errors import InputError
 from clusterformer.wording import counted
 
@@ -84,56 +83,6 @@ SUBCOMMANDS = (
 """Each is a file of this package, bench_NAME, with HELP and `run(arguments)`."""
 
 
-def report_file(name: str) -> Path:
-    """Read the path of a report, before anything is measured for it."""
-    path = Path(name)
-    if path.suffix.lower() == ".png" or path.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a file for JSON, got {name}")
-    announce_replacement("--out", path)
-    return path
-
-
-class BenchArguments(Arguments):
-    """The options that `bench` and most of its subcommands share.
-
-    Args:
-        read: Those of "mechanisms", "dtype", "repeats" and "memory" that the command reads; any
-            other is refused.
-    """
-
-    def __init__(self, *read: Literal["mechanisms", "dtype", "repeats", "memory"]) -> None:
-        super().__init__()
-        if "mechanisms" in read:
-            self.add_argument("--mechanisms", nargs="+")
-        if "dtype" in read:
-            self.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
-        if "repeats" in read:
-            self.add_number("--repeats", default=7)
-        if "memory" in read:
-            self.add_argument("--no-memory", dest="memory", action="store_false")
-        self.add_number("--threads", minimum=0)
-        self.add_argument("--out", type=report_file)
-
-    def parse(self, arguments: list[str]) -> argparse.Namespace:
-        """Parse, and set the number of threads.
-
-        Raises:
-            InputError: if the heads do not divide the width.
-        """
-        options = self.parse_args(arguments)
-        if "d_model" in options and options.d_model % options.num_heads:
-            sizes = f"{options.num_heads} and {options.d_model}"
-            raise InputError(f"--num_heads must divide --d_model, got {sizes}")
-        set_threads(options.threads)
-        return options
-
-    def parse_beside(self, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Parse likewise; the arguments that are no options of these are returned, too."""
-        options, rest = self.parse_known_args(arguments)
-        set_threads(options.threads)
-        return options, rest
-
-
 def run(arguments: list[str]) -> None:
     """Measure, print the table, write JSON and plot."""
     options = _parse(arguments)
@@ -160,22 +109,20 @@ def run(arguments: list[str]) -> None:
     check_layers(options.mechanisms or [], settings[0])
     rate = matmul_rate(options.device, DTYPES[options.dtype])
     print(f"matrix product: {rate / 1e9:.0f} GFLOP/s")
-    rows: list[Row] = []
-    for row in mechanisms.measure(
+    measured = mechanisms.measure(
         settings,
         options.mechanisms,
         peak_rate=rate,
         repeats=options.repeats,
         memory=options.memory,
         limit=options.limit,
-    ):
-        rows.append(row)
-        print_times(row, rows)
-        keep(options, rows, matmul_gflops=rate / 1e9)
+    )
+    rows: list[Row] = []
+    for rows in report_each(options, measured, matmul_gflops=rate / 1e9):
+        print_times(rows[-1], rows)
     if not rows:
         raise InputError("no layer could run; the lines above say why")
     if options.out:
-        save(options, rows, matmul_gflops=rate / 1e9)
         stack = counted(options.layers, "encoder layer")
         layer = stack if options.layers else "Attention layer"
         title = f"{layer}, width {options.d_model}, {options.dtype}, {options.device}"
@@ -202,90 +149,3 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if min(options.lengths) < 1 or max(options.lengths) > longest:
         raise InputError(f"--lengths must be in 1..--tokens ({options.tokens})")
     return options
-
-
-COLUMNS = {
-    "forward_ms": ("forward", "{:.1f}"),
-    "median_ms": ("ms", "{:.1f}"),
-    "attention_ms": ("attention", "{:.1f}"),
-    "optimizer_ms": ("optimizer", "{:.1f}"),
-    "data_ms": ("data", "{:.1f}"),
-    "peak_mib": ("MiB", "{:.0f}"),
-    "times_floor": ("x floor", "{:.2f}"),
-    "keys_seen": ("keys", "{:.3g}"),
-}
-"""Key of a row to the heading and format of its column."""
-
-
-def print_times(row: Row, rows: Sequence[Row]) -> None:
-    """Print a row of times and memory, the headings before the first.
-
-    Args:
-        row: The row.
-        rows: All rows so far, this one included; "of full" compares it with full attention of
-            the same length.
-    """
-    columns = {key: spec for key, spec in COLUMNS.items() if key in row}
-    if len(rows) == 1:
-        heads = "".join(f"{head:>11}" for head, _ in columns.values())
-        print(f"{'length':>7}  {'mechanism':<28}{heads}{'of full':>11}")
-    full = [
-        r["median_ms"]
-        for r in rows
-        if r["length"] == row["length"] and r["mechanism"] in ("FullAttention", "full")
-    ]
-    share = f"{row['median_ms'] / full[0]:.2f}" if full else "-"
-    cells = "".join(
-        f"{'-' if row[key] is None else form.format(row[key]):>11}"
-        for key, (_, form) in columns.items()
-    )
-    print(f"{row['length']:>7}  {row['mechanism']:<28}{cells}{share:>11}", flush=True)
-
-
-def kept(
-    options: argparse.Namespace, measured: Iterable[Row], **sections: Any
-) -> Iterator[list[Row]]:
-    """Write each row to `--out` as it comes, and say so behind the last.
-
-    Yields:
-        All rows so far, the new one last.
-    """
-    rows: list[Row] = []
-    for row in measured:
-        rows.append(row)
-        yield rows
-        keep(options, rows, **sections)
-    save(options, rows, **sections)
-
-
-def save(options: argparse.Namespace, rows: Sequence[Row], **measured: Any) -> None:
-    """Write the report to `--out`, if it is given, with the options as its settings; say so."""
-    keep(options, rows, **measured)
-    if options.out:
-        print(f"written: {options.out}")
-
-
-def keep(options: argparse.Namespace, rows: Sequence[Row], **measured: Any) -> None:
-    """Write the rows so far to `--out`, if it is given: whatever ends the process loses none."""
-    if options.out is None:
-        return
-    import torch
-
-    from clusterformer.bench.report import write_report
-
-    settings = {key: value for key, value in vars(options).items() if key != "out"}
-    settings["threads"] = torch.get_num_threads()
-    write_report(options.out, rows, settings=settings, **measured)
-
-
-def save_plot(
-    plot: Callable[..., None], options: argparse.Namespace, rows: Sequence[Row], title: str
-) -> None:
-    """Draw beside `--out`, where matplotlib is installed."""
-    path = options.out.with_suffix(".png")
-    try:
-        plot(rows, path, title=title)
-    except ImportError:
-        print("no plot: pip install 'clusterformer[plots]'")
-    else:
-        print(f"written: {path}")

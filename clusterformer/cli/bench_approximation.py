@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, kept
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import report_each
 from clusterformer.errors import InputError
 from clusterformer.wording import counted
 
@@ -61,7 +62,7 @@ def run(arguments: list[str]) -> None:
         block = {"block_size": options.block_size or max(1, options.length // 2)}
         forms = [(n, o | block if n == "MultipoleAttention" else o) for n, o in forms]
     found = approximation.measure(layers, forms, causal=options.causal, repeats=options.repeats)
-    for rows in kept(options, found, layers=len(layers)):
+    for rows in report_each(options, found, layers=len(layers)):
         row = rows[-1]
         if len(rows) == 1:
             print(f"{counted(len(layers), 'layer')}, {options.texts} x {options.length} tokens")

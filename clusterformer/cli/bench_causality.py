@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, kept
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import report_each
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -45,7 +46,7 @@ def run(arguments: list[str]) -> None:
     print(f"{'mechanism':<28}{'causal':<9}{'moved':>11}{'no key':>8}{'keys':>7}{'loss':>9}", end="")
     print(f"  (ln 8 = {math.log(8):.4f})" if options.steps else "")
     sizes = {name: getattr(options, name) for name in ("length", "d_model", "num_heads", "steps")}
-    for *_, row in kept(options, causality.measure(kinds, **sizes)):
+    for *_, row in report_each(options, causality.measure(kinds, **sizes)):
         print(_line(row), flush=True)
 
 

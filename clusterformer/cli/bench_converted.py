@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from clusterformer.cli.bench import BenchArguments, kept
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import report_each
 
 HELP = """
 usage: clusterformer bench converted --model DIR --text FILE ... --calibrate FILE ... [options]
@@ -66,7 +67,7 @@ def run(arguments: list[str]) -> None:
         encoder, texts, calibration, options.keys,
         num_clusters=options.num_clusters, steps=options.steps, seed=options.seed,
     )  # fmt: skip
-    for *_, row in kept(options, found):
+    for *_, row in report_each(options, found):
         kind = "-" if row["form"].startswith("a window") else ("random", "fitted")[row["fitted"]]
         means = "".join(f"{statistics.fmean(row[name]):>9.4f}" for name in ("text", "token"))
         print(f"{row['form']:<38}{kind:>9}{row['keys_seen']:>7.3f}{means}", flush=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clusterformer.cli.bench import BenchArguments, kept
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import report_each
 from clusterformer.errors import InputError
 
 HELP = """
@@ -43,7 +44,7 @@ def run(arguments: list[str]) -> None:
             raise InputError(f"{name} has no strictly causal form, so it cannot decode")
     print(f"{'length':>7}  {'mechanism':<28}{'ms':>9}{'cache MiB':>11}{'keys':>8}")
     sizes = {name: getattr(options, name) for name in ("batch", "d_model", "num_heads", "repeats")}
-    for *_, row in kept(options, decoding.measure(kinds, options.lengths, **sizes)):
+    for *_, row in report_each(options, decoding.measure(kinds, options.lengths, **sizes)):
         time, size = row["step_ms"], row["cache_mib"]
         seen = "-" if row["keys_seen"] is None else f"{row['keys_seen']:.3g}"
         figures = f"{time:>9.3f}{size:>11.2f}{seen:>8}"

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterformer.cli.arguments import available_device
-from clusterformer.cli.bench import BenchArguments, keep, save
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import finish_report, update_report
 from clusterformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ def run(arguments: list[str]) -> None:
             else:
                 print(f"{label}: does not fit: {row['refused']}", flush=True)
             rows.append(row)
-            keep(options, rows)
+            update_report(options, rows)
     print(f"\n{_matrix(rows)}")
-    save(options, rows)
+    finish_report(options, rows)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -6,7 +6,8 @@ import argparse
 
 from clusterformer.bench.report import Row
 from clusterformer.bench.roofline import DATA_SHEETS, FORMS, predict
-from clusterformer.cli.bench import BenchArguments, keep, save, save_plot
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import finish_report, report_each, save_plot
 from clusterformer.errors import InputError
 
 HELP = """
@@ -76,7 +77,7 @@ def _predict(options: argparse.Namespace) -> None:
             f"{row['length']:>7}  {row['form']:<8}{row['least_ms']:>10.3f}"
             f"{row['full_least_ms']:>16.3f}{row['ratio']:>8.2f}"
         )
-    save(options, rows, predicted=options.predict)
+    finish_report(options, rows, predicted=options.predict)
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -89,12 +90,10 @@ def _measure(options: argparse.Namespace) -> None:
     names = ("tokens", "num_heads", "width", "dtype", "device", "repeats")
     sizes = {name: getattr(options, name) for name in names}
     rates = {"copy_gb_s": ceilings.memory / 1e9, "matrix_tflop_s": ceilings.matrix / 1e12}
-    for row in kernels.measure(options.lengths, options.forms, ceilings, **sizes):
-        rows.append(row)
-        print(_line(row), flush=True)
-        keep(options, rows, **rates)
+    measured = kernels.measure(options.lengths, options.forms, ceilings, **sizes)
+    for rows in report_each(options, measured, **rates):
+        print(_line(rows[-1]), flush=True)
     if options.out:
-        save(options, rows, **rates)
         heads = f"{options.num_heads} heads of {options.width}"
         title = f"{options.tokens:,} tokens, {heads}, {options.dtype}, {options.device}"
         save_plot(plots.plot_kernels, options, rows, title)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import finish_report
 from clusterformer.errors import InputError
 
 HELP = """
@@ -51,4 +52,4 @@ def run(arguments: list[str]) -> None:
     for row in rows:
         start = f"{row['run']:<{wide}}{row['mechanism']:<28}{row['layer']:>6}"
         print(f"{start}{row['keys']:>8.3f}{row['mass']:>8.3f}")
-    save(options, rows)
+    finish_report(options, rows)

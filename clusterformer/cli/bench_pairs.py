@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from clusterformer.cli.arguments import Arguments
-from clusterformer.cli.bench import kept, report_file
+from clusterformer.cli.bench_options import report_file
+from clusterformer.cli.bench_report import report_each
 
 HELP = """
 usage: clusterformer bench pairs [options]
@@ -37,7 +38,7 @@ def run(arguments: list[str]) -> None:
         tokens_per_batch=options.tokens_per_batch,
         seed=options.seed,
     )
-    for *_, row in kept(options, found):
+    for *_, row in report_each(options, found):
         peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
         times = f"{row['seconds']:>10.1f}{row['cpu_seconds']:>10.1f}"
         print(f"{row['stage']:<12}{row['pairs']:>10,}{times}{peak:>10}", flush=True)

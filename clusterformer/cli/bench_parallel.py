@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clusterformer.cli.bench import BenchArguments, kept
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import report_each
 from clusterformer.errors import InputError
 
 HELP = """
@@ -62,7 +63,7 @@ def run(arguments: list[str]) -> None:
         measure(ParallelSetting(mechanism, **setting), options.processes)
         for mechanism in MECHANISMS[: 1 + options.full]
     )
-    for rows in kept(options, measured):
+    for rows in report_each(options, measured):
         row = rows[-1]
         ratio = "-" if row["peak_ratio"] is None else f"{row['peak_ratio']:.2f}"
         print(

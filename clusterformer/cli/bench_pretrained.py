@@ -6,7 +6,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, kept
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import report_each
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -63,7 +64,7 @@ def run(arguments: list[str]) -> None:
         num_clusters=options.num_clusters,
         converted=converted,
     )
-    for rows in kept(options, found):
+    for rows in report_each(options, found):
         print(_line(rows[-1], rows[0]), flush=True)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, save
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import finish_report
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -54,4 +55,4 @@ def run(arguments: list[str]) -> None:
             operation = row["operation"][:50]
             print(f"  {operation:<50}{row['ms']:>9.2f}{row['share']:>8.1%}{row['calls']:>8.0f}")
         rows += [{"mechanism": name, **row} for row in found]
-    save(options, rows)
+    finish_report(options, rows)

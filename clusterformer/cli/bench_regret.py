@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, keep, save
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import finish_report, update_report
 
 if TYPE_CHECKING:
     from clusterformer.bench.report import Row
@@ -39,7 +40,7 @@ def run(arguments: list[str]) -> None:
     for row in regret.measure(regret.settings(options.shapes, options.dtypes), options.repeats):
         rows.append(row)
         print(_line(row, regret.DEFAULT), flush=True)
-        keep(options, rows)
+        update_report(options, rows)
     regrets = [row["regret"] for row in rows]
     dense = [row["over_dense"] for row in rows if row["over_dense"] is not None]
     summary = {
@@ -51,7 +52,7 @@ def run(arguments: list[str]) -> None:
         f"mean regret {summary['mean_regret']:+.1%}, worst {summary['worst_regret']:+.1%}", end=""
     )
     print(f"; worst against full attention {max(dense):+.1%}" if dense else "")
-    save(options, rows, summary=summary)
+    finish_report(options, rows, summary=summary)
 
 
 def _line(row: Row, default: str) -> str:

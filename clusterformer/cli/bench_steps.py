@@ -6,7 +6,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.bench import BenchArguments, kept, print_times
+from clusterformer.cli.bench_options import BenchArguments
+from clusterformer.cli.bench_report import print_times, report_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +53,7 @@ def run(arguments: list[str]) -> None:
         memory=options.memory,
         report=_report_turn,
     )
-    for rows in kept(options, found):
+    for rows in report_each(options, found):
         print_times(rows[-1], rows)
 
 

@@ -25,7 +25,7 @@ from clusterformer.bench.similarity import MeanPoolingEncoder, ScoredPairs
 from clusterformer.bench.step_memory import step_memory
 from clusterformer.bench.subjects import Setting, Subject
 from clusterformer.bench.synthetic_text import write_parallel_text
-from clusterformer.cli.bench import print_times
+from clusterformer.cli.bench_report import print_times
 from clusterformer.cli.main import main
 from clusterformer.errors import InputError
 
