@@ -14,6 +14,7 @@ from torch import nn
 
 import clusterformer.tasks
 from clusterformer.decoding import Search
+from clusterformer.devices import best_device, find_device
 from clusterformer.errors import InputError, require_unicode
 from clusterformer.generation import Sampling, TextGenerator
 from clusterformer.input_lines import input_lines
@@ -36,7 +37,7 @@ def load(
     run: str | Path,
     *,
     average: str | int | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     trust: Sequence[str] = (),
 ) -> TrainedModel:
     """Load a trained model, from its checkpoint alone.
@@ -50,7 +51,7 @@ def load(
         run: Directory of a run of `fit` or `cluster`, `.ckpt` file, or folder of an export.
         average: N for the mean of the weights after the last N validations, "best:N" for the best
             N, of a training with `--keep N`; None for the weights of the checkpoint.
-        device: "cpu" or "cuda"; None for cuda where there is one.
+        device: "cpu", "cuda" or a GPU such as "cuda:1"; None for cuda where there is one.
         trust: Modules or packages that the checkpoint may import, such as "mypackage". Those that
             your program has already imported, and clusterformer itself, need no trust.
 
@@ -91,20 +92,17 @@ class TrainedModel:
         task: Task,
         *,
         average: str | int | None = None,
-        device: str | None = None,
+        device: str | torch.device | None = None,
     ) -> None:
         kind = type(task).__name__
         if saved.kind != kind:
             raise InputError(f"{saved.path}: a checkpoint of {saved.kind}, not of {kind}")
-        if device not in (None, "cpu", "cuda"):
-            raise InputError(f"device is cpu or cuda, got {device!r}")
-        if device == "cuda" and not torch.cuda.is_available():
-            raise InputError("device cuda: there is no CUDA device")
+        place = best_device() if device is None else find_device(device)
         self.path, self.config, self.task = saved.path, saved.config, task
         if average is not None:
             saved = saved._replace(weights=averaged(saved.path, str(average), saved.mode))
         self.network = fill(saved, module, task)
-        self.module = module.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+        self.module = module.to(place).eval()
 
     def predict(
         self, inputs: Iterable[Any], *, probabilities: bool = False

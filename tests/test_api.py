@@ -62,7 +62,10 @@ def test_loading_draws_no_random_number(run: Path) -> None:
     [
         (lambda run: clusterformer.load("nowhere"), "nowhere: no such run directory or"),
         (lambda run: clusterformer.load(os.sep), "holds no config.yaml; a run directory"),
-        (lambda run: clusterformer.load(run, device="abacus"), "device is cpu or cuda"),
+        (
+            lambda run: clusterformer.load(run, device="abacus"),
+            "device is cpu, cuda or a GPU",
+        ),
         (lambda run: clusterformer.load(run, average=3), "train with --keep 3"),
         (lambda run: clusterformer.load(run).translate(["x"]), "translate needs a run of Trans"),
         (lambda run: clusterformer.load(run).generate("x"), "generate needs a run of Language"),

@@ -29,6 +29,7 @@ LAYERS = {
     "clusterformer.errors": 0,
     "clusterformer.whole_files": 0,
     "clusterformer.wording": 0,
+    "clusterformer.devices": 0.5,
     "clusterformer.structure": 0.5,
     "clusterformer.backward_pass": 0.5,
     "clusterformer.seeded": 0.5,

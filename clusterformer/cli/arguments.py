@@ -11,14 +11,13 @@ from clusterformer.wording import did_you_mean
 
 
 def available_device(name: str) -> str:
-    """Read a device: cpu, or cuda where there is one."""
-    if name not in ("cpu", "cuda"):
-        raise argparse.ArgumentTypeError(f"allowed is cpu or cuda, got {name!r}")
-    if name == "cuda":
-        import torch  # slow
+    """Read the name of a device of this machine: cpu, cuda, or a GPU such as cuda:1."""
+    from clusterformer.devices import find_device  # slow
 
-        if not torch.cuda.is_available():
-            raise argparse.ArgumentTypeError("there is no CUDA device")
+    try:
+        find_device(name)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return name
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from clusterformer.cli.arguments import available_device
 from clusterformer.cli.bench_options import BenchArguments
 from clusterformer.cli.bench_report import print_times, report_each, save_plot
 from clusterformer.errors import InputError
@@ -89,7 +88,9 @@ def run(arguments: list[str]) -> None:
     from clusterformer.bench import mechanisms, plots
     from clusterformer.bench.subjects import DTYPES, Setting, check_layers
     from clusterformer.bench.timing import matmul_rate
+    from clusterformer.devices import find_device
 
+    find_device(options.device)
     settings = [
         Setting(
             length=length,
@@ -142,7 +143,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--causal", action="store_true")
     parser.add_number("--layers", minimum=0, default=0)
     parser.add_number("--d_ff", minimum=0)
-    parser.add_argument("--device", type=available_device, default="cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--no-output", dest="output", action="store_false")
     options = parser.parse(arguments)
     longest = float("inf") if options.batch else options.tokens

@@ -35,7 +35,7 @@ that has no causal form where the model is causal, does not fit: "-" in the matr
                         i-clustered-200 oracle-top)
   --stage validate      part of the data: validate (as in the paper) or test
   --measure NAME        measure to print, such as error_rate (default: that of the task)
-  --device cpu          cpu or cuda
+  --device cpu          cpu, cuda or cuda:1
   --threads N           CPU threads (default: all cores)
   --out FILE.json       write all measures, and the time of the forward passes
 """

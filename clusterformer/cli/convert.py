@@ -39,7 +39,7 @@ starts a training from it. Killed, the same command goes on from FOLDER.checkpoi
   --lr 2e-4             learning rate of the pretrained weights; new ones have five times that
   --calibration 160     texts that the clusters are fitted to; 0 to start from random clusters
   --dtype fp32          fp32, or bf16: autocast
-  --device cpu          cpu or cuda;  --threads N;  --seed 0
+  --device cpu          cpu, cuda or cuda:1;  --threads N;  --seed 0
 
 examples:
   clusterformer convert all-MiniLM-L6-v2 minilm-4096 --text books/ --max_length 4096 --batch_size 1
@@ -135,7 +135,7 @@ def _teach(
     _log.info(f"{len(rows):,} texts of up to {options.max_length:,} tokens")
     batches = [_batch(rows[at : at + size]) for at in range(0, len(rows), size)]
     to_fit = -(-fitted // size)
-    with torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bf16"):
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=options.dtype == "bf16"):
         if fitted and not checkpoint.exists():
             report = huggingface.calibrate(model, batches[:to_fit])
             before = fmean(layer.mass_before for layer in report)

@@ -22,7 +22,7 @@ No data set is needed, only the checkpoint.
   --stop TEXT        end before this text
   --samples 3        several continuations, one after the other
   --seed 0           seed of the draws: the same seed gives the same text
-  --device cpu       cpu or cuda (default: cuda if there is one)
+  --device cpu       cpu, cuda or cuda:1 (default: cuda if there is one)
   --trust PACKAGE    allow the checkpoint to import a class of that package
 
 examples:

@@ -39,7 +39,7 @@ many bits each text takes, and its number of tokens; a masked one fills in <mask
   --probabilities   the probabilities of all labels too (classifiers)
   --format tsv      label, tab, probability; or jsonl: one JSON object per line. Of a table: csv,
                     tsv or jsonl, by default its own
-  --device cpu      cpu or cuda (default: cuda if there is one)
+  --device cpu      cpu, cuda or cuda:1 (default: cuda if there is one)
   --trust PACKAGE   allow the checkpoint to import a class of that package; names of several with
                     commas. Classes of clusterformer need no trust
 

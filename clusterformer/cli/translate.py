@@ -25,7 +25,7 @@ once. No data set is needed: the checkpoint contains the tokenizer.
   --nbest 1             translations of each sentence, one per line, the best first
   --length_penalty 1.0  above 1 favours long translations, below 1 short ones
   --format text         only translations; tsv: with their scores; or jsonl
-  --device cpu          cpu or cuda (default: cuda if there is one)
+  --device cpu          cpu, cuda or cuda:1 (default: cuda if there is one)
   --trust PACKAGE       allow the checkpoint to import a class of that package
 
 examples:

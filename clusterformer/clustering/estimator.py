@@ -105,7 +105,7 @@ class NeuralClustering(SaveMixin, FittedMixin, BaseEstimator):
         tol: Share of points; training ends when no more than it changed cluster in 25 steps.
         n_init: Number of trainings from different starts; the best by `score` is kept.
         min_probability: Membership below which a point is noise, with the label -1; 0 for no noise.
-        device: Device of the computation: "cpu" or "cuda".
+        device: Device of the computation: "cpu", "cuda" or a GPU such as "cuda:1".
         random_state: Seed or generator of all randomness; an int makes a fit repeatable.
         verbose: Verbosity; 1 shows a progress bar.
 

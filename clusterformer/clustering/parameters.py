@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from clusterformer.clustering.network import initial_clusters
-from clusterformer.errors import machine_memory
+from clusterformer.devices import find_device
+from clusterformer.errors import InputError, machine_memory
 
 MAX_UNITS = 2**20
 """Maximum number of units of the hidden layer."""
@@ -148,15 +149,9 @@ def check_memory(estimator: Any, num_points: int) -> None:
 
 def _check_device(device: Any) -> None:
     try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        found = None
-    if found is None or found.type not in ("cpu", "cuda"):
-        _refuse("device", "'cpu' or 'cuda'", device)
-    elif found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        last = f", or up to 'cuda:{count - 1}'" if count else ": this machine has no CUDA device"
-        _refuse("device", f"'cpu'{last}", device)
+        find_device(device)
+    except InputError:
+        _refuse("device", "'cpu', 'cuda' or a GPU of this machine such as 'cuda:1'", device)
 
 
 def _is_count(value: Any) -> bool:

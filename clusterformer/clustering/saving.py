@@ -81,7 +81,7 @@ class SaveMixin:
 
         Args:
             path: The file.
-            device: Device of the computation from now on: "cpu" or "cuda".
+            device: Device of the computation from now on: "cpu", "cuda" or a GPU such as "cuda:1".
 
         Raises:
             InputError: if there is no such file, or it is damaged or something else.

@@ -39,7 +39,7 @@ class SentenceEncoder:
         name: Folder of transformers or sentence-transformers, or a name in `PACKAGED`. The folder's
             own pooling is used: the mean over tokens, or the first token.
         max_length: Maximum number of tokens of a text; the rest is cut off. None for the folder's.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or a GPU such as "cuda:1".
 
     Raises:
         InputError: if transformers is missing, or the folder holds no encoder, or one that pools in

@@ -147,7 +147,10 @@ def test_what_reads_no_texts_names_the_command_that_does(
             ["--text", "posts.jsonl", "--predict", "runs", "--n_clusters", "7"],
             "n_clusters is for new clusters, not for those of --predict",
         ),
-        (["--text", "posts.jsonl", "--device", "cuda"], "argument --device: there is no CUDA"),
+        (
+            ["--text", "posts.jsonl", "--device", "cuda"],
+            "--device: device cuda: there is no CUDA",
+        ),
         (["--text", "posts.jsonl", "--encoder", "tiny"], "tiny: no model_type in config.json"),
         (["--text", "empty.txt"], "empty.txt: no texts in it"),
         (["--text", "none.csv", "--text_column", "text"], "none.csv: empty, allowed is a table"),

@@ -156,7 +156,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_is_refused_when_a_model_is_loaded(saved: Path) -> None:
-    with pytest.raises(ValueError, match=r"'device' parameter .* must be 'cpu' or 'cuda'"):
+    with pytest.raises(ValueError, match=r"'device' parameter .* must be 'cpu', 'cuda' or"):
         NeuralClustering.load(saved, device="what")
 
 
