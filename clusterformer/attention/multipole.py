@@ -4,6 +4,7 @@ B batch   H heads   N queries   M keys   D head width   E model width   C cluste
 K kept clusters (seen key by key)
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -204,9 +205,28 @@ class MultipoleAttention(AttentionCore):
         if done % size == 0:
             blocks = done // size
             level = (blocks & -blocks).bit_length() - 1  # the largest block that ends here
-            span = size << level
-            query, keys, values = (x[:, :, done - span : done].flatten(0, 1) for x in rows)
-            expansion = summarize_blocks(query, keys, values, self.offset, self.settings)
-            levels[level : level + 1] = [tuple(x.unflatten(0, heads) for x in expansion)]
+            levels[level : level + 1] = [self._summarize(rows, slice(done - (size << level), done))]
         flat = (x for summary in levels for x in summary)
         return out.unflatten(0, heads), (*rows, count + 1, *flat)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, _ = self.forward(q, k, v, hidden=hidden)
+        length, size = q.shape[2], self.settings.block_size
+        blocks, levels = length // size, list[Cache]()
+        with torch.autocast(q.device.type, enabled=False):
+            rows = [q.float() * self.head_width**-0.5, k.float(), v.float()]
+            for level in range(blocks.bit_length()):
+                end = (blocks >> level << level) * size
+                levels.append(self._summarize(rows, slice(end - (size << level), end)))
+        room = max(0, size - length)
+        rows = [F.pad(x, (0, 0, 0, room)).contiguous() for x in rows]
+        flat = (x for summary in levels for x in summary)
+        return mixed, (*rows, cache[3] + length, *flat)
+
+    def _summarize(self, rows: Sequence[Tensor], block: slice) -> tuple[Tensor, ...]:
+        """Summarize a block of the text whose queries, keys and values are `rows` (B, H, N, D)."""
+        parts = (x[:, :, block].flatten(0, 1) for x in rows)
+        expansion = summarize_blocks(*parts, self.offset, self.settings)
+        return tuple(x.unflatten(0, rows[0].shape[:2]) for x in expansion)

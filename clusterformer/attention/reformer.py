@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clusterformer.attention.base import AttentionCore, Cache, Causal, Grouping
 from clusterformer.attention.visibility import count_in_blocks, share_of_tokens
-from clusterformer.clustering.ring_cache import append, make_ring_cache
+from clusterformer.clustering.ring_cache import append, fill, make_ring_cache
 from clusterformer.clustering.unit_vectors import unit_vectors
 from clusterformer.errors import require_whole
 from clusterformer.kernels.blocks import Blocks, window_mask, windows
@@ -194,15 +194,11 @@ class ReformerAttention(AttentionCore):
         """Decode one token. Writes into `cache`, or a larger copy of it, and returns it."""
         rings, count = cache[:-1], cache[-1]
         rounds, (batch, heads) = self.num_hashes, q.shape[:2]
-        bucket, _ = self._hash(q, None)  # (R, B, H, 1)
-
-        def rows(x: Tensor) -> Tensor:  # (B, H, 1, F) -> (B * R * H, F)
-            return x.expand(batch, heads, 1, -1).repeat(1, rounds, 1, 1).flatten(0, 2)
-
+        bucket, new = self._ring_entries(q, v, count[:, None])
         (keys, values, positions), mask, rings = append(
             tuple(x.flatten(0, 1) for x in rings),
-            bucket.transpose(0, 1).flatten(),
-            (rows(_unit(q)), rows(v), rows(count.view(-1, 1, 1, 1))),
+            bucket[:, 0],
+            tuple(x[:, 0] for x in new),
             self.chunk_size,
         )
 
@@ -221,6 +217,38 @@ class ReformerAttention(AttentionCore):
             q, keys.to(q.dtype), values.to(q.dtype), attn_mask=bias[:, :, None].to(q.dtype)
         )
         return mixed, (*(x.unflatten(0, (batch, -1)) for x in rings), count + 1)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, _ = self.forward(q, k, v, hidden=hidden)
+        batch, _, length, _ = q.shape
+        position = torch.arange(length, device=q.device).expand(batch, -1)
+        rings = fill(
+            tuple(x.flatten(0, 1) for x in cache[:-1]), *self._ring_entries(q, v, position)
+        )
+        return mixed, (*(x.unflatten(0, (batch, -1)) for x in rings), cache[-1] + length)
+
+    def _ring_entries(
+        self, q: Tensor, v: Tensor, position: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Make what a ring holds of each token.
+
+        Args:
+            q, v: (B, H, N, D).
+            position: Number of each token in its text, (B, N).
+
+        Returns:
+            Buckets, (B * R * H, N); and keys, values and positions, each (B * R * H, N, width).
+        """
+        bucket, _ = self._hash(q, None)  # (R, B, H, N)
+        heads = q.shape[1]
+
+        def rows(x: Tensor) -> Tensor:
+            return x.expand(-1, heads, -1, -1).repeat(1, self.num_hashes, 1, 1).flatten(0, 1)
+
+        entries = (rows(_unit(q)), rows(v), rows(position[:, None, :, None]))
+        return bucket.transpose(0, 1).flatten(0, 2), entries
 
 
 def _unit(q: Tensor) -> Tensor:

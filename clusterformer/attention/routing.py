@@ -16,7 +16,7 @@ from clusterformer.attention.visibility import (
     count_in_clusters,
     share_of_tokens,
 )
-from clusterformer.clustering.ring_cache import append, make_ring_cache
+from clusterformer.clustering.ring_cache import append, fill, make_ring_cache
 from clusterformer.clustering.spherical import SphericalMeans
 from clusterformer.errors import require_share, require_whole
 from clusterformer.kernels.chunk_attention import chunk_attention
@@ -275,6 +275,25 @@ class RoutingAttention(LocalHeads):
         else:
             next_cache += cache[4:]
         return torch.cat(parts, 1), next_cache
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, *, hidden: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        mixed, grouping = self.forward(q, k, v, hidden=hidden)
+        batch, local, length = q.shape[0], self.local_heads, q.shape[2]
+        near, far = cache[:4], cache[4:]
+
+        def filled(part: slice, cluster: Tensor, empty: Cache) -> Cache:
+            rows = k[:, part].flatten(0, 1), v[:, part].flatten(0, 1)
+            rings = fill(tuple(x.flatten(0, 1) for x in empty), cluster.flatten(0, 1), rows)
+            return tuple(x.unflatten(0, (batch, -1)) for x in rings)
+
+        if local:
+            single_cluster = torch.zeros(batch, local, length, dtype=torch.long, device=q.device)
+            near = filled(slice(local), single_cluster, near)
+        if grouping is not None:
+            far = filled(slice(local, None), grouping.assignment, far)
+        return mixed, (*near, *far)
 
 
 def _nearest(scores: Tensor, count: int) -> Tensor:

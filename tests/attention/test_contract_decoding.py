@@ -34,6 +34,21 @@ def test_several_tokens_after_others_are_read_as_in_the_whole_text(cls) -> None:
 
 
 @every_strict
+def test_after_any_number_of_first_tokens_the_next_are_as_in_the_whole_text(cls) -> None:
+    layer = build(cls, True)
+    x = torch.randn(2, 37, WIDTH)
+    with torch.no_grad():
+        whole = layer(x).values
+        for read in (1, 2, 7, 8, 9, 16, 24, 33):  # of which some end a block, a chunk, a ring
+            values, cache = layer.prefill(x[:, :read], layer.cache(x))
+            parts = [values]
+            for token in x[:, read : read + 4].split(1, dim=1):
+                values, cache = layer.step(token, cache)
+                parts.append(values)
+            torch.testing.assert_close(torch.cat(parts, 1), whole[:, : read + 4])
+
+
+@every_strict
 def test_from_a_copy_of_a_cache_a_text_goes_on_in_two_ways(cls) -> None:
     layer = build(cls, True)
     x, other = torch.randn(2, 21, WIDTH), torch.randn(2, 1, WIDTH)
