@@ -227,6 +227,6 @@ class MultipoleAttention(AttentionCore):
 
     def _summarize(self, rows: Sequence[Tensor], block: slice) -> tuple[Tensor, ...]:
         """Summarize a block of the text whose queries, keys and values are `rows` (B, H, N, D)."""
-        parts = (x[:, :, block].flatten(0, 1) for x in rows)
-        expansion = summarize_blocks(*parts, self.offset, self.settings)
+        queries, keys, values = (x[:, :, block].flatten(0, 1) for x in rows)
+        expansion = summarize_blocks(queries, keys, values, self.offset, self.settings)
         return tuple(x.unflatten(0, rows[0].shape[:2]) for x in expansion)
