@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from clusterformer.attention.base import AttentionCore
 from clusterformer.data.stream_tokenizers import StreamTokenizer
 from clusterformer.data.tokenizers import BOS
 from clusterformer.decoding import draw
@@ -25,13 +22,6 @@ from clusterformer.errors import (
 from clusterformer.models.decoder import State
 from clusterformer.models.embeddings import PAD
 from clusterformer.models.language_model import LanguageModel
-
-_log = logging.getLogger(__name__)
-
-LONG = 2000
-"""Tokens of a prompt beyond which a note tells how long reading takes."""
-
-_TRIED = 64  # tokens from which the time is estimated
 
 
 @dataclass(frozen=True)
@@ -136,27 +126,9 @@ class TextGenerator:
         device = self.network.embedding.tokens.weight.device
         read = torch.tensor([[BOS, *self.tokenizer.encode(prompt)]], device=device)
         try:
-            self._announce(read)
             return self.network.prefill(read)
         except ValueError as error:
             raise InputError(str(error)) from error
-
-    def _announce(self, read: Tensor) -> None:
-        """Tell how long a prompt will take that a mechanism reads token by token."""
-        number = read.shape[1]
-        cores = {type(core) for core in self.network.modules() if isinstance(core, AttentionCore)}
-        slow = {core.__name__ for core in cores if core.prefill == AttentionCore.prefill}
-        if number <= LONG or not slow:
-            return
-        begun = time.perf_counter()
-        self.network.prefill(read[:, :_TRIED])
-        seconds = (time.perf_counter() - begun) / _TRIED * number
-        _log.info(
-            "reading a prompt of %s tokens, about %.0f s: %s reads it token by token",
-            f"{number:,}",
-            seconds,
-            ", ".join(sorted(slow)),
-        )
 
     def _characters(self, tokens: Iterator[int]) -> Iterator[str]:
         characters = codecs.getincrementaldecoder("utf-8")("replace")
