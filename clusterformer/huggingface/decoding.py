@@ -46,8 +46,14 @@ def attend_with_cache(
     hidden: Tensor,
     mask: Tensor | None,
     layer: Any,
+    *,
+    grouped: bool,
 ) -> tuple[Tensor, Grouping | None]:
     """Mix values of the tokens that are new, and keep them in the mechanism's own cache.
+
+    The first tokens fill that cache at once where that is all they are for. Where they have
+    gradients, padding or a use for their grouping, it is filled by the first step: most such calls
+    are followed by none.
 
     Args:
         core: Strictly causal mechanism.
@@ -56,9 +62,10 @@ def attend_with_cache(
         hidden: Input of the layer at the new tokens, (B, N, E).
         mask: (B, M), True at real tokens; None means all real.
         layer: Layer of transformers' KV cache, changed in place: it gets the state.
+        grouped: True if the grouping of the first tokens is needed.
 
     Returns:
-        Values (B, H, N, D), and the grouping of the first tokens; None for later ones.
+        Values (B, H, N, D), and the grouping of the first tokens if it is needed.
 
     Raises:
         ValueError: if the KV cache is no dynamic one, or this mechanism did not fill it.
@@ -72,13 +79,19 @@ def attend_with_cache(
                 f"the KV cache holds {k.shape[2] - new} tokens that this mechanism has not seen; "
                 "start with an empty cache, without PEFT's prefix tuning"
             )
-        mixed, grouping = core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
-        layer.clusterformer = _State((q, k, v, hidden, mask))
-        return mixed, grouping
+        layer.clusterformer = state = _State((q, k, v, hidden, mask))
+        if mask is None and not grouped and not torch.is_grad_enabled() and _reads_at_once(core):
+            return state.read(core), None
+        return core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
     real = state.check(mask, new)
     if state.groups is None:
         state.prefill(core)
     return state.step(core, q, k[:, :, -new:], v[:, :, -new:], hidden, real), None
+
+
+def _reads_at_once(core: AttentionCore) -> bool:
+    """Tell whether a mechanism fills its cache in about the time of a forward pass."""
+    return core.causal is True and type(core).prefill is not AttentionCore.prefill
 
 
 class _State:
@@ -120,13 +133,22 @@ class _State:
         self.real, self.later = torch.cat([real, now], 1), 0
         return now
 
+    def read(self, core: AttentionCore) -> Tensor:
+        """Mix values of the first tokens, none of them padding, and fill the mechanism's cache."""
+        assert self.given is not None
+        q, k, v, hidden, _ = self.given
+        mixed, memory = core.prefill(q, k, v, hidden=hidden, cache=core.cache(q))
+        self.given, self.groups = None, [(torch.arange(len(q), device=q.device), memory)]
+        return mixed
+
     def prefill(self, core: AttentionCore) -> None:
         """Fill the mechanism's cache with the first tokens."""
         assert self.given is not None
         q, k, v, hidden, mask = self.given
-        self.given, self.groups = None, []
         if mask is None:
-            mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
+            self.read(core)
+            return
+        self.given, self.groups = None, []
         lengths = mask.sum(1)
         for length in lengths.unique().tolist():
             rows = (lengths == length).nonzero()[:, 0]

@@ -121,7 +121,10 @@ class AttachedMechanism(nn.Module):
         if past_layer is None:
             mixed, grouping = self.core(q, k, v, hidden=hidden, query_mask=mask, key_mask=mask)
         else:
-            mixed, grouping = attend_with_cache(self.core, q, k, v, hidden, mask, past_layer)
+            grouped = bool(self.records)
+            mixed, grouping = attend_with_cache(
+                self.core, q, k, v, hidden, mask, past_layer, grouped=grouped
+            )
         if not torch.compiler.is_compiling():
             self._check_loss(grouping)
         for record in tuple(self.records):  # another thread may end one meanwhile

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from clusterformer import huggingface
+from clusterformer.huggingface import dispatch
 
 transformers = pytest.importorskip("transformers")
 
@@ -48,6 +49,30 @@ def test_the_cache_changes_no_token(tiny, batch, family: str, name: str) -> None
     single = inputs["input_ids"][1:2, -6:]
     alone = model.generate(single, max_new_tokens=tokens, **GREEDY)
     assert torch.equal(alone[0, 6:], cached[1, 13:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SMALL)
+def test_a_prompt_without_padding_is_attended_once(tiny, name: str) -> None:
+    model = decoder(tiny, "Llama", name)
+    lengths = []
+    for slot in dispatch.slots(model):
+        forward = slot.core.forward
+        slot.core.forward = lambda q, *args, forward=forward, **options: (
+            lengths.append(q.shape[2]) or forward(q, *args, **options)
+        )
+    prompt = torch.randint(3, 50, (2, 13))
+    alone = model.generate(prompt, max_new_tokens=5, use_cache=True, **GREEDY)
+    assert lengths == [13, 13]  # in two layers
+    assert torch.equal(alone, model.generate(prompt, max_new_tokens=5, use_cache=False, **GREEDY))
+    with huggingface.groupings(model) as found:
+        cached = model(prompt, use_cache=True).past_key_values
+    with huggingface.groupings(model) as uncached:
+        model(prompt, use_cache=False)
+    assert [x is None for x in found] == [x is None for x in uncached]
+    after = model(prompt[:, :1], past_key_values=cached).logits[:, -1]
+    whole = model(torch.cat([prompt, prompt[:, :1]], 1), use_cache=False).logits[:, -1]
+    assert torch.allclose(after, whole, atol=1e-5)
 
 
 @torch.no_grad()
