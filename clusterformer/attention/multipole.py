@@ -217,9 +217,11 @@ class MultipoleAttention(AttentionCore):
         blocks, levels = length // size, list[Cache]()
         with torch.autocast(q.device.type, enabled=False):
             rows = [q.float() * self.head_width**-0.5, k.float(), v.float()]
-            for level in range(blocks.bit_length()):
-                end = (blocks >> level << level) * size
-                levels.append(self._summarize(rows, slice(end - (size << level), end)))
+            for level in reversed(range(blocks.bit_length())):
+                if blocks >> level & 1:  # no step reads another level before it is replaced
+                    end = (blocks >> level << level) * size
+                    summary = self._summarize(rows, slice(end - (size << level), end))
+                levels.insert(0, summary)
         room = max(0, size - length)
         rows = [F.pad(x, (0, 0, 0, room)).contiguous() for x in rows]
         flat = (x for summary in levels for x in summary)
