@@ -159,7 +159,7 @@ class ImprovedClusteredAttention(ClusteredAttention):
         query_mask: Tensor | None,
         key_mask: Tensor | None,
     ) -> Tensor:
-        if k.shape[1] <= self.top_k and not torch.compiler.is_exporting():
+        if not torch.compiler.is_exporting() and k.shape[1] <= self.top_k:
             return _attend_to_all(q, k, v, key_mask)
         scale = self.head_width**-0.5
         means, _ = cluster_means(q, assignment, self.num_clusters, query_mask)

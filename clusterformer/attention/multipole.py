@@ -144,7 +144,7 @@ class MultipoleAttention(AttentionCore):
         """Compute values (B * H, N, D) and the cluster of each query (B * H, N)."""
         settings, length = self.settings, q.shape[1]
         assignment, count = query_clusters(q, query_mask, self.offset, settings, cap=settings.cap)
-        few = k.shape[1] <= settings.num_clusters and not torch.compiler.is_exporting()
+        few = not torch.compiler.is_exporting() and k.shape[1] <= settings.num_clusters
         if few and settings.monopole:  # a cluster for each key
             mask = None if key_mask is None else key_mask[:, None, None]
             mixed = F.scaled_dot_product_attention(

@@ -57,7 +57,7 @@ def window_attention(
     width = -(-window // 2)  # blocks of half a window: three in sight are 1.5 windows
     reach = -(-(window - 1) // width)
     within: int | None = window
-    if q.shape[2] <= window and not torch.compiler.is_exporting():
+    if not torch.compiler.is_exporting() and q.shape[2] <= window:
         width, within = q.shape[2], None  # one block: every token is in sight
     blocks = window_blocks(
         q.shape[2], q.shape[0], width, key_mask,

@@ -85,3 +85,24 @@ def test_exports_with_a_width_in_tokens_for_any_batch_and_length(causal, options
     for rows, length in ((2, 2), (3, 33), (1, 200)):
         x = torch.randn(rows, length, WIDTH)
         torch.testing.assert_close(program(x).values, layer(x).values)
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        attention.LocalAttention(WIDTH, HEADS, window=40),
+        pytest.param(
+            attention.LocalAttention(WIDTH, HEADS, causal=True, window=40), marks=pytest.mark.slow
+        ),
+        attention.ImprovedClusteredAttention(WIDTH, HEADS, num_clusters=5, top_k=40),
+    ],
+    ids=lambda core: name(type(core)),
+)
+def test_an_example_shorter_than_what_a_query_sees_exports_for_longer_texts(core) -> None:
+    layer, any_size = MultiHeadAttention(core).eval(), torch.export.Dim.DYNAMIC
+    example = (torch.randn(2, 19, WIDTH),)
+    program = torch.export.export(
+        layer, example, dynamic_shapes=({0: any_size, 1: any_size},), strict=False
+    ).module()
+    x = torch.randn(3, 150, WIDTH)
+    torch.testing.assert_close(program(x).values, layer(x).values)
