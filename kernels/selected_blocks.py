@@ -17,6 +17,15 @@ GROUP = 32
 """P: queries that meet a block together."""
 
 
+def number_of_blocks(length: int, block_size: int) -> int:
+    """Count the blocks of a text (G); in an exported graph at least 2, of which one may be empty.
+
+    Of one block the strides would be a guard on the length.
+    """
+    blocks = (length + block_size - 1) // block_size  # ONNX rounds a negative quotient up
+    return torch.sym_max(blocks, 2) if torch.compiler.is_exporting() else blocks
+
+
 def selected_block_attention(
     q: Tensor,
     k: Tensor,
@@ -52,7 +61,7 @@ def selected_block_attention(
         return _dense(q, k, v, chosen, seen, block_size, key_mask, causal, scale)
     batch, heads, length, width = q.shape
     choices = chosen.shape[-1]
-    blocks = (length + block_size - 1) // block_size
+    blocks = number_of_blocks(length, block_size)
     seen = seen if key_mask is None else seen & key_mask[:, None, :, None]
     block, real = chosen.reshape(batch * heads, -1), seen.reshape(batch * heads, -1)
     pairs = cluster_chunks(sort(block, blocks, real), GROUP, real, look_back=0)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clusterformer.kernels.ordering import stable_order
 from clusterformer.kernels.rows import pick_tokens
+from clusterformer.kernels.selected_blocks import number_of_blocks
 from clusterformer.kernels.top_k import room_for, top_k_indices
 
 
@@ -49,7 +50,9 @@ class Compaction:
 
 def block_sums(x: Tensor, block_size: int) -> Tensor:
     """Sum the rows of each block: x (B, H, N, D) -> (B, H, G, D)."""
-    return F.pad(x, (0, 0, 0, -x.shape[2] % block_size)).unflatten(2, (-1, block_size)).sum(3)
+    blocks = number_of_blocks(x.shape[2], block_size)
+    padded = F.pad(x, (0, 0, 0, blocks * block_size - x.shape[2]))
+    return padded.unflatten(2, (blocks, block_size)).sum(3)
 
 
 def block_means(x: Tensor, block_size: int, mask: Tensor | None) -> Tensor:
@@ -67,7 +70,7 @@ def block_means(x: Tensor, block_size: int, mask: Tensor | None) -> Tensor:
     total = block_sums(x, block_size)
     if mask is None:
         start = torch.arange(total.shape[2], device=x.device) * block_size
-        count = (length - start).clamp(max=block_size)[:, None]
+        count = (length - start).clamp(0, block_size)[:, None]
     else:
         count = block_sums(mask.long()[:, None, :, None], block_size)
     return total / count.clamp(min=1)
@@ -91,7 +94,7 @@ def choose_blocks(
     length, blocks = scores.shape[2:]
     own = torch.arange(length, device=scores.device)[:, None] // block_size
     block = torch.arange(blocks, device=scores.device)
-    allowed = (block <= own)[None, None] if causal else torch.ones_like(block, dtype=torch.bool)
+    allowed = (block <= own)[None, None] if causal else block * block_size < length
     if mask is not None:
         allowed = allowed & (block * block_size < mask.sum(1)[:, None, None, None])
     scores = scores.detach().masked_fill(~allowed, float("-inf"))

@@ -130,11 +130,13 @@ class NativeSparseAttention(TextCaching):
         return packed.unpack(mixed).to(q.dtype), None
 
     def _compressed(self, scores: Tensor, size: int, mask: Tensor | None) -> Tensor:
-        """Tell which compressed blocks a token reads, (B or 1, 1, N, G)."""
+        """Tell which compressed blocks a token reads, (B or 1, 1, N or 1, G)."""
         block = torch.arange(scores.shape[3], device=scores.device)
-        position = torch.arange(scores.shape[2], device=scores.device)[:, None]
+        length = scores.shape[2]
+        position = torch.arange(length, device=scores.device)[:, None]
         whole = (position + 1) // self.block_size  # a text shorter than a block has none
-        there = (block < whole if self.causal else block >= 0 * whole)[None, None]
+        there = block < whole if self.causal else (block * size < length)[None]
+        there = there[None, None]
         if mask is not None:
             there = there & (block * size < mask.sum(1)[:, None, None, None])
         return there
