@@ -21,7 +21,7 @@ from clusterformer.clustering.kmeans import cluster_means, nearest
 from clusterformer.errors import InputError
 from clusterformer.huggingface.attaching import require_model
 from clusterformer.huggingface.dispatch import slots
-from clusterformer.huggingface.recording import evaluating
+from clusterformer.huggingface.recording import evaluating, without_cache
 from clusterformer.huggingface.texts import to_batches
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def calibrate(
         torch.no_grad(),
     ):
         for batch in to_batches(model, texts, tokenizer, max_length, batch_size):
-            model(**batch)
+            model(**batch, **without_cache(model))
     return report
 
 
@@ -169,7 +169,7 @@ class _Fit(FullAttention):
         if self.last is not None:
             with torch.autocast(q.device.type, enabled=False):
                 self._learn(self.last)
-        hidden, mask = given["hidden"].float(), given["key_mask"]
+        hidden, mask = given["hidden"].float(), given.get("key_mask")
         if mask is None:
             mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
         length = min(hidden.shape[1], _LONGEST)
