@@ -226,8 +226,9 @@ def _compare(found: Run, points: Points, options: argparse.Namespace, command: s
         print(f"  {paths[0].parent}: {', '.join(path.name for path in paths)}")
     models = [paths[-1].parent for paths in written if paths[-1].name == MODEL]
     if models:
-        ids = f" --id_column {options.id_column}" if options.id_column else ""
-        print(f"label other points: clusterformer cluster --predict {models[0]} --data FILE{ids}")
+        ids = f" --id_column {shlex.quote(options.id_column)}" if options.id_column else ""
+        model = shlex.quote(str(models[0]))
+        print(f"label other points: clusterformer cluster --predict {model} --data FILE{ids}")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -141,7 +141,8 @@ def _cluster(
     write_text(found.folder / TOPICS, json.dumps(described, ensure_ascii=False, indent=1) + "\n")
     write_text(found.folder / PAGE, _page(clustering, vectors, texts, topics, options, command))
     _report(found, clustering.labels_, topics)
-    print(f"label other texts: clusterformer cluster --text FILE --predict {found.folder}")
+    model = shlex.quote(str(found.folder))
+    print(f"label other texts: clusterformer cluster --text FILE --predict {model}")
 
 
 def _predict(

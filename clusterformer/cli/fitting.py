@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -92,7 +93,7 @@ def fit_run(
     except KeyboardInterrupt:
         if run:
             whole = run.folder.parents[2] if name else run.folder  # RUN/against/NAME/NUMBER
-            command = f"clusterformer fit --resume {whole}"
+            command = f"clusterformer fit --resume {shlex.quote(str(whole))}"
             print(f"stopped; go on with: {command}", file=sys.stderr)
         raise
     if run and name is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from torch import Tensor
@@ -24,8 +25,8 @@ def predicting_command(path: Path) -> str:
     """Return the command that labels texts or points with a run of `clusterformer cluster`."""
     folder = path if path.is_dir() else path.parent
     if (folder / VECTORS).is_file():
-        return f"clusterformer cluster --text FILE --predict {folder}"
-    return f"clusterformer cluster --data FILE --predict {path}"
+        return f"clusterformer cluster --text FILE --predict {shlex.quote(str(folder))}"
+    return f"clusterformer cluster --data FILE --predict {shlex.quote(str(path))}"
 
 
 def open_clustering(path: Path) -> Saved:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,20 @@ def test_fewer_different_points_than_clusters_are_counted_in_the_table(
     lines = capsys.readouterr().out.splitlines()[2:4]
     assert [line.split()[:3] for line in lines] == [["5", m, "3.0"] for m in methods[1:3]]
     assert not recwarn.list
+
+
+def test_the_command_that_labels_other_points_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, runs = tmp_path / "my table.csv", tmp_path / "my runs"
+    table.write_text("my name,a,b\n" + "".join(f"p{i},{i % 2},{i % 3}\n" for i in range(30)))
+    arguments = ["cluster", "--data", str(table), "--id_column", "my name", "--runs", str(runs)]
+    options = ["--methods", "neural", "--n_clusters", "2", "--no-pictures"]
+    assert main([*arguments, *options]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    _, *words = shlex.split(last.removeprefix("label other points: ").replace("FILE", "{}"))
+    words[words.index("{}")] = str(table)
+    assert main([*words, "--runs", str(runs)]) == 0
 
 
 @pytest.mark.slow
