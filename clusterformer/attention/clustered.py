@@ -159,6 +159,7 @@ class ImprovedClusteredAttention(ClusteredAttention):
         query_mask: Tensor | None,
         key_mask: Tensor | None,
     ) -> Tensor:
+        # the export is asked for first: in one, the comparison would be a guard on the length
         if not torch.compiler.is_exporting() and k.shape[1] <= self.top_k:
             return _attend_to_all(q, k, v, key_mask)
         scale = self.head_width**-0.5

@@ -144,6 +144,7 @@ class MultipoleAttention(AttentionCore):
         """Compute values (B * H, N, D) and the cluster of each query (B * H, N)."""
         settings, length = self.settings, q.shape[1]
         assignment, count = query_clusters(q, query_mask, self.offset, settings, cap=settings.cap)
+        # the export is asked for first: in one, the comparison would be a guard on the length
         few = not torch.compiler.is_exporting() and k.shape[1] <= settings.num_clusters
         if few and settings.monopole:  # a cluster for each key
             mask = None if key_mask is None else key_mask[:, None, None]
@@ -217,8 +218,10 @@ class MultipoleAttention(AttentionCore):
         blocks, levels = length // size, list[Cache]()
         with torch.autocast(q.device.type, enabled=False):
             rows = [q.float() * self.head_width**-0.5, k.float(), v.float()]
+            # Steps read the levels whose bit is set in the number of blocks. Others are replaced
+            # before they are read: they hold the summary of the level above.
             for level in reversed(range(blocks.bit_length())):
-                if blocks >> level & 1:  # no step reads another level before it is replaced
+                if blocks >> level & 1:
                     end = (blocks >> level << level) * size
                     summary = self._summarize(rows, slice(end - (size << level), end))
                 levels.insert(0, summary)

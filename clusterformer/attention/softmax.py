@@ -57,6 +57,7 @@ def window_attention(
     width = -(-window // 2)  # blocks of half a window: three in sight are 1.5 windows
     reach = -(-(window - 1) // width)
     within: int | None = window
+    # the export is asked for first: in one, the comparison would be a guard on the length
     if not torch.compiler.is_exporting() and q.shape[2] <= window:
         width, within = q.shape[2], None  # one block: every token is in sight
     blocks = window_blocks(

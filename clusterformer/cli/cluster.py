@@ -180,6 +180,7 @@ def _compare(found: Run, points: Points, options: argparse.Namespace, command: s
     from clusterformer.bench.cluster_files import write_labels, write_model
     from clusterformer.clustering.saving import MODEL
     from clusterformer.training import wandb
+    from clusterformer.training.saved_clustering import predicting_command
 
     log = wandb.start(found.name, found.folder, config=vars(options)) if options.wandb else None
     settings = {name: value for name, value in vars(options).items() if name not in _PATHS}
@@ -227,8 +228,7 @@ def _compare(found: Run, points: Points, options: argparse.Namespace, command: s
     models = [paths[-1].parent for paths in written if paths[-1].name == MODEL]
     if models:
         ids = f" --id_column {shlex.quote(options.id_column)}" if options.id_column else ""
-        model = shlex.quote(str(models[0]))
-        print(f"label other points: clusterformer cluster --predict {model} --data FILE{ids}")
+        print(f"label other points: {predicting_command(models[0])}{ids}")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -105,6 +105,7 @@ def _cluster(
     from clusterformer.clustering.topics import find_topics
     from clusterformer.data.sentence_encoder import SentenceEncoder
     from clusterformer.data.text_vectors import EncoderVectors, TfidfVectors
+    from clusterformer.training.saved_clustering import predicting_command
 
     stop_words = None if options.stop_words == "none" else options.stop_words
     clustering = NeuralClustering(
@@ -141,8 +142,7 @@ def _cluster(
     write_text(found.folder / TOPICS, json.dumps(described, ensure_ascii=False, indent=1) + "\n")
     write_text(found.folder / PAGE, _page(clustering, vectors, texts, topics, options, command))
     _report(found, clustering.labels_, topics)
-    model = shlex.quote(str(found.folder))
-    print(f"label other texts: clusterformer cluster --text FILE --predict {model}")
+    print(f"label other texts: {predicting_command(found.folder)}")
 
 
 def _predict(

@@ -148,7 +148,7 @@ def test_the_answer_is_written_and_its_model_labels_other_points(
     assert main([*arguments, *common]) == 0
     folder = tmp_path / "runs/cluster-old/1"
     assert {path.name for path in (folder / "kmeans-3").iterdir()} == {"labels.csv", "centers.npy"}
-    assert f"cluster --predict {folder}/neural-3 --data FILE" in capsys.readouterr().out
+    assert f"cluster --data FILE --predict {folder}/neural-3" in capsys.readouterr().out
 
     with (folder / "neural-3/labels.csv").open() as file:
         rows = list(csv.DictReader(file))
